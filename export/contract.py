@@ -1,0 +1,95 @@
+"""The graph contract: what goes into and comes out of the two graphs, declared once.
+
+Shape alphabet: B sources, K beams, S source length, L cache slots, M slots attended to (L in the static cache, L+K in
+the growing one), H heads, E head dim, D model, V vocab. Axes named by a letter are dynamic; numbers are fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from ..model.config import ModelConfig
+
+OPSET = {"static": 24, "growing": 20}  # the lowest that has the cache's ops: TensorScatter is in 24
+PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+CACHE_FORMS = tuple(OPSET)
+GRAPHS = ("encoder", "decoder_step")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output. `dtype` is a numpy name; `axes` are letters (dynamic) and numbers (fixed)."""
+
+    name: str
+    dtype: str
+    axes: tuple[str | int, ...]
+
+    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The concrete shape for given sizes of the dynamic axes."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} [{', '.join(map(str, self.axes))}]"
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One graph: its inputs and outputs in order. They are bound by name, never by position."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def input(self, name: str) -> TensorSpec:
+        return next(tensor for tensor in self.inputs if tensor.name == name)
+
+    def output(self, name: str) -> TensorSpec:
+        return next(tensor for tensor in self.outputs if tensor.name == name)
+
+
+def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = "static") -> dict[str, GraphSpec]:
+    """Both graphs of a model, by name."""
+    check_choices(precision, cache_form)
+    real = PRECISIONS[precision]
+    heads, head_dim = config.heads, config.head_dim
+    cross = layer_tensors(config, "cross", real, ("B", heads, "S", head_dim))
+    cache = layer_tensors(config, "self", real, ("B", heads, "L", head_dim))
+    attended = "L" if cache_form == "static" else "M"
+    updated = layer_tensors(config, "new_self", real, ("B", heads, attended, head_dim))
+    source_mask = TensorSpec("source_mask", "bool", ("B", "S"))
+    encoder = GraphSpec(
+        "encoder",
+        inputs=(TensorSpec("source_ids", "int64", ("B", "S")), source_mask),
+        outputs=(*cross, TensorSpec("encoder_states", real, ("B", "S", config.d_model))),
+    )
+    decoder_step = GraphSpec(
+        "decoder_step",
+        inputs=(
+            TensorSpec("tokens", "int64", ("B", "K")),
+            TensorSpec("position", "int64", ("B",)),
+            # The growing cache appends, so it has no use for a place to write to.
+            *([TensorSpec("write_index", "int64", ("B",))] if cache_form == "static" else []),
+            TensorSpec("self_mask", "bool", ("B", "K", attended)),
+            source_mask,
+            *cross,
+            *cache,
+        ),
+        outputs=(TensorSpec("logits", "float32", ("B", "K", config.target_vocab)), *updated),
+    )
+    return {"encoder": encoder, "decoder_step": decoder_step}
+
+
+def layer_tensors(config: ModelConfig, prefix: str, dtype: str, axes: tuple[str | int, ...]) -> list[TensorSpec]:
+    """Keys and values of every decoder layer: prefix_k.0, prefix_v.0, prefix_k.1, ..."""
+    return [TensorSpec(f"{prefix}_{part}.{i}", dtype, axes) for i in range(config.decoder_layers) for part in "kv"]
+
+
+def check_choices(precision: str, cache_form: str) -> None:
+    problems = []
+    if precision not in PRECISIONS:
+        problems.append(f"precision {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if cache_form not in CACHE_FORMS:
+        problems.append(f"cache form {cache_form!r}, expected one of {', '.join(CACHE_FORMS)}")
+    if problems:
+        raise ConfigError("unknown " + "; unknown ".join(problems))

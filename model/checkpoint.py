@@ -1,0 +1,139 @@
+"""Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from seq2engine.folders import new_folder
+
+from ..errors import CheckpointError, ConfigError
+from .config import PRESETS, ModelConfig, config_from_dict
+from .transformer import Transformer
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+GAIN = 3.0  # of random weights against the variance-keeping 1.0
+
+
+def tied_names(config: ModelConfig) -> set[str]:
+    """Weights that are another name for the target embedding table; they are stored once, under the table's name."""
+    names = set()
+    if config.share_embeddings:
+        names.add("source_embedding.tokens.weight")
+    if config.tie_output:
+        names.add("output.weight")
+    return names
+
+
+def save_checkpoint(model: Transformer, folder: str | os.PathLike[str], force: bool = False) -> Path:
+    """Writes config and weights as a new folder and returns its path."""
+    target = Path(folder)
+    with new_folder(target, force, marker=CONFIG) as beside:
+        write_checkpoint(model, beside)
+    return target
+
+
+def write_checkpoint(model: Transformer, folder: Path) -> None:
+    """Writes config.json and model.safetensors into a folder that is there."""
+    tied = tied_names(model.config)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
+    (folder / CONFIG).write_text(model.config.to_json())
+    save_file(weights, folder / WEIGHTS, metadata={"format": "seq2engine"})
+
+
+def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:
+    """The model of a checkpoint folder, in fp32 and ready to run."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint at {path}; expected a folder with {CONFIG} and {WEIGHTS}")
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path} has no {name}; expected a folder with {CONFIG} and {WEIGHTS}")
+    config = read_config(path / CONFIG)
+    try:
+        weights = load_file(path / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path / WEIGHTS} cannot be read ({error}); copy the checkpoint again") from error
+    return model_from_weights(config, weights, where=str(path / WEIGHTS))
+
+
+def read_config(path: Path) -> ModelConfig:
+    try:
+        values = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}; expected the fields of a seq2engine config")
+    if "model_type" in values or "architectures" in values:
+        kind = values.get("model_type", "another library")
+        raise CheckpointError(f"{path} describes a model of {kind}; expected a seq2engine checkpoint")
+    try:
+        return config_from_dict(values, where=str(path))
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def model_from_weights(config: ModelConfig, weights: dict[str, Tensor], where: str) -> Transformer:
+    """A model that holds exactly these weights; every name or shape that does not fit is listed."""
+    model = build_model(config)
+    tied = tied_names(config)
+    expected = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    problems = [f"missing {name}" for name in sorted(expected.keys() - weights.keys())]
+    problems += [f"unexpected {name}" for name in sorted(weights.keys() - expected.keys())]
+    for name in sorted(expected.keys() & weights.keys()):
+        have, want = tuple(weights[name].shape), tuple(expected[name].shape)
+        if have != want:
+            problems.append(f"{name} is {list(have)}, expected {list(want)}")
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise CheckpointError(f"{where} does not fit its config: {shown}")
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            tensor.copy_(weights[name])
+    return model
+
+
+def build_model(config: ModelConfig) -> Transformer:
+    """A model in evaluation mode whose weights are still to be filled in."""
+    return Transformer(config).eval()
+
+
+def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
+    """A model with seeded random weights: the same seed gives the same model on every machine.
+
+    Norms and biases are random too, so that no weight can be swapped for another without a test noticing. Branches are
+    strong against the skip connection and the end token's row is long, so that decodes wander and end at various
+    lengths instead of repeating one token for ever.
+    """
+    if isinstance(preset, str) and preset not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}, expected one of {', '.join(PRESETS)}")
+    config = PRESETS[preset] if isinstance(preset, str) else preset
+    model = build_model(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            fill_randomly(module, generator)
+        for table in (model.source_embedding.positions, model.target_embedding.positions):
+            if isinstance(table, nn.Parameter):
+                table.normal_(0.0, 1.0, generator=generator)
+        model.output.weight[config.end_id] *= 3
+    return model
+
+
+def fill_randomly(module: nn.Module, generator: torch.Generator) -> None:
+    if isinstance(module, nn.Linear):
+        module.weight.normal_(0.0, GAIN * module.in_features**-0.5, generator=generator)
+        if module.bias is not None:
+            module.bias.normal_(0.0, 0.02, generator=generator)
+    elif isinstance(module, nn.Embedding):
+        module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)
+    elif isinstance(module, nn.LayerNorm):
+        module.weight.normal_(1.0, 0.1, generator=generator)
+        module.bias.normal_(0.0, 0.02, generator=generator)

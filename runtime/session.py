@@ -1,0 +1,110 @@
+"""A session: the two graphs of a model, opened on one backend. All backends look alike from here on.
+
+Arrays at the edge are numpy; what a session keeps between calls (cross K/V, the cache) is its own kind of tensor in a
+`State`, which only that session reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import RequestError, SessionError
+from ..export.bundle import Bundle, open_bundle
+from ..model.config import ModelConfig
+
+State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
+
+BACKENDS = {  # name -> module and the class in it
+    "torch": ("torch_session", "TorchSession"),
+    "onnxruntime": ("ort_session", "OrtSession"),
+    "tensorrt": ("trt_session", "TrtSession"),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest request a session takes. `slots` is the cache length where it is fixed (engines), else None."""
+
+    batch: int | None
+    beam: int | None
+    source: int
+    target: int
+    slots: int | None = None
+
+
+class Session(AbstractContextManager["Session"], Protocol):
+    """Who owns what: a session owns its graphs; a State belongs to the caller and dies with it or with the session."""
+
+    backend: str
+    precision: str
+    cache_form: str
+    config: ModelConfig
+    limits: Limits
+
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        """ids int64 and mask bool [B,S] -> a state with `source_mask`, `cross_k/v.i` and `encoder_states`."""
+
+    def reserve(self, state: State, slots: int) -> None:
+        """Puts an empty cache of that many slots, all zero, into the state."""
+
+    def step(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+    ) -> np.ndarray:
+        """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> logits [B,K,V] fp32.
+
+        The state's cache then holds the K new slots. The logits are valid until the next call.
+        """
+
+    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are)."""
+
+    def tensor(self, state: State, name: str) -> np.ndarray:
+        """A copy of one tensor of the state, for parity."""
+
+    def close(self) -> None: ...
+
+
+def open_session(
+    bundle: Bundle | str | os.PathLike[str],
+    backend: str = "onnxruntime",
+    precision: str = "fp32",
+    threads: int | None = None,
+    engine: str | None = None,
+) -> Session:
+    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines."""
+    if backend not in BACKENDS:
+        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    module, name = BACKENDS[backend]
+    session_class = getattr(importlib.import_module(f".{module}", __package__), name)
+    options = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    return session_class.from_bundle(opened, precision, **options)
+
+
+def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]], beam: int, max_length: int) -> None:
+    """Refuses what the graphs could not run, with every problem in one message, before anything is run."""
+    problems = []
+    if not sources:
+        problems.append("the batch is empty; give at least one source")
+    if limits.batch is not None and len(sources) > limits.batch:
+        problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
+    if limits.beam is not None and beam > limits.beam:
+        problems.append(f"beam {beam}, at most {limits.beam}")
+    if max_length > limits.target:
+        problems.append(f"max length {max_length}, at most {limits.target}")
+    for row, source in enumerate(sources):
+        if not source:
+            problems.append(f"source {row} is empty")
+        elif len(source) > limits.source:
+            problems.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
+        if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
+            problems.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise RequestError("; ".join(problems[:5]) + more)
