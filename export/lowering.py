@@ -297,8 +297,9 @@ def onnx_from_module(module: nn.Module, spec: GraphSpec, opset: int) -> onnx.Mod
         kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
         w.scope = module_path(node)
         if node.op == "placeholder":
-            tensor = next(inputs)
-            values[node] = Value(tensor.name, tensor.dtype, tensor.axes)
+            taken = list(inputs) if str(node.target).startswith("*") else [next(inputs)]
+            found = [Value(tensor.name, tensor.dtype, tensor.axes) for tensor in taken]
+            values[node] = found if str(node.target).startswith("*") else found[0]
         elif node.op == "get_attr":
             path = str(node.target).removeprefix("model.")
             values[node] = w.weight(path, operator.attrgetter(str(node.target))(module))

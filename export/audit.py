@@ -1,0 +1,141 @@
+"""Does a graph keep the contract? Names, types, axes, op set, weights stored once; and nothing baked in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import onnx
+from onnx import helper, shape_inference
+
+from ..errors import ExportError
+from .contract import GraphSpec, TensorSpec
+
+# Sizes that no layer has and that differ from each other and between the two sets: an axis that was baked in as a
+# constant cannot agree with both.
+PROBES = (
+    {"B": 2, "K": 3, "S": 5, "L": 23, "M": 26},
+    {"B": 7, "K": 1, "S": 11, "L": 37, "M": 38},
+)
+FORBIDDEN = {"If": "branches do not build in TensorRT", "Loop": "the decode loop is ours", "Scan": "the loop is ours"}
+SMALL = 1024  # bytes; constants below this may repeat
+
+
+def audit_graph(model: onnx.ModelProto, spec: GraphSpec) -> None:
+    """Raises one ExportError that lists every way in which the graph breaks the contract."""
+    problems = [
+        *compare_tensors("input", list(model.graph.input), spec.inputs),
+        *compare_tensors("output", list(model.graph.output), spec.outputs),
+        *node_problems(model),
+        *weight_problems(model),
+    ]
+    if not problems:
+        for sizes in PROBES:
+            problems += shape_problems(model, spec, sizes)
+    if problems:
+        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
+        raise ExportError(f"graph {spec.name} breaks the contract: {shown}")
+
+
+def compare_tensors(side: str, have: list[onnx.ValueInfoProto], want: tuple[TensorSpec, ...]) -> list[str]:
+    names = [value.name for value in have]
+    wanted = [tensor.name for tensor in want]
+    if names != wanted:
+        missing, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+        return [f"{side}s differ: missing {missing}, unexpected {extra}" if missing or extra else f"{side}s out of order"]
+    problems = []
+    for value, tensor in zip(have, want, strict=True):
+        described = TensorSpec(value.name, dtype_of(value.type.tensor_type.elem_type), axes_of(value))
+        if described != tensor:
+            problems.append(f"{side} {described}, expected {tensor}")
+    return problems
+
+
+def dtype_of(element: int) -> str:
+    return helper.tensor_dtype_to_np_dtype(element).name
+
+
+def axes_of(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:
+    return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def node_problems(model: onnx.ModelProto) -> list[str]:
+    problems = []
+    for node in model.graph.node:
+        if node.op_type in FORBIDDEN:
+            problems.append(f"{node.name} is an {node.op_type} ({FORBIDDEN[node.op_type]})")
+        if node.domain not in ("", "ai.onnx"):
+            problems.append(f"{node.name} is of {node.domain}, expected standard ops only")
+    return problems
+
+
+def weight_problems(model: onnx.ModelProto) -> list[str]:
+    """Large weights must not be stored twice."""
+    seen: dict[str, str] = {}
+    problems = []
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) < SMALL:
+            continue
+        digest = hashlib.sha256(weight.raw_data).hexdigest()
+        if digest in seen:
+            problems.append(f"{weight.name} stores the same weights as {seen[digest]}")
+        seen[digest] = weight.name
+    return problems
+
+
+def shape_problems(model: onnx.ModelProto, spec: GraphSpec, sizes: dict[str, int]) -> list[str]:
+    """Infers the outputs' shapes for inputs of these sizes; a size baked in anywhere on the way shows."""
+    probe = without_weight_data(model)
+    for value, tensor in zip(probe.graph.input, spec.inputs, strict=False):  # weights follow the contract's inputs
+        set_shape(value, tensor.shape(sizes))
+    for value in probe.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = shape_inference.infer_shapes(probe, check_type=True, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError as error:
+        line = " ".join(str(error).split())
+        return [f"at {sizes} the graph does not fit together ({line})"]
+    problems = []
+    for value, tensor in zip(inferred.graph.output, spec.outputs, strict=True):
+        have, want = axes_of(value), tensor.shape(sizes)
+        if have != want:
+            problems.append(f"output {tensor} has shape {list(have)} at {sizes}, expected {list(want)}: an axis is baked in")
+    return problems
+
+
+def without_weight_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large weights as inputs of fixed shape, so that inference need not copy them."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import))
+    probe.graph.name = model.graph.name
+    probe.graph.node.extend(model.graph.node)
+    probe.graph.input.extend(model.graph.input)
+    probe.graph.output.extend(model.graph.output)
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) < SMALL:
+            probe.graph.initializer.append(weight)
+        else:
+            probe.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
+    return probe
+
+
+def set_shape(value: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
+    for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        dim.dim_value = size
+
+
+def census_of(model: onnx.ModelProto) -> dict[str, Any]:
+    """What a graph is really made of: bytes of weights by type, products by the type they compute in, attentions."""
+    weights: Counter[str] = Counter()
+    for weight in model.graph.initializer:
+        weights[dtype_of(weight.data_type)] += len(weight.raw_data)
+    inferred = shape_inference.infer_shapes(without_weight_data(model))
+    types = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in (*inferred.graph.value_info, *inferred.graph.output)}
+    products = Counter(types[node.output[0]] for node in model.graph.node if node.op_type == "MatMul")
+    return {
+        "nodes": len(model.graph.node),
+        "weight_bytes": dict(weights),
+        "products": dict(products),
+        "attentions": sum(node.op_type == "Softmax" for node in model.graph.node),
+    }

@@ -1,0 +1,104 @@
+"""From four ranges to the shapes of every graph input. Pure functions: nothing here knows TensorRT.
+
+TensorRT does not check that two inputs agree in their batch, so all shapes are derived from one set of numbers here
+and checked before a build.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import BuildError
+from ..model.config import ModelConfig
+from .contract import GraphSpec
+
+KINDS = ("min", "opt", "max")
+Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # input -> shape at min, opt, max
+
+
+@dataclass(frozen=True)
+class Range:
+    """Least, usual and most."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.opt}:{self.max}"
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.min <= number <= self.max
+
+    @property
+    def fixed(self) -> bool:
+        return self.min == self.max
+
+
+@dataclass(frozen=True)
+class ShapeRanges:
+    """The four numbers a build is planned by: sources in a batch, beams, source length, generated tokens."""
+
+    batch: Range
+    beam: Range
+    source: Range
+    target: Range
+
+    @property
+    def slots(self) -> int:
+        """Cache slots that always suffice: every beam of every step."""
+        return self.beam.max * self.target.max
+
+
+def range_from_text(text: str, name: str) -> Range:
+    """`8` or `1:8:64` -> Range."""
+    try:
+        numbers = [int(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 3):
+        raise BuildError(f"--{name} {text!r} is not a range; write one number, or least:usual:most such as 1:8:64")
+    return Range(*(numbers * 3 if len(numbers) == 1 else numbers))
+
+
+def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
+    """Raises one error that lists everything wrong with the ranges."""
+    problems = []
+    for name in ("batch", "beam", "source", "target"):
+        r: Range = getattr(ranges, name)
+        if not 1 <= r.min <= r.opt <= r.max:
+            problems.append(f"{name} {r} must rise from at least 1")
+    for name, limit in (("source", config.max_source), ("target", config.max_target)):
+        r = getattr(ranges, name)
+        if r.max > limit:
+            problems.append(f"{name} {r} exceeds the model's maximum of {limit}")
+    if problems:
+        raise BuildError("shape ranges: " + "; ".join(problems))
+
+
+def sizes_from_ranges(ranges: ShapeRanges, cache_form: str, slots: int) -> tuple[dict[str, int], ...]:
+    """The size of every letter of the contract at min, opt and max. A static cache has one length for all three."""
+    sizes = []
+    for kind in KINDS:
+        beam, target = getattr(ranges.beam, kind), getattr(ranges.target, kind)
+        if cache_form == "static":
+            cache = attended = slots
+        else:
+            cache = 0 if kind == "min" else beam * (target - 1)
+            attended = cache + beam
+        sizes.append(
+            {
+                "B": getattr(ranges.batch, kind),
+                "K": beam,
+                "S": getattr(ranges.source, kind),
+                "L": cache,
+                "M": attended,
+            }
+        )
+    return tuple(sizes)
+
+
+def shapes_from_ranges(spec: GraphSpec, ranges: ShapeRanges, cache_form: str, slots: int) -> Shapes:
+    """The min, opt and max shape of every input of a graph."""
+    least, usual, most = sizes_from_ranges(ranges, cache_form, slots)
+    return {t.name: (t.shape(least), t.shape(usual), t.shape(most)) for t in spec.inputs}

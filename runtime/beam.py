@@ -1,0 +1,173 @@
+"""Beam search with the semantics of Hugging Face `generate`.
+
+    logits [B,K,V] -> the best 2K continuations of every source --+-- end token --> the K best ended hypotheses
+                                                                  +-- any other --> the K running beams -> next step
+
+Beams only ever hold scores. What a hypothesis says is read back at the end from the trail of choices, so nothing grows
+or is copied while decoding. Shapes: B sources still in the batch, K beams, C = 2K candidates, V vocab, N n-best,
+T maximum length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .greedy import log_sum_exp
+from .leaving import staying_rows
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+
+BLOCK = 128  # columns per block of `_top_columns`: the fastest of 32 to 512 for vocabularies of 8k to 64k
+
+
+def beam_search(step: Step, batch: int, special: Special, options: SearchOptions) -> Search:
+    """Decodes `batch` sources to up to `nbest` hypotheses each, best first; scores are length-normalised.
+
+    What comes out is what `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for
+    that source alone. Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop
+    condition holds, the loop just goes on around it. Here it leaves the batch; until then it emits, and is fed, end
+    tokens. Equal scores rank by lower beam, then lower token.
+
+    A source has fewer than `nbest` hypotheses where fewer than K sequences exist (a vocabulary no larger than the
+    beam); Hugging Face fills up with copies that score -1e9.
+    """
+    beam = options.beam
+    own = np.arange(beam)
+    ended = _Ended(batch, beam)
+    trail = np.zeros((2, options.max_length, batch, beam), dtype=np.int64)  # tokens and parents of every step
+
+    sources = np.arange(batch)
+    done = np.zeros(batch, dtype=bool)
+    tokens = np.full((batch, beam), special.start, dtype=np.int64)
+    parents = np.tile(own, (batch, 1))
+    running = np.full((batch, beam), -np.inf)
+    running[:, :1] = 0.0  # the K beams are still one and the same: only the first may have children
+    length = 0
+    while not done.all():
+        logits = step(tokens, parents)
+        length += 1
+        scores, tokens, parents = _best_continuations(logits, running, log_sum_exp(logits, sources))
+        stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
+
+        # Candidates past the first K are there to keep K beams running; they end unheard.
+        heard = stops & ~done[:, None] & (np.arange(stops.shape[1]) < beam)
+        normalised = np.where(heard, scores / length**options.length_penalty, -np.inf)
+        ended.add(sources, normalised, length, parents, tokens)
+
+        go_on = np.argsort(stops, axis=1, kind="stable")[:, :beam]  # those that do not stop, still best first
+        running = np.take_along_axis(np.where(stops, -np.inf, scores), go_on, axis=1)
+        tokens = np.take_along_axis(tokens, go_on, axis=1)
+        parents = np.take_along_axis(parents, go_on, axis=1)
+        done = done | (length == options.max_length) | _settled(ended.scores[sources], running, length, options)
+        tokens[done] = special.end
+        parents[done] = own
+        trail[:, length - 1, sources] = tokens, parents
+        yield Emitted(length - 1, sources, tokens, parents, logits)
+
+        rows = staying_rows(done)
+        if rows is not None:
+            step.keep(rows)
+            sources, done, running = sources[rows], done[rows], running[rows]
+            tokens, parents = tokens[rows], parents[rows]
+
+    return ended.hypotheses(trail[:, :length], options.nbest)
+
+
+def _settled(ended: np.ndarray, running: np.ndarray, length: int, options: SearchOptions) -> np.ndarray:
+    """Scores [B,K] of ended hypotheses and running beams, both best first -> the sources [B] that need no more steps.
+
+    With K hypotheses ended, `early_stopping` decides: True stops at once; False when the best running beam, normalised
+    at its present length, is no better than the worst of them; "never" when it could not become better either.
+    """
+    full = ended[:, -1] > -np.inf
+    exhausted = running[:, 0] == -np.inf
+    if options.early_stopping != "never" and options.early_stopping:
+        return full | exhausted
+    # Log-probabilities only fall, so with a reward for length the best a beam can hope for is never to fall again.
+    hopeful = options.early_stopping == "never" and options.length_penalty > 0
+    reach = running[:, 0] / (options.max_length if hopeful else length) ** options.length_penalty
+    return (full & (reach <= ended[:, -1])) | exhausted
+
+
+def _best_continuations(
+    logits: np.ndarray, running: np.ndarray, normaliser: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of the best 2K, best first.
+
+    Fewer than 2K only if there are not as many (V = 1).
+    """
+    batch, beam, vocab = logits.shape
+    # The best 2K of a source are among the best 2K of each of its beams: the rest of the vocabulary is never ranked.
+    count = min(2 * beam, vocab)
+    tokens = _top_columns(logits.reshape(-1, vocab), count).reshape(batch, beam, count)
+    offset = running - normaliser  # [B, K]
+    scores = (np.take_along_axis(logits, tokens, axis=-1) + offset[..., None]).reshape(batch, -1)  # [B, K*count]
+
+    # Columns stand by beam, and within it by rank: a stable sort leaves equals in the order the docstring promises.
+    best = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * beam]
+    return (
+        np.take_along_axis(scores, best, axis=1),
+        np.take_along_axis(tokens.reshape(batch, -1), best, axis=1),
+        best // count,
+    )
+
+
+def _top_columns(rows: np.ndarray, count: int) -> np.ndarray:
+    """rows [R,V] -> columns [R,count] of the largest values of each row, larger first, then lower column first."""
+    width = rows.shape[1]
+    if width > 2 * count * BLOCK:
+        # The best `count` values are in the `count` blocks with the largest maxima (of equals, the first ones), and
+        # one pass of maxima is several times faster than a partition of the whole row.
+        maxima = np.maximum.reduceat(rows, np.arange(0, width, BLOCK), axis=1)
+        blocks = np.sort(_top_columns(maxima, count), axis=1)
+        columns = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
+        inside = columns < width  # the last block may be short; what it lacks ranks behind everything
+        values = np.where(inside, np.take_along_axis(rows, np.minimum(columns, width - 1), axis=1), -np.inf)
+        return np.take_along_axis(columns, _top_columns(values, count), axis=1)
+
+    columns = np.sort(np.argpartition(rows, width - count, axis=1)[:, width - count :], axis=1)
+    cut = np.take_along_axis(rows, columns, axis=1).min(axis=1, keepdims=True)
+    tied = np.flatnonzero(np.count_nonzero(rows >= cut, axis=1) > count)
+    if tied.size:  # a partition picks any of equal values, we the first ones
+        columns[tied] = np.sort(np.argsort(-rows[tied], axis=1, kind="stable")[:, :count], axis=1)
+    order = np.argsort(-np.take_along_axis(rows, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
+
+
+class _Ended:
+    """The K best ended hypotheses of every source, best first, each known by its score and the place where it ended."""
+
+    def __init__(self, batch: int, beam: int):
+        self.scores = np.full((batch, beam), -np.inf)  # -inf: none yet
+        self.places = np.zeros((batch, beam, 3), dtype=np.int64)  # length, the beam it continues, its last token
+
+    def add(
+        self, sources: np.ndarray, scores: np.ndarray, length: int, parents: np.ndarray, tokens: np.ndarray
+    ) -> None:
+        """Candidates [B,C] of these sources; a score of -inf is no candidate."""
+        if not (scores > -np.inf).any():
+            return
+        places = np.stack([np.full_like(tokens, length), parents, tokens], axis=-1)
+        all_scores = np.concatenate([self.scores[sources], scores], axis=1)
+        all_places = np.concatenate([self.places[sources], places], axis=1)
+        best = np.argsort(-all_scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
+        self.scores[sources] = np.take_along_axis(all_scores, best, axis=1)
+        self.places[sources] = np.take_along_axis(all_places, best[..., None], axis=1)
+
+    def hypotheses(self, trail: np.ndarray, nbest: int) -> list[list[Hypothesis]]:
+        """Walks the trail [2,T,B,K] of tokens and parents back from where each hypothesis ended."""
+        scores = self.scores[:, :nbest]
+        lengths, beams, last = np.moveaxis(self.places[:, :nbest], -1, 0)  # [B, N] each
+        _, steps, batch, _ = trail.shape
+        rows = np.arange(batch)[:, None]
+        words = np.zeros((batch, nbest, steps), dtype=np.int64)
+        for position in reversed(range(steps)):
+            tokens, parents = trail[:, position, rows, beams]  # [B, N] each
+            words[..., position] = np.where(position == lengths - 1, last, tokens)
+            beams = np.where(position < lengths - 1, parents, beams)
+        return [
+            [
+                Hypothesis(tuple(words[source, rank, : lengths[source, rank]].tolist()), float(scores[source, rank]))
+                for rank in np.flatnonzero(scores[source] > -np.inf)
+            ]
+            for source in range(batch)
+        ]

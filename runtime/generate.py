@@ -1,0 +1,50 @@
+"""Ids in, ids out: sources are padded, encoded and searched over any session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .beam import beam_search
+from .cache import TreeStep
+from .greedy import greedy_search
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special
+from .session import Session, check_request
+
+
+def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Search:
+    """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
+    rows = [list(source) for source in sources]
+    check_request(session.limits, session.config, rows, options.beam, options.max_length)
+    state = session.encode(*padded(rows, session.config.pad_id))
+    step = TreeStep(session, state, len(rows), options.beam, options.max_length)
+    special = Special(session.config.start_id, session.config.end_id)
+    search = greedy_search if options.beam == 1 else beam_search
+    return (yield from search(step, len(rows), special, options))
+
+
+def generate(
+    session: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions | None = None,
+    on_step: Callable[[Emitted], None] | None = None,
+) -> list[list[Hypothesis]]:
+    """Decodes a batch of sources; n-best hypotheses each, best first."""
+    steps = decode(session, sources, options or SearchOptions(max_length=session.limits.target))
+    while True:
+        try:
+            emitted = next(steps)
+        except StopIteration as finished:
+            return finished.value
+        if on_step is not None:
+            on_step(emitted)
+
+
+def padded(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ragged sources -> ids int64 and mask bool, both [B, longest]."""
+    lengths = np.array([len(source) for source in sources])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.concatenate([np.asarray(source, dtype=np.int64) for source in sources])
+    return ids, mask

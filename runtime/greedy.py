@@ -1,0 +1,68 @@
+"""Greedy search: the likeliest token, every time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import RequestError
+from .leaving import staying_rows
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+
+
+def greedy_search(step: Step, batch: int, special: Special, options: SearchOptions) -> Search:
+    """Decodes `batch` sources to one hypothesis each; of the options only `max_length` matters.
+
+    A source is done at the end token, which is one of its tokens, or at the maximum length. Its score is the sum of its
+    tokens' log-probabilities, whatever the length penalty: with one hypothesis there is nothing to compare. Yields an
+    Emitted for every step; a done source that has not left the batch yet emits, and is fed, the end token.
+    """
+    chosen = np.zeros((batch, options.max_length), dtype=np.int64)
+    lengths = np.zeros(batch, dtype=np.int64)
+    scores = np.zeros(batch)
+
+    sources = np.arange(batch)
+    done = np.zeros(batch, dtype=bool)
+    tokens = np.full((batch, 1), special.start, dtype=np.int64)
+    parents = np.zeros((batch, 1), dtype=np.int64)
+    length = 0
+    while not done.all():
+        logits = step(tokens, parents)
+        length += 1
+        tokens = logits.argmax(axis=-1)  # [B, 1, V] -> [B, 1]
+        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_sum_exp(logits, sources)
+        tokens[done] = special.end
+
+        scores[sources] += np.where(done, 0.0, gained[:, 0])
+        chosen[sources, length - 1] = tokens[:, 0]
+        lengths[sources[~done]] = length
+        yield Emitted(length - 1, sources, tokens, parents, logits)
+
+        done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
+        rows = staying_rows(done)
+        if rows is not None:
+            step.keep(rows)
+            sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
+
+    return [
+        [Hypothesis(tuple(row[:end].tolist()), float(score))]
+        for row, end, score in zip(chosen, lengths, scores, strict=True)
+    ]
+
+
+def log_sum_exp(logits: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """[B,K,V] -> [B,K] in fp64: what to take off a logit to make it a log-probability.
+
+    Refuses rows that have none (NaN, inf, or no token allowed at all), naming the source.
+    """
+    top = logits.max(axis=-1, keepdims=True)  # [B, K, 1]; NaN wins a maximum, so one look at it finds them all
+    finite = np.isfinite(top).all(axis=(1, 2))
+    if not finite.all():
+        raise RequestError(
+            f"source {sources[~finite][0]}: the model's logits are not finite, expected numbers; "
+            "look for the first bad layer with: seq2engine parity"
+        )
+    shifted = logits - top
+    # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit of a
+    # source's score would depend on its place in the batch.
+    total = np.exp(shifted, out=shifted).sum(axis=-1)
+    return np.log(total.astype(np.float64)) + top[..., 0]

@@ -1,0 +1,146 @@
+"""ONNX Runtime on the CPU as a session: bound once per shape, the cache written in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from ..errors import SessionError
+from ..export.bundle import Bundle
+from ..export.contract import GraphSpec
+from ..model.config import ModelConfig
+from .session import Limits, Session, State
+
+SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
+
+
+class OrtSession(Session):
+    """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
+
+    backend = "onnxruntime"
+
+    def __init__(
+        self,
+        graphs: dict[str, Path],
+        specs: dict[str, GraphSpec],
+        config: ModelConfig,
+        precision: str,
+        cache_form: str,
+        threads: int | None = None,
+    ):
+        self.config, self.precision, self.cache_form = config, precision, cache_form
+        self.specs = specs
+        self.limits = Limits(None, None, config.max_source, config.max_target)
+        self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
+        step = specs["decoder_step"]
+        self.cache_names = [tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name]
+        self.step_names = [tensor.name for tensor in step.inputs if tensor.name in SMALL_INPUTS]
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtSession:
+        specs = bundle.specs(precision)
+        graphs = {name: bundle.graph_path(precision, name) for name in specs}
+        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads)
+
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        names = [tensor.name for tensor in self.specs["encoder"].outputs]
+        outputs = self.sessions["encoder"].run(names, {"source_ids": source_ids, "source_mask": source_mask})
+        return {"source_mask": np.ascontiguousarray(source_mask), **dict(zip(names, outputs, strict=True))}
+
+    def reserve(self, state: State, slots: int) -> None:
+        sizes = {"B": len(state["source_mask"]), "L": slots}
+        for name in self.cache_names:
+            tensor = self.specs["decoder_step"].input(name)
+            state[name] = np.zeros(tensor.shape(sizes), dtype=tensor.dtype)
+        state.pop("binding", None)
+
+    def step(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+    ) -> np.ndarray:
+        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
+        bound = state.get("binding")
+        if bound is None or self.cache_form == "growing" or bound.shape != self_mask.shape:
+            bound = state["binding"] = StepBinding(self, state, self_mask.shape)
+        for name in self.step_names:
+            np.copyto(bound.inputs[name], given[name])
+        self.sessions["decoder_step"].run_with_iobinding(bound.binding)
+        if self.cache_form == "growing":
+            state.update(bound.grown)
+        return bound.logits
+
+    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        state.pop("binding", None)
+        if rows is not None:
+            state.update({name: array[rows] for name, array in state.items()})
+        if slots is not None:
+            for name in self.cache_names:
+                state[name] = gathered_slots(state[name], slots)
+
+    def tensor(self, state: State, name: str) -> np.ndarray:
+        return np.array(state[name])
+
+    def close(self) -> None:
+        self.sessions.clear()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class StepBinding:
+    """The decoder step bound to one state's memory, valid while its shapes and arrays stay.
+
+    A static cache is both input and output: the same memory, so that nothing is copied. A growing cache gets new
+    arrays every step.
+    """
+
+    def __init__(self, session: OrtSession, state: State, mask_shape: tuple[int, ...]):
+        self.shape = mask_shape
+        batch, beams, attended = mask_shape
+        sizes = {"B": batch, "K": beams, "M": attended, "L": attended}
+        spec = session.specs["decoder_step"]
+        self.binding = session.sessions["decoder_step"].io_binding()
+        self.inputs: dict[str, np.ndarray] = {}
+        self.grown: dict[str, np.ndarray] = {}
+        for tensor in spec.inputs:
+            if tensor.name in SMALL_INPUTS:
+                array = self.inputs[tensor.name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
+            else:
+                array = state[tensor.name]
+            bind(self.binding.bind_input, tensor.name, array)
+        self.logits = np.empty(spec.output("logits").shape(sizes), dtype=np.float32)
+        bind(self.binding.bind_output, "logits", self.logits)
+        for name in session.cache_names:
+            if session.cache_form == "static":
+                cache = state[name]
+            else:
+                tensor = spec.output(f"new_{name}")
+                cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
+            bind(self.binding.bind_output, f"new_{name}", cache)
+
+
+def bind(method: object, name: str, array: np.ndarray) -> None:
+    """Binds an array's own memory, by address: ONNX Runtime neither copies it nor keeps it alive."""
+    assert array.flags.c_contiguous and callable(method)
+    method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def inference_session(path: Path, threads: int | None) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail) as error:
+        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {' '.join(str(error).split())}") from error
+
+
+def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """cache [B,H,L,E], slots [B,L'] -> [B,H,L',E]."""
+    batch, heads, _, width = cache.shape
+    result = np.empty((batch, heads, slots.shape[1], width), dtype=cache.dtype)
+    for row in range(batch):
+        np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
+    return result
