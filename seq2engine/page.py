@@ -1,0 +1,67 @@
+"""Reports as one self-contained HTML file: no script, no font, no image from anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #16202c; --soft: #5b6b7c; --line: #dfe5eb; --paper: #ffffff; --panel: #f5f7fa;
+  --good: #12805c; --bad: #b3261e; --warn: #9a6700; --accent: #1f5fbf; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa8b6; --line: #2b3642; --paper: #0f151b;
+  --panel: #161e27; --good: #4cc38a; --bad: #ff8b80; --warn: #e3b341; --accent: #7db0ff; } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 64rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem }
+.subtitle, .note { color: var(--soft) } .note { font-size: .92rem }
+.scroll { overflow-x: auto; margin: .6rem 0 1rem }
+table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
+th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
+th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
+.badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
+  color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
+.badge.warn { background: var(--warn) }
+svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
+code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
+"""
+
+
+def page_html(title: str, subtitle: str, blocks: Iterable[str]) -> str:
+    """A whole page from blocks that are HTML already (made by the functions below)."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n"
+        f'<p class="subtitle">{escape(subtitle)}</p>\n' + "\n".join(blocks) + "\n</body></html>\n"
+    )
+
+
+def heading_html(text: str) -> str:
+    return f"<h2>{escape(text)}</h2>"
+
+
+def note_html(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def badge_html(text: str, kind: str) -> str:
+    """kind: good, bad or warn."""
+    return f'<span class="badge {kind}">{escape(text)}</span>'
+
+
+def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table that scrolls sideways on a narrow screen. Numbers are set right; a str that starts with < is HTML."""
+
+    def cell(tag: str, value: object) -> str:
+        text = str(value)
+        number = bool(text) and text[0] in "+-.0123456789"
+        return f"<{tag}{' class=number' if number else ''}>{text if text.startswith('<') else escape(text)}</{tag}>"
+
+    body = [list(row) for row in rows]
+    numeric = [bool(body) and str(body[0][i])[:1] in set("+-.0123456789") for i in range(len(head))]
+    top = "".join(
+        f"<th{' class=number' if number else ''}>{escape(name)}</th>" for name, number in zip(head, numeric, strict=True)
+    )
+    lines = "".join("<tr>" + "".join(cell("td", value) for value in row) + "</tr>\n" for row in body)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'

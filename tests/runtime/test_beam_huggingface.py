@@ -1,0 +1,191 @@
+"""Our beam search is Hugging Face's: same tokens, same scores, on the same random models."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scripted_step import run
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from seq2engine.runtime.beam import beam_search
+from seq2engine.runtime.greedy import greedy_search
+from seq2engine.runtime.search import Hypothesis, SearchOptions, Special
+
+VOCAB, PAD, END = 40, 0, 1
+SPECIAL = Special(start=PAD, end=END)  # Marian starts on the padding token
+MAX_LENGTH = 10
+
+# name -> scale of the output weights, what the end token's logit is raised by
+MODELS = {
+    "flat, ends early": (1.0, 2.5),
+    "flat, ends late": (2.0, 0.5),
+    "peaky, ends early": (12.0, 10.0),
+    "peaky, ends late": (6.0, -1.0),
+    "never ends": (6.0, -100.0),
+}
+BEAMS, PENALTIES, EARLY_STOPPING = (2, 4, 8), (0.0, 0.6, 1.0, 2.0), (True, False, "never")
+OPTIONS = list(itertools.product(BEAMS, PENALTIES, EARLY_STOPPING))
+# Every combination of options once, the models in turn: five models against 3, 4 and 3 values, so each meets them all.
+CASES = [(*options, name) for options, name in zip(OPTIONS, itertools.cycle(MODELS), strict=False)]
+
+
+@cache
+def marian(name: str) -> MarianMTModel:
+    """A random model in fp64, so that batching and padding cannot move a logit by a visible amount."""
+    scale, raise_end = MODELS[name]
+    torch.manual_seed(list(MODELS).index(name))
+    config = MarianConfig(
+        vocab_size=VOCAB,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+        init_std=0.5,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+        tie_word_embeddings=False,
+    )
+    model = MarianMTModel(config).double().eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_(std=scale / config.d_model**0.5)
+        model.final_logits_bias[0, END] += raise_end
+    return model
+
+
+@cache
+def sources() -> tuple[torch.Tensor, torch.Tensor]:
+    """Twelve sources of 1 to 12 tokens, padded: ids and mask [12,12]."""
+    lengths = np.random.default_rng(0).permutation(np.arange(1, 13))
+    ids = torch.from_numpy(np.random.default_rng(1).integers(2, VOCAB, (12, 12)))
+    mask = torch.arange(12) < torch.from_numpy(lengths)[:, None]
+    return ids.masked_fill(~mask, PAD), mask.long()
+
+
+class MarianStep:
+    """A Step that runs the whole prefix through the library's own model each time: nothing of ours but the search."""
+
+    def __init__(self, model: MarianMTModel, ids: torch.Tensor, mask: torch.Tensor):
+        self.model, self.mask = model, mask
+        with torch.inference_mode():
+            self.states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        self.prefixes: torch.Tensor | None = None  # [B, K, T]
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        batch, beam = tokens.shape
+        new = torch.from_numpy(tokens)[..., None]
+        if self.prefixes is None:
+            self.prefixes = new
+        else:
+            before = self.prefixes[torch.arange(batch)[:, None], torch.from_numpy(parents)]
+            self.prefixes = torch.cat([before, new], dim=-1)
+        with torch.inference_mode():
+            answer = self.model(
+                encoder_outputs=(self.states.repeat_interleave(beam, dim=0),),
+                attention_mask=self.mask.repeat_interleave(beam, dim=0),
+                decoder_input_ids=self.prefixes.flatten(0, 1),
+                use_cache=False,
+            )
+        return answer.logits[:, -1].float().numpy().reshape(batch, beam, VOCAB)
+
+    def keep(self, rows: np.ndarray) -> None:
+        assert self.prefixes is not None
+        kept = torch.from_numpy(rows)
+        self.states, self.mask, self.prefixes = self.states[kept], self.mask[kept], self.prefixes[kept]
+
+
+def library_answer(
+    model: MarianMTModel, ids: torch.Tensor, mask: torch.Tensor, options: SearchOptions
+) -> list[list[Hypothesis]]:
+    """What `generate` says, in our words."""
+    config = GenerationConfig(
+        num_beams=options.beam,
+        num_return_sequences=options.nbest,
+        length_penalty=options.length_penalty,
+        early_stopping=options.early_stopping,
+        max_length=options.max_length + 1,  # the library counts the start token
+        do_sample=False,
+        decoder_start_token_id=PAD,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        # Marian's defaults rewrite the logits: no padding token may be said, and the end token must be at the maximum
+        # length. They are rules about a vocabulary, not part of beam search, so they are off.
+        bad_words_ids=None,
+        forced_eos_token_id=None,
+        forced_bos_token_id=None,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    # `generate` fills unset options from the model's own generation config, so that one must not say otherwise either.
+    model.generation_config = config
+    with torch.inference_mode():
+        answer = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    scores = answer.sequences_scores.tolist() if options.beam > 1 else [float("nan")] * len(ids)
+    found = [
+        Hypothesis(without_padding(row[1:]), score)
+        for row, score in zip(answer.sequences.tolist(), scores, strict=True)
+    ]
+    return [found[place : place + options.nbest] for place in range(0, len(found), options.nbest)]
+
+
+def without_padding(row: list[int]) -> tuple[int, ...]:
+    """Up to the end token: what follows it is padding, while a padding token before it was said by the model."""
+    return tuple(row[: row.index(END) + 1] if END in row else row)
+
+
+def assert_same(ours: list[list[Hypothesis]], library: list[list[Hypothesis]]) -> None:
+    """Tokens exactly, with no excuse for ties (the seeds are fixed and no two candidates are that close)."""
+    assert [[found.tokens for found in nbest] for nbest in ours] == [[found.tokens for found in nbest] for nbest in library]
+    for our_nbest, library_nbest in zip(ours, library, strict=True):
+        assert [found.score for found in our_nbest] == pytest.approx([found.score for found in library_nbest], abs=1e-4)
+
+
+@pytest.mark.parametrize(("beam", "penalty", "early_stopping", "name"), CASES)
+def test_a_batch_gives_what_generate_gives_for_each_source_alone(beam, penalty, early_stopping, name):
+    model, (ids, mask) = marian(name), sources()
+    options = SearchOptions(MAX_LENGTH, beam, penalty, early_stopping, nbest=beam)
+    ours, _ = run(beam_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
+    library = [
+        nbest
+        for row, length in enumerate(mask.sum(dim=1))
+        for nbest in library_answer(model, ids[row, None, :length], mask[row, None, :length], options)
+    ]
+    assert_same(ours, library)
+
+
+@pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
+@pytest.mark.parametrize("name", MODELS)
+def test_in_generate_too_a_source_does_not_change_once_it_is_done(name, early_stopping):
+    model, (ids, mask) = marian(name), sources()
+    options = SearchOptions(MAX_LENGTH, 4, 0.6, early_stopping, nbest=4)
+    ours, _ = run(beam_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
+    assert_same(ours, library_answer(model, ids, mask, options))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_is_generate_without_beams(name):
+    model, (ids, mask) = marian(name), sources()
+    options = SearchOptions(MAX_LENGTH)
+    ours, _ = run(greedy_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
+    library = library_answer(model, ids, mask, options)
+    assert [nbest[0].tokens for nbest in ours] == [nbest[0].tokens for nbest in library]
+
+
+def test_the_models_end_early_late_and_never():
+    """Otherwise the comparisons above would be about less than they claim."""
+    lengths, margins = {}, {}
+    ids, mask = sources()
+    for name in MODELS:
+        options = SearchOptions(MAX_LENGTH, beam=4)
+        hypotheses, emitted = run(beam_search(MarianStep(marian(name), ids, mask), len(ids), SPECIAL, options))
+        lengths[name] = [len(nbest[0].tokens) if nbest[0].tokens[-1] == END else MAX_LENGTH + 1 for nbest in hypotheses]
+        margins[name] = [emission.logits.max() for emission in emitted]
+    print(lengths)
