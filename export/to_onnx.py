@@ -16,7 +16,6 @@ from seq2engine.progress import Progress, silent
 
 from ..errors import ExportError
 from ..model.checkpoint import write_checkpoint
-from ..model.config import ModelConfig
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
 from .audit import audit_graph, census_of
@@ -177,8 +176,3 @@ def versions() -> dict[str, str]:
         "onnx": onnx.__version__,
         "python": platform.python_version(),
     }
-
-
-def attentions_of(config: ModelConfig, graph: str) -> int:
-    """How many attentions a graph holds: what a fused-attention count is measured against."""
-    return config.encoder_layers if graph == "encoder" else 2 * config.decoder_layers

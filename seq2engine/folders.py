@@ -41,6 +41,9 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
     try:
         os.chmod(beside, 0o755)
         yield beside
+        for file in beside.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)  # some writers make files that only their owner reads
         exchange(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

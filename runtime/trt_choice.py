@@ -1,0 +1,116 @@
+"""Which engine of a bundle to open, and whether it may be: everything that is known before it is deserialised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seq2engine.folders import sha256_of
+
+from ..errors import BundleError, SessionError
+from ..export.bundle import Bundle
+from ..export.contract import GRAPHS
+from ..export.passport import PASSPORT, Passport, read_passport
+from ..export.profiles import Range
+from .trt_device import Device
+
+ENGINES = "engines"
+EXAMPLE_TARGET = "sm89"
+
+
+def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
+    """The folder and passport of the named engine, or of the only one there is in this precision."""
+    names = engine_names(bundle)
+    if engine is not None:
+        if engine not in names:
+            known = f"only {', '.join(names)}" if names else "none at all"
+            raise SessionError(
+                f"{bundle.root} has no engine {engine!r}, {known}; "
+                f"build one with: {build_command(bundle.root, precision, [EXAMPLE_TARGET])}"
+            )
+        folder, passport = open_passport(bundle, engine)
+        if passport.precision != precision:
+            raise SessionError(
+                f"engine {engine} of {bundle.root} is {passport.precision}, not {precision}; "
+                f"ask for it with: --precision {passport.precision}"
+            )
+        return folder, passport
+    fitting = [opened for opened in (open_passport(bundle, name) for name in names) if opened[1].precision == precision]
+    if not fitting:
+        raise SessionError(
+            f"no {precision} engine in {bundle.root}; "
+            f"build one with: {build_command(bundle.root, precision, [EXAMPLE_TARGET])}"
+        )
+    if len(fitting) > 1:
+        listed = ", ".join(folder.name for folder, _ in fitting)
+        raise SessionError(
+            f"{bundle.root} has {len(fitting)} {precision} engines ({listed}); "
+            f"choose one with: --engine {fitting[0][0].name}"
+        )
+    return fitting[0]
+
+
+def engine_names(bundle: Bundle) -> list[str]:
+    folder = bundle.root / ENGINES
+    if not folder.is_dir():
+        return []
+    # A dot in front marks a folder that a build is still filling, or left when it was killed.
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
+    folder = bundle.root / ENGINES / name
+    passport = read_passport(folder / PASSPORT)
+    if set(passport.engines) != set(GRAPHS):
+        raise BundleError(
+            f"{folder / PASSPORT} describes {', '.join(passport.engines) or 'nothing'}, expected {', '.join(GRAPHS)}; "
+            f"{mend(folder, passport)}"
+        )
+    return folder, passport
+
+
+def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
+    """Refuses engine files that are not those of the passport, and a passport that is not of this bundle's graphs."""
+    for name, entry in passport.engines.items():
+        path = bundle.inside(f"{ENGINES}/{folder.name}/{entry.file}")
+        if not path.is_file():
+            raise SessionError(f"{path} is missing, though its passport lists it; {mend(folder, passport)}")
+        if (size := path.stat().st_size) != entry.bytes:
+            raise SessionError(
+                f"{path} has {size} bytes, its passport says {entry.bytes}; copy it again, or {mend(folder, passport)}"
+            )
+        if sha256_of(path) != entry.sha256:
+            raise SessionError(
+                f"{path} is not the file its passport describes (its hash differs); "
+                f"copy it again, or {mend(folder, passport)}"
+            )
+        if entry.onnx_sha256 != bundle.graph(passport.precision, name).sha256:
+            raise SessionError(
+                f"{path} is stale: it was built from another {name} graph than the bundle now holds; "
+                f"{mend(folder, passport)}"
+            )
+
+
+def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) -> None:
+    """Refuses an engine that this TensorRT or this GPU cannot run. Engines do not carry over from version to version."""
+    if trt.__version__ != passport.version:
+        raise SessionError(
+            f"engine {folder.name} was built with {passport.flavour} {passport.version}, "
+            f"installed is {trt.__version__}; {mend(folder, passport)}"
+        )
+    if not {device.capability, device.name} & set(passport.targets):
+        raise SessionError(
+            f"engine {folder.name} was built for {', '.join(passport.targets)}, this GPU is {device.capability} "
+            f"({device.name}); build one for it with: "
+            f"{build_command(folder.parents[1], passport.precision, [device.capability])}"
+        )
+
+
+def mend(folder: Path, passport: Passport, **ranges: Range) -> str:
+    return f"rebuild with: {build_command(folder.parents[1], passport.precision, passport.targets, **ranges)}"
+
+
+def build_command(root: Path, precision: str, targets: list[str] | tuple[str, ...], **ranges: Range) -> str:
+    """The command line that builds such an engine; `ranges` are those that differ from the default."""
+    options = [f"--{name} {r}" for name, r in ranges.items()]
+    return " ".join([f"seq2engine build {root} --precision {precision} --target {' '.join(targets)}", *options])
