@@ -43,7 +43,9 @@ def compare_tensors(side: str, have: list[onnx.ValueInfoProto], want: tuple[Tens
     wanted = [tensor.name for tensor in want]
     if names != wanted:
         missing, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-        return [f"{side}s differ: missing {missing}, unexpected {extra}" if missing or extra else f"{side}s out of order"]
+        return [
+            f"{side}s differ: missing {missing}, unexpected {extra}" if missing or extra else f"{side}s out of order"
+        ]
     problems = []
     for value, tensor in zip(have, want, strict=True):
         described = TensorSpec(value.name, dtype_of(value.type.tensor_type.elem_type), axes_of(value))
@@ -100,7 +102,9 @@ def shape_problems(model: onnx.ModelProto, spec: GraphSpec, sizes: dict[str, int
     for value, tensor in zip(inferred.graph.output, spec.outputs, strict=True):
         have, want = axes_of(value), tensor.shape(sizes)
         if have != want:
-            problems.append(f"output {tensor} has shape {list(have)} at {sizes}, expected {list(want)}: an axis is baked in")
+            problems.append(
+                f"output {tensor} has shape {list(have)} at {sizes}, expected {list(want)}: an axis is baked in"
+            )
     return problems
 
 
@@ -131,7 +135,9 @@ def census_of(model: onnx.ModelProto) -> dict[str, Any]:
     for weight in model.graph.initializer:
         weights[dtype_of(weight.data_type)] += len(weight.raw_data)
     inferred = shape_inference.infer_shapes(without_weight_data(model))
-    types = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in (*inferred.graph.value_info, *inferred.graph.output)}
+    types = {
+        v.name: dtype_of(v.type.tensor_type.elem_type) for v in (*inferred.graph.value_info, *inferred.graph.output)
+    }
     products = Counter(types[node.output[0]] for node in model.graph.node if node.op_type == "MatMul")
     return {
         "nodes": len(model.graph.node),

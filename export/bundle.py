@@ -123,7 +123,9 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
         raise BundleError(f"no bundle at {root}; make one with: seq2engine export CHECKPOINT {root}")
     path = root / MANIFEST
     if not path.is_file():
-        raise BundleError(f"{root} has no {MANIFEST}, so it is not a bundle; make one with: seq2engine export CHECKPOINT DIR")
+        raise BundleError(
+            f"{root} has no {MANIFEST}, so it is not a bundle; make one with: seq2engine export CHECKPOINT DIR"
+        )
     try:
         return Bundle(root, manifest_from_dict(json.loads(path.read_text())))
     except (ValueError, KeyError, TypeError, ConfigError) as error:

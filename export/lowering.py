@@ -26,9 +26,7 @@ from ..model.layers import write_slots
 from .contract import GraphSpec, TensorSpec
 
 Size = int | str | None  # a number, the contract's letter, or not known
-ELEMENT = {
-    name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ("float32", "float16", "int64", "bool")
-}
+ELEMENT = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ("float32", "float16", "int64", "bool")}
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,8 @@ def concat(w: GraphWriter, parts: tuple[Value, ...], dim: int) -> Value:
 def chunk(w: GraphWriter, x: Value, chunks: int, dim: int) -> list[Value]:
     axis = x.axis(dim)
     size = x.shape[axis]
-    assert isinstance(size, int) and size % chunks == 0, "the model splits fixed, even widths only"
+    assert isinstance(size, int), "the model splits fixed widths only"
+    assert size % chunks == 0, "the model splits into equal parts only"
     shape = (*x.shape[:axis], size // chunks, *x.shape[axis + 1 :])
     return w.node("Split", [x], *[(x.dtype, shape)] * chunks, axis=axis, num_outputs=chunks)
 

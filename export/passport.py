@@ -62,7 +62,9 @@ def read_passport(path: Path) -> Passport:
     try:
         return passport_from_dict(json.loads(path.read_text()))
     except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); build the engine again with: seq2engine build") from error
+        raise BundleError(
+            f"{path} cannot be read ({error.strerror}); build the engine again with: seq2engine build"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} cannot be used ({error}); build the engine again with: seq2engine build") from error
 

@@ -20,7 +20,7 @@ from .bundle import Bundle, GraphEntry, open_bundle
 from .contract import GRAPHS, GraphSpec
 from .kernels import kernels_from_engine
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
-from .profiles import Range, Shapes, ShapeRanges, check_ranges, shapes_from_ranges
+from .profiles import Range, ShapeRanges, Shapes, check_ranges, shapes_from_ranges
 from .trt_build import build_engine
 from .trt_form import step_for_tensorrt
 from .trt_module import load_tensorrt
@@ -113,7 +113,9 @@ def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) 
             raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
         return
     known = [f"sm{name[2:]}" for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
-    problems = [f"unknown target {target!r}, expected one of {', '.join(known)}" for target in targets if target not in known]
+    problems = [
+        f"unknown target {target!r}, expected one of {', '.join(known)}" for target in targets if target not in known
+    ]
     for target in targets:
         if (target, precision) in UNBUILDABLE:
             reason, nearest = UNBUILDABLE[target, precision]

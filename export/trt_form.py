@@ -54,7 +54,7 @@ def frozen_axes(model: onnx.ModelProto, sizes: dict[str, int]) -> None:
 
 
 def step_for_tensorrt(model: onnx.ModelProto, cache_form: str, beams: int | None, slots: int) -> onnx.ModelProto:
-    """A decoder step for a build: fixed axes written down, attentions in the form that fuses. `beams` None = dynamic."""
+    """A decoder step for a build: fixed axes written down, attentions in the form that fuses. No `beams`: dynamic."""
     form = onnx.ModelProto()
     form.CopyFrom(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
@@ -82,7 +82,9 @@ def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
         scaled, transposed = maker[nodes[scores].input[0]], maker[nodes[scores].input[1]]
         product = reader[node.output[0]]
         chain = [nodes[j].op_type for j in (scaled, transposed, scores, where, product)]
-        assert chain == ["Mul", "Transpose", "MatMul", "Where", "MatMul"], f"{node.name}: not an attention of ours: {chain}"
+        assert chain == ["Mul", "Transpose", "MatMul", "Where", "MatMul"], (
+            f"{node.name}: not an attention of ours: {chain}"
+        )
         found.append(
             PrimitiveAttention(
                 nodes=(scaled, transposed, scores, where, i, product),

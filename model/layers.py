@@ -1,4 +1,4 @@
-"""The building blocks of the Transformer. Shapes: B sources, Q queries, S source, L keys, H heads, E head dim, D model."""
+"""The building blocks of the Transformer. Shapes: B sources, Q queries, L keys, H heads, E head dim, D model."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from .layers import (
     write_slots,
 )
 
+
 class Embedding(nn.Module):
     """Token ids to vectors, scaled and with absolute positions added where the model has them."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from .trt_device import Device
 
 ENGINES = "engines"
 EXAMPLE_TARGET = "sm89"
+PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
+OPTION_NAMES = {"target": "length"}  # where a range's name is already taken on the command line
 
 
 def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
@@ -92,25 +96,36 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
 
 
 def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) -> None:
-    """Refuses an engine that this TensorRT or this GPU cannot run. Engines do not carry over from version to version."""
+    """Refuses an engine that this TensorRT or this GPU cannot run: engines do not carry over between versions."""
     if trt.__version__ != passport.version:
         raise SessionError(
             f"engine {folder.name} was built with {passport.flavour} {passport.version}, "
             f"installed is {trt.__version__}; {mend(folder, passport)}"
         )
-    if not {device.capability, device.name} & set(passport.targets):
+    if not runs_on(passport, device):
+        targets = ", ".join(passport.targets) or f"sm{PORTABLE_FROM} and later"
+        command = build_command(folder.parents[1], passport.precision, [device.capability])
         raise SessionError(
-            f"engine {folder.name} was built for {', '.join(passport.targets)}, this GPU is {device.capability} "
-            f"({device.name}); build one for it with: "
-            f"{build_command(folder.parents[1], passport.precision, [device.capability])}"
+            f"engine {folder.name} was built for {targets}, this GPU is {device.capability} ({device.name}); "
+            f"build one for it with: {command}"
         )
 
 
-def mend(folder: Path, passport: Passport, **ranges: Range) -> str:
-    return f"rebuild with: {build_command(folder.parents[1], passport.precision, passport.targets, **ranges)}"
+def runs_on(passport: Passport, device: Device) -> bool:
+    if passport.targets:
+        return device.capability in passport.targets or device.name in passport.targets
+    # Built without naming a target: by TensorRT-RTX a portable engine, by TensorRT one for the GPU it was built on,
+    # which only TensorRT itself can tell from another.
+    return passport.flavour == "tensorrt" or int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
 
 
-def build_command(root: Path, precision: str, targets: list[str] | tuple[str, ...], **ranges: Range) -> str:
-    """The command line that builds such an engine; `ranges` are those that differ from the default."""
-    options = [f"--{name} {r}" for name, r in ranges.items()]
-    return " ".join([f"seq2engine build {root} --precision {precision} --target {' '.join(targets)}", *options])
+def mend(folder: Path, passport: Passport, **options: Range | int) -> str:
+    return f"rebuild with: {build_command(folder.parents[1], passport.precision, passport.targets, **options)}"
+
+
+def build_command(root: Path, precision: str, targets: Sequence[str], **options: Range | int) -> str:
+    """The command line that builds such an engine; `options` are what differs from the default."""
+    words = ["seq2engine build", shlex.quote(str(root)), "--precision", precision]
+    words += ["--target", *targets] if targets else []
+    words += [f"--{OPTION_NAMES.get(name, name)} {value}" for name, value in options.items()]
+    return " ".join(words)

@@ -46,7 +46,7 @@ class Device(Protocol):
         """Waits until everything queued is done."""
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Records what `launch` puts on the stream, without running it; the result queues it as often as it is called."""
+        """Records what `launch` puts on the stream without running it; the result queues it each time it is called."""
 
 
 class CudaDevice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ PROFILE = 0  # the only one our builds make
 log = logging.getLogger("seq2engine")
 
 
+@dataclass(frozen=True)
+class Binding:
+    """An array for every input and output in the passport's order, and the part of it that a captured graph bakes in."""
+
+    arrays: tuple[DeviceArray, ...]
+    key: tuple[tuple[int, Shape], ...]  # address and shape of each
+
+
 class Engine:
     """An engine ready to run on one device and stream. It owns no tensor memory: what is bound belongs to the caller.
 
@@ -38,48 +47,64 @@ class Engine:
     def __init__(
         self, trt: Any, device: Device, path: Path, entry: EngineEntry, repeats: bool, grows: bool, refused: str
     ):
-        self.trt, self.device, self.path, self.entry, self.refused = trt, device, path, entry, refused
-        self.logger = make_logger(trt)
-        self.runtime = trt.Runtime(self.logger)  # must live longer than the engine
+        self.device, self.path, self.entry, self.refused = device, path, entry, refused
         self.bound: tuple[tuple[int, Shape], ...] | None = None
         self.graph: Callable[[], None] | None = None
-        self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())
-        if self.engine is None:
-            raise SessionError(
-                f"{path} cannot be opened by {trt.__name__} {trt.__version__} ({self.logger.reason()}); {refused}"
-            )
-        self.check_interface()
-        self.aliases = {t.name: alias for t in entry.outputs if (alias := self.alias_of(t.name))}
+        self.context: Any = None
+        self.config: Any = None
+        self.runtime_cache: RuntimeCache | None = None
+        self.engine: Any = None
+        self.logger = make_logger(trt)
+        self.runtime = trt.Runtime(self.logger)  # must live longer than the engine
+        try:
+            self.load(trt)
+            self.configure(trt, repeats, grows)
+            self.make_context()
+        except BaseException:
+            self.close()
+            raise
 
+    def load(self, trt: Any) -> None:
+        self.engine = self.runtime.deserialize_cuda_engine(self.path.read_bytes())
+        if self.engine is None:
+            opener = f"{trt.__name__} {trt.__version__}"
+            raise SessionError(f"{self.path} cannot be opened by {opener} ({self.logger.reason()}); {self.refused}")
+        self.check_interface()
+        self.aliases = {t.name: alias for t in self.entry.outputs if (alias := self.alias_of(t.name))}
+
+    def configure(self, trt: Any, repeats: bool, grows: bool) -> None:
+        """TensorRT-RTX captures graphs and keeps compiled kernels itself; for TensorRT we capture."""
         self.config = self.engine.create_runtime_config()
         native_graphs = hasattr(self.config, "cuda_graph_strategy")
-        if native_graphs and repeats:
+        self.captures = repeats and not native_graphs
+        if repeats and native_graphs:
             self.config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         if grows and hasattr(self.config, "dynamic_shapes_kernel_specialization_strategy"):
             strategies = trt.DynamicShapesKernelSpecializationStrategy
             self.config.dynamic_shapes_kernel_specialization_strategy = strategies.NONE
-        self.captures = repeats and not native_graphs
-        self.runtime_cache = RuntimeCache(self.config, path) if hasattr(self.config, "create_runtime_cache") else None
+        if hasattr(self.config, "create_runtime_cache"):
+            self.runtime_cache = RuntimeCache(self.config, self.path)
 
+    def make_context(self) -> None:
         self.context = self.engine.create_execution_context(self.config)
         if self.context is None:
             raise SessionError(
-                f"{path} opened, but {device.name} could not make room to run it ({self.logger.reason()}); "
-                f"free some GPU memory, or {refused}"
+                f"{self.path} was opened, but {self.device.name} cannot run it ({self.logger.reason()}); "
+                f"free some GPU memory, or {self.refused}"
             )
-        self.require(self.context.set_optimization_profile_async(PROFILE, device.stream), "select its profile")
-        device.synchronize()
+        self.require(self.context.set_optimization_profile_async(PROFILE, self.device.stream), "select its profile")
+        self.device.synchronize()
         if self.runtime_cache is not None:
-            self.runtime_cache.save()  # the kernels were compiled just now: kept even if this process is killed later
+            self.runtime_cache.save()  # kernels were compiled just now: kept even if this process is killed later
 
     def check_interface(self) -> None:
         """Holds the opened engine against its passport, from which all buffers and checks are derived."""
-        found, expected = set(), set()
+        found = set()
         for i in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(i)
             dtype = self.engine.get_tensor_dtype(name).name
             found.add((self.engine.get_tensor_mode(name).name, name, DTYPES.get(dtype, dtype), self.shapes_of(name)))
-        expected |= {("INPUT", t.name, t.dtype, t.shapes) for t in self.entry.inputs}
+        expected = {("INPUT", t.name, t.dtype, t.shapes) for t in self.entry.inputs}
         expected |= {("OUTPUT", t.name, t.dtype, ()) for t in self.entry.outputs}
         if found != expected:
             differing = sorted({name for _, name, _, _ in found ^ expected})
@@ -92,7 +117,7 @@ class Engine:
         return tuple(tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, PROFILE))
 
     def alias_of(self, output: str) -> str | None:
-        """The input whose memory this output must share: the engine's word where it can be asked, else the passport's."""
+        """The input whose memory an output must share: by the engine where it can be asked, else by the passport."""
         recorded = self.entry.aliases.get(output)
         if not hasattr(self.engine, "get_aliased_input_tensor"):
             return recorded
@@ -103,16 +128,19 @@ class Engine:
             )
         return told
 
-    def run(self, arrays: Mapping[str, DeviceArray]) -> None:
-        """Queues one run. Takes an array for every input and output; an aliased output gets its input's."""
+    def binding(self, arrays: Mapping[str, DeviceArray]) -> Binding:
+        """What to run on: takes an array for every input and output by name; an aliased output gets its input's."""
         placed = [arrays[t.name] for t in self.entry.inputs]
         placed += [arrays[self.aliases.get(t.name, t.name)] for t in self.entry.outputs]
-        wanted = tuple((array.address, array.shape) for array in placed)
-        if wanted != self.bound:
+        return Binding(tuple(placed), tuple((array.address, array.shape) for array in placed))
+
+    def run(self, binding: Binding) -> None:
+        """Queues one run."""
+        if binding.key != self.bound:
             # A captured graph is tied to the state of the context it was captured from: it goes before that changes.
             self.graph = self.bound = None
-            self.bind(placed)
-            self.bound = wanted
+            self.bind(binding)
+            self.bound = binding.key
             self.launch()  # TensorRT finishes a change of shapes in the first launch, which must not be captured
             return
         if self.captures and self.graph is None:
@@ -122,13 +150,18 @@ class Engine:
         else:
             self.launch()
 
-    def bind(self, placed: list[DeviceArray]) -> None:
-        inputs = self.entry.inputs
-        for tensor, array in zip(inputs, placed[: len(inputs)], strict=True):
+    def bind(self, binding: Binding) -> None:
+        inputs, outputs = self.entry.inputs, self.entry.outputs
+        for tensor, array in zip(inputs, binding.arrays[: len(inputs)], strict=True):
             self.require(self.context.set_input_shape(tensor.name, array.shape), f"take {tensor.name} {array.shape}")
         if missing := self.context.infer_shapes():
-            raise SessionError(f"{self.path} cannot tell all shapes, {', '.join(missing)} not set; {self.refused}")
-        for tensor, array in zip((*inputs, *self.entry.outputs), placed, strict=True):
+            raise SessionError(f"{self.path} does not know the shape of {', '.join(missing)}; {self.refused}")
+        for tensor, array in zip(outputs, binding.arrays[len(inputs) :], strict=True):
+            if (inferred := tuple(self.context.get_tensor_shape(tensor.name))) != array.shape:
+                raise SessionError(
+                    f"{self.path} makes {tensor.name} {inferred}, expected {array.shape}; {self.refused}"
+                )
+        for tensor, array in zip((*inputs, *outputs), binding.arrays, strict=True):
             self.require(self.context.set_tensor_address(tensor.name, array.address), f"bind {tensor.name}")
 
     def launch(self) -> None:
@@ -149,7 +182,7 @@ class Engine:
 
     def close(self) -> None:
         """Saves the runtime cache and lets everything go, the context first and the runtime last."""
-        if self.runtime_cache is not None:
+        if self.runtime_cache is not None and self.context is not None:
             self.runtime_cache.save()
         self.graph = None
         self.context = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,53 +38,58 @@ class DeviceArray:
 
     @property
     def tensor(self) -> Tensor:
-        size = math.prod(self.shape) * self.dtype.itemsize
-        return self.memory[:size].view(self.dtype).view(self.shape)
+        return typed_front(self.memory, self.dtype, self.shape)
 
     def reshaped(self, shape: Shape) -> DeviceArray:
         """Another shape at the same address; the content becomes meaningless."""
         return DeviceArray(self.memory, self.dtype, shape)
 
 
-def torch_dtype(tensor: EngineTensor) -> torch.dtype:
-    dtype = getattr(torch, tensor.dtype)
-    assert isinstance(dtype, torch.dtype), tensor
-    return dtype
+def typed_front(memory: Tensor, dtype: torch.dtype, shape: Shape) -> Tensor:
+    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
-def largest_shape(tensor: EngineTensor, most: dict[str, int]) -> Shape:
-    return tuple(axis if isinstance(axis, int) else most[axis] for axis in tensor.axes)
+def shape_of(tensor: EngineTensor, sizes: dict[str, int]) -> Shape:
+    """The tensor's shape for given sizes of the contract's letters."""
+    return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in tensor.axes)
 
 
-def allocate(device: Device, tensor: EngineTensor, shape: Shape) -> DeviceArray:
-    dtype = torch_dtype(tensor)
+def allocate(device: Device, tensor: EngineTensor, most: dict[str, int]) -> DeviceArray:
+    """Memory for a tensor at its largest."""
+    shape, dtype = shape_of(tensor, most), getattr(torch, tensor.dtype)
     return DeviceArray(device.allocate(math.prod(shape) * dtype.itemsize), dtype, shape)
 
 
-class HostBuffer:
-    """Host memory beside one device tensor, through which its values are sent or fetched. One transfer at a time."""
+class Transfer:
+    """A tensor that travels between host and device in every call, in one shape. The host side is the caller's window:
+    what is written to or read from it must be left alone until the device has been waited for."""
 
-    def __init__(self, device: Device, tensor: EngineTensor, most: dict[str, int]):
-        self.device = device
-        self.dtype = torch_dtype(tensor)
-        self.memory = device.staging(math.prod(largest_shape(tensor, most)) * self.dtype.itemsize)
+    def __init__(self, staging: Tensor, array: DeviceArray):
+        self.host = typed_front(staging, array.dtype, array.shape)
+        self.values: np.ndarray = self.host.numpy()
+        self.device = array.tensor
 
-    def view(self, shape: Shape) -> Tensor:
-        return DeviceArray(self.memory, self.dtype, shape).tensor
+    def to_device(self) -> None:
+        self.device.copy_(self.host, non_blocking=True)
 
-    def send(self, values: np.ndarray, array: DeviceArray) -> DeviceArray:
-        """Queues the copy of the values to an array's place; returns it in their shape."""
-        placed = array.reshaped(values.shape)
-        staged = self.view(values.shape)
-        np.copyto(staged.numpy(), values)
-        self.device.run(lambda: placed.tensor.copy_(staged, non_blocking=True))
-        return placed
+    def to_host(self) -> None:
+        self.host.copy_(self.device, non_blocking=True)
 
-    def fetch(self, array: DeviceArray) -> np.ndarray:
-        """Queues the copy of an array to here; the values are there after the next synchronize."""
-        staged = self.view(array.shape)
-        self.device.run(lambda: staged.copy_(array.tensor, non_blocking=True))
-        return staged.numpy()
+
+class SharedMemory:
+    """What travels in every call and no state keeps: memory on both sides of each such tensor, by name."""
+
+    def __init__(self, device: Device, tensors: list[EngineTensor], most: dict[str, int]):
+        self.arrays = {t.name: allocate(device, t, most) for t in tensors}
+        self.staging = {name: device.staging(array.memory.numel()) for name, array in self.arrays.items()}
+
+    def release(self) -> None:
+        self.arrays.clear()
+        self.staging.clear()
+
+    def transfer(self, name: str, shape: Shape) -> tuple[DeviceArray, Transfer]:
+        array = self.arrays[name].reshaped(shape)
+        return array, Transfer(self.staging[name], array)
 
 
 class BatchMemory:
@@ -95,11 +101,9 @@ class BatchMemory:
     def __init__(
         self, device: Device, kept: list[EngineTensor], cache: list[EngineTensor], most: dict[str, int], cache_form: str
     ):
-        self.kept = {t.name: allocate(device, t, largest_shape(t, most)) for t in kept}
+        self.kept = {t.name: allocate(device, t, most) for t in kept}
         lengths = {**most, "L": most["M"]}  # what a growing cache writes now, it reads in the next step
-        self.cache = [
-            {t.name: allocate(device, t, largest_shape(t, lengths)) for t in cache} for _ in range(SETS[cache_form])
-        ]
+        self.cache = [{t.name: allocate(device, t, lengths) for t in cache} for _ in range(SETS[cache_form])]
 
     @property
     def now(self) -> dict[str, DeviceArray]:
@@ -116,9 +120,13 @@ class BatchMemory:
 
 
 class TrtState(dict[str, DeviceArray]):
-    """The named tensors of one batch, and the memory they live in, which goes back to its session when this dies."""
+    """The named tensors of one batch, and the memory they live in, which goes back to its session when this dies.
+
+    `plan` is what the session worked out for the latest step and may use again while shapes stay.
+    """
 
     def __init__(self, memory: BatchMemory, pool: list[BatchMemory]):
         super().__init__()
         self.memory = memory
+        self.plan: Any = None
         weakref.finalize(self, pool.append, memory).atexit = False

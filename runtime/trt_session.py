@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle
-from ..export.passport import EngineEntry, EngineTensor, Passport
-from ..export.profiles import Range, sizes_from_ranges
+from ..export.passport import Passport
+from ..export.profiles import sizes_from_ranges
 from ..model.config import ModelConfig
-from .session import Limits, State
+from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
 from .trt_device import CudaDevice, Device, import_tensorrt
-from .trt_engine import Engine
-from .trt_memory import BatchMemory, DeviceArray, HostBuffer, Shape, TrtState, allocate, largest_shape
+from .trt_engine import Binding, Engine
+from .trt_memory import BatchMemory, DeviceArray, Shape, SharedMemory, Transfer, TrtState, shape_of
+from .trt_shapes import call_sizes, check_dtypes, check_places, check_reserved
 
-RANGE_OF_AXIS = {"B": "batch", "K": "beam", "S": "source", "L": "target", "M": "target"}
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All that steps of one state and equal shapes have in common, so that a step only moves what is new."""
+
+    shapes: tuple[Shape, ...]  # of the values sent
+    beams: int
+    sent: list[Transfer]
+    binding: Binding
+    logits: Transfer
+    written: dict[str, DeviceArray]  # the cache afterwards
 
 
-class TrtSession(AbstractContextManager["TrtSession"]):
+class TrtSession(Session):
     """Owns the engines and all device memory. A state's memory returns to the session when the state dies.
 
     Everything happens on one stream, and the host waits for it once per step: for the logits.
@@ -45,27 +56,29 @@ class TrtSession(AbstractContextManager["TrtSession"]):
             slots=passport.slots if self.static else None,
         )
         self.most = sizes_from_ranges(ranges, passport.cache_form, passport.slots)[-1]
+        encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
+        self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
+        self.cache = [t for t in step.inputs if f"new_{t.name}" in {output.name for output in step.outputs}]
+        in_state = {t.name for t in (*self.kept, *self.cache)}
+        self.sent = [t for t in step.inputs if t.name not in in_state]
+        self.logits = next(t for t in step.outputs if t.name == "logits")
+
+        self.pool: list[BatchMemory] = []  # of states that died
+        self.shared = SharedMemory(device, [*encoder.inputs, *self.sent, self.logits], self.most)
         self.engines: dict[str, Engine] = {}
-        self.pool: list[BatchMemory] = []
         try:
             for name, entry in passport.engines.items():
-                step = name == "decoder_step"
+                repeats, grows = (self.static, not self.static) if name == "decoder_step" else (False, False)
                 self.engines[name] = Engine(
-                    trt,
-                    device,
-                    folder / entry.file,
-                    entry,
-                    repeats=step and self.static,
-                    grows=step and not self.static,
-                    refused=mend(folder, passport),
+                    trt, device, folder / entry.file, entry, repeats, grows, refused=mend(folder, passport)
                 )
-            self.allocate_shared()
         except BaseException:
             self.close()
             raise
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, engine: str | None = None) -> TrtSession:
+        """Opens an engine pair of a bundle; what can be told from files is told before a GPU is needed."""
         folder, passport = choose_engine(bundle, precision, engine)
         check_files(bundle, folder, passport)
         device = CudaDevice()
@@ -73,136 +86,143 @@ class TrtSession(AbstractContextManager["TrtSession"]):
         check_machine(folder, passport, trt, device)
         return cls(trt, device, folder, passport, bundle.config)
 
-    def allocate_shared(self) -> None:
-        """Memory that no state keeps: what every call sends, and the logits it gets."""
-        encoder, step = self.passport.engines["encoder"], self.passport.engines["decoder_step"]
-        from_encoder = {t.name for t in encoder.outputs} | {"source_mask"}
-        self.cache_inputs = [t for t in step.inputs if t.name.startswith("self_") and t.name != "self_mask"]
-        in_cache = {t.name for t in self.cache_inputs}
-        self.sent = [t for t in step.inputs if t.name not in from_encoder | in_cache]
-        self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
-        self.logits = next(t for t in step.outputs if t.name == "logits")
-
-        shared = [*(t for t in encoder.inputs if t.name != "source_mask"), *self.sent, self.logits]
-        self.shared = {t.name: allocate(self.device, t, largest_shape(t, self.most)) for t in shared}
-        self.host = {t.name: HostBuffer(self.device, t, self.most) for t in (*encoder.inputs, *self.sent, self.logits)}
-
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> TrtState:
-        engine = self.open_engine("encoder")
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        engine = self.opened("encoder")
         values = {"source_ids": source_ids, "source_mask": source_mask}
-        sizes = self.check("encoder", {}, values)
-        check_span("source_ids", source_ids, self.config.source_vocab)
+        check_dtypes("encoder", engine.entry, values)
+        shapes = {name: value.shape for name, value in values.items()}
+        sizes = call_sizes(self.folder, self.passport, "encoder", shapes)
+        check_places("source_ids", source_ids, self.config.source_vocab)
+
         memory = self.pool.pop() if self.pool else self.new_memory()
         state = TrtState(memory, self.pool)
-        arrays = {
-            "source_ids": self.host["source_ids"].send(source_ids, self.shared["source_ids"]),
-            "source_mask": self.host["source_mask"].send(source_mask, memory.kept["source_mask"]),
-        }
-        for tensor in engine.entry.outputs:
-            arrays[tensor.name] = memory.kept[tensor.name].reshaped(largest_shape(tensor, sizes))
-        engine.run(arrays)
-        self.device.synchronize()  # the host buffers are free again for the next batch
-        state.update({tensor.name: arrays[tensor.name] for tensor in self.kept})
+        ids, sent_ids = self.shared.transfer("source_ids", source_ids.shape)
+        mask = memory.kept["source_mask"].reshaped(source_mask.shape)
+        sent_mask = Transfer(self.shared.staging["source_mask"], mask)
+        made = {t.name: memory.kept[t.name].reshaped(shape_of(t, sizes)) for t in engine.entry.outputs}
+        send(self.device, [sent_ids, sent_mask], [source_ids, source_mask])
+        engine.run(engine.binding({"source_ids": ids, "source_mask": mask, **made}))
+        self.device.synchronize()  # the host side is free again for the next batch
+        state.update(made, source_mask=mask)
         return state
 
     def new_memory(self) -> BatchMemory:
-        return BatchMemory(self.device, self.kept, self.cache_inputs, self.most, self.cache_form)
+        return BatchMemory(self.device, self.kept, self.cache, self.most, self.cache_form)
 
     def reserve(self, state: State, slots: int) -> None:
-        self.open_engine("decoder_step")
-        if self.static and slots != self.passport.slots:
-            raise RequestError(
-                f"a cache of {slots} slots was asked for, this engine's is fixed at {self.passport.slots}; "
-                + mend(self.folder, self.passport, target=self.widened("L", slots))
-            )
-        if not self.static and not 0 <= slots <= self.most["L"]:
-            raise RequestError(
-                f"a cache of {slots} slots was asked for, this engine takes 0 to {self.most['L']}; "
-                + mend(self.folder, self.passport, target=self.widened("L", slots))
-            )
-        memory: BatchMemory = state_memory(state)
+        self.opened("decoder_step")
+        state = own(state)
+        check_reserved(self.folder, self.passport, self.cache[0], slots)
         sizes = {"B": batch_of(state), "L": slots}
-        empty = {t.name: memory.now[t.name].reshaped(largest_shape(t, sizes)) for t in self.cache_inputs}
+        empty = {t.name: state.memory.now[t.name].reshaped(shape_of(t, sizes)) for t in self.cache}
         for array in empty.values():
             self.device.run(array.tensor.zero_)
         state.update(empty)
+        state.plan = None
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
     ) -> np.ndarray:
-        engine = self.open_engine("decoder_step")
-        if self.cache_inputs[0].name not in state:
-            raise RequestError("the state has no cache yet; reserve one before the first step")
+        engine = self.opened("decoder_step")
+        state = own(state)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
-        values = {t.name: given[t.name] for t in self.sent}
-        sizes = self.check("decoder_step", state, values)
-        check_span("tokens", tokens, self.config.target_vocab)
-        check_span("position", position, self.config.max_target)
-        if self.static:  # TensorRT does not look where it writes
-            check_span("write_index", write_index, self.passport.slots - sizes["K"] + 1)
+        values = [given[t.name] for t in self.sent]
+        plan: StepPlan | None = state.plan
+        if plan is None or plan.shapes != tuple(value.shape for value in values):
+            plan = state.plan = self.plan_step(engine, state, {t.name: given[t.name] for t in self.sent})
+        check_places("tokens", tokens, self.config.target_vocab)
+        check_places("position", position, self.config.max_target)
+        if self.static:
+            check_places("write_index", write_index, self.passport.slots - plan.beams + 1)
+
+        send(self.device, plan.sent, values)
+        engine.run(plan.binding)
+        self.device.run(plan.logits.to_host)
+        self.device.synchronize()
+        if not self.static:
+            state.update(plan.written)
+            state.memory.swap()
+            state.plan = None  # the next step has other shapes and the buffers change places
+        return plan.logits.values
+
+    def plan_step(self, engine: Engine, state: TrtState, values: dict[str, np.ndarray]) -> StepPlan:
+        if self.cache[0].name not in state:
+            raise RequestError("this state has no cache yet; reserve one before the first step")
+        check_dtypes("decoder_step", engine.entry, values)
+        shapes = {name: array.shape for name, array in state.items()}
+        shapes.update((name, value.shape) for name, value in values.items())
+        sizes = call_sizes(self.folder, self.passport, "decoder_step", shapes)
 
         arrays = dict(state)
+        sent = []
         for name, value in values.items():
-            arrays[name] = self.host[name].send(value, self.shared[name])
-        memory = state_memory(state)
+            arrays[name], transfer = self.shared.transfer(name, value.shape)
+            sent.append(transfer)
+        arrays["logits"], logits = self.shared.transfer("logits", shape_of(self.logits, sizes))
         written = {}
         for tensor in engine.entry.outputs:
-            shape = largest_shape(tensor, sizes)
-            cache_name = tensor.name.removeprefix("new_")
-            if cache_name in memory.next:
-                arrays[tensor.name] = written[cache_name] = memory.next[cache_name].reshaped(shape)
-        logits = arrays["logits"] = self.shared["logits"].reshaped(largest_shape(self.logits, sizes))
-        engine.run(arrays)
-        fetched = self.host["logits"].fetch(logits)
-        self.device.synchronize()
-        memory.swap()
-        state.update(written)
-        return fetched
+            name = tensor.name.removeprefix("new_")
+            if name in state.memory.next:
+                arrays[tensor.name] = written[name] = state.memory.next[name].reshaped(shape_of(tensor, sizes))
+        shapes_sent = tuple(value.shape for value in values.values())
+        return StepPlan(shapes_sent, sizes["K"], sent, engine.binding(arrays), logits, written)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self.open_engine("decoder_step")
-        if rows is None and slots is None:
-            return
+        self.opened("decoder_step")
+        state = own(state)
         batch = batch_of(state)
-        kept_rows = np.arange(batch) if rows is None else np.asarray(rows, dtype=np.int64)
-        check_span("rows", kept_rows, batch)
-        if len(kept_rows) > self.passport.ranges.batch.max:
-            raise RequestError(f"{len(kept_rows)} rows selected, this engine takes {self.passport.ranges.batch.max}")
-        cached = {t.name for t in self.cache_inputs}
+        kept = np.arange(batch) if rows is None else rows
+        check_places("rows", kept, batch)
+        if len(kept) > self.passport.ranges.batch.max:
+            raise RequestError(f"{len(kept)} rows were selected, this engine takes {self.passport.ranges.batch.max}")
+        cached = {t.name for t in self.cache}
         if slots is not None:
-            self.check_slots(state, len(kept_rows), slots)
-        row_index = torch.from_numpy(kept_rows)
-        slot_index = None if slots is None else torch.from_numpy(np.asarray(slots, dtype=np.int64))
+            length = state[self.cache[0].name].shape[2]
+            if slots.ndim != 2 or len(slots) != len(kept) or slots.shape[1] > length:
+                raise RequestError(f"slots have shape {list(slots.shape)}, expected [{len(kept)}, up to {length}]")
+            check_places("slots", slots, length)
+        row_index = torch.tensor(kept)  # copies: the caller's arrays are free again when this returns
+        slot_index = None if slots is None else torch.tensor(slots)
         for name, array in state.items():
-            index = slot_index if name in cached else None
-            if index is None and rows is None:
-                continue
-            state[name] = self.gather(array, row_index, index)
+            if slot_index is not None and name in cached:
+                state[name] = self.gather_slots(array, row_index, slot_index)
+            elif rows is not None:
+                state[name] = self.gather_rows(array, row_index)
+        state.plan = None
 
-    def gather(self, array: DeviceArray, rows: torch.Tensor, slots: torch.Tensor | None) -> DeviceArray:
-        """Queues array[rows], or array[rows, :, slots], to the front of the same memory. A static cache keeps its
-        length: behind the slots that were chosen it is zero."""
-        shape = (len(rows), *array.shape[1:])
-        if slots is not None and not self.static:
-            shape = (len(rows), array.shape[1], slots.shape[1], array.shape[3])
-        result = array.reshaped(shape)
+    def gather_rows(self, array: DeviceArray, rows: Tensor) -> DeviceArray:
+        """Queues array[rows], to the front of the same memory."""
+        result = array.reshaped((len(rows), *array.shape[1:]))
+
+        def work() -> None:
+            old = array.tensor
+            result.tensor.copy_(old.index_select(0, rows.to(old.device)))
+
+        self.device.run(work)
+        return result
+
+    def gather_slots(self, array: DeviceArray, rows: Tensor, slots: Tensor) -> DeviceArray:
+        """Queues [B,H,L,E] -> [B',H,L',E], to the front of the same memory.
+
+        A static cache stays L slots long: behind those that were chosen it is zero.
+        """
+        chosen = slots.shape[1]
+        _, heads, length, width = array.shape
+        result = array.reshaped((len(rows), heads, length if self.static else chosen, width))
 
         def work() -> None:
             old, new = array.tensor, result.tensor
-            chosen = rows.to(old.device)
-            if slots is None:
-                new.copy_(old.index_select(0, chosen))
-                return
-            heads = torch.arange(old.shape[1], device=old.device)
-            picked = old[chosen[:, None, None], heads[None, :, None], slots.to(old.device)[:, None, :]]  # [B', H, L', E]
-            new[:, :, : slots.shape[1]].copy_(picked)
-            new[:, :, slots.shape[1] :].zero_()
+            row, slot = rows.to(old.device), slots.to(old.device)
+            head = torch.arange(heads, device=old.device)
+            picked = old[row[:, None, None], head[:, None], slot[:, None, :]]  # all three broadcast to [B', H, L']
+            new[:, :, :chosen].copy_(picked)
+            new[:, :, chosen:].zero_()
 
         self.device.run(work)
         return result
 
     def tensor(self, state: State, name: str) -> np.ndarray:
-        self.open_engine("encoder")
+        self.opened("decoder_step")
         array: DeviceArray = state[name]
         dtype = torch.float32 if array.dtype == torch.bfloat16 else array.dtype  # numpy has no bfloat16
         copy = torch.empty(array.shape, dtype=dtype)
@@ -210,110 +230,39 @@ class TrtSession(AbstractContextManager["TrtSession"]):
         self.device.synchronize()
         return copy.numpy()
 
+    def opened(self, graph: str) -> Engine:
+        if graph not in self.engines:
+            raise SessionError("this session is closed; open it again with: open_session")
+        return self.engines[graph]
+
     def close(self) -> None:
-        """Ends the session, whose states are then dead too. May be called twice."""
+        """Ends the session, and with it the use of its states. A second call does nothing."""
         for engine in self.engines.values():
             engine.close()
         self.engines.clear()
         self.pool.clear()
-        self.shared: dict[str, DeviceArray] = {}
-        self.host: dict[str, HostBuffer] = {}
+        self.shared.release()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def open_engine(self, name: str) -> Engine:
-        if not self.engines:
-            raise SessionError("the session is closed; open it again with open_session")
-        return self.engines[name]
 
-    def check(self, graph: str, state: State, values: dict[str, np.ndarray]) -> dict[str, int]:
-        """The size of every axis of a call, after its inputs were held against each other and the engine's ranges.
+def send(device: Device, transfers: list[Transfer], values: list[np.ndarray]) -> None:
+    """Queues the copies of all values to the device as one piece of work."""
+    for transfer, value in zip(transfers, values, strict=True):
+        np.copyto(transfer.values, value)
 
-        TensorRT itself does not notice when two inputs disagree in their batch.
-        """
-        entry = self.passport.engines[graph]
-        shapes: dict[str, Shape] = {}
-        for tensor in entry.inputs:
-            if tensor.name in values:
-                check_dtype(graph, tensor, values[tensor.name])
-                shapes[tensor.name] = values[tensor.name].shape
-            else:
-                shapes[tensor.name] = state[tensor.name].shape
-        sizes = sizes_of(graph, entry, shapes)
-        self.check_ranges(graph, entry, shapes)
-        if not self.static and graph == "decoder_step" and sizes["M"] != sizes["L"] + sizes["K"]:
-            raise RequestError(
-                f"{graph} input self_mask has shape {list(shapes['self_mask'])}, expected its last axis to be "
-                f"{sizes['L']} cached slots and {sizes['K']} new ones"
-            )
-        return sizes
+    def work() -> None:
+        for transfer in transfers:
+            transfer.to_device()
 
-    def check_ranges(self, graph: str, entry: EngineEntry, shapes: dict[str, Shape]) -> None:
-        """Refuses shapes outside the ranges the engine was built for, naming the first and the build that takes all."""
-        wrong: dict[str, int] = {}
-        first = ""
-        for tensor in entry.inputs:
-            shape, least, most = shapes[tensor.name], tensor.shapes[0], tensor.shapes[-1]
-            for axis, size, low, high in zip(tensor.axes, shape, least, most, strict=True):
-                if low <= size <= high:
-                    continue
-                first = first or (
-                    f"{graph} input {tensor.name} has shape {list(shape)}, "
-                    f"this engine takes {list(least)} to {list(most)}"
-                )
-                if isinstance(axis, str):
-                    wrong[axis] = size
-        if first:
-            ranges = {RANGE_OF_AXIS[axis]: self.widened(axis, size) for axis, size in wrong.items()}
-            raise RequestError(f"{first}; {mend(self.folder, self.passport, **ranges)}")
-
-    def widened(self, axis: str, size: int) -> Range:
-        """The passport's range for an axis, stretched to take a size. The cache is as long as all beams of all steps."""
-        ranges = self.passport.ranges
-        r: Range = getattr(ranges, RANGE_OF_AXIS[axis])
-        if axis in "LM":
-            size = max(math.ceil(size / ranges.beam.max) + (axis == "L" and not self.static), 1)
-        return Range(min(r.min, size), min(r.opt, r.max), max(r.max, size))
-
-    def check_slots(self, state: State, batch: int, slots: np.ndarray) -> None:
-        length = state[self.cache_inputs[0].name].shape[2]
-        if slots.ndim != 2 or slots.shape[0] != batch or slots.shape[1] > length:
-            raise RequestError(f"slots have shape {list(slots.shape)}, expected [{batch}, at most {length}]")
-        check_span("slots", slots, length)
+    device.run(work)
 
 
-def state_memory(state: State) -> BatchMemory:
-    assert isinstance(state, TrtState), "a state of another session"
-    return state.memory
+def own(state: State) -> TrtState:
+    assert isinstance(state, TrtState), "a state is only good for the session that made it"
+    return state
 
 
-def batch_of(state: State) -> int:
+def batch_of(state: TrtState) -> int:
     return state["source_mask"].shape[0]
-
-
-def sizes_of(graph: str, entry: EngineEntry, shapes: dict[str, Shape]) -> dict[str, int]:
-    """The size of every letter of the contract, which all inputs must agree on; M too where only L has it."""
-    sizes: dict[str, int] = {}
-    for tensor in entry.inputs:
-        shape = shapes[tensor.name]
-        expected = tuple(axis if isinstance(axis, int) else sizes.get(axis, axis) for axis in tensor.axes)
-        agrees = len(shape) == len(expected) and all(
-            isinstance(want, str) or want == have for want, have in zip(expected, shape, strict=True)
-        )
-        if not agrees:
-            wanted = ", ".join(map(str, expected))
-            raise RequestError(f"{graph} input {tensor.name} has shape {list(shape)}, expected [{wanted}] here")
-        sizes.update((axis, size) for axis, size in zip(tensor.axes, shape, strict=True) if isinstance(axis, str))
-    return sizes
-
-
-def check_dtype(graph: str, tensor: EngineTensor, values: np.ndarray) -> None:
-    if not np.can_cast(values.dtype, tensor.dtype, "same_kind"):
-        raise RequestError(f"{graph} input {tensor.name} is {values.dtype}, expected {tensor.dtype}")
-
-
-def check_span(name: str, values: np.ndarray, end: int) -> None:
-    """Numbers that the GPU uses as places in memory must be places: there, nothing stops a wrong one."""
-    if values.size and not (0 <= values.min() and values.max() < end):
-        raise RequestError(f"{name} holds {values.min()} to {values.max()}, expected 0 to {end - 1}")

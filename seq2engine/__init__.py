@@ -1,3 +1,32 @@
 """Encoder-decoder Transformers from PyTorch to ONNX and TensorRT, proven to say the same thing, faster."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Public names and where they live. Nothing heavy is imported until one of them is used.
+PUBLIC = {
+    "ModelConfig": "model.config",
+    "random_model": "model.checkpoint",
+    "load_checkpoint": "model.checkpoint",
+    "save_checkpoint": "model.checkpoint",
+    "onnx_from_model": "export.to_onnx",
+    "open_bundle": "export.bundle",
+    "engines_from_onnx": "export.to_engine",
+    "open_session": "runtime.session",
+    "SearchOptions": "runtime.search",
+    "generate": "runtime.generate",
+    "parity_of": "runtime.parity",
+    "bench_bundle": "benchmarks.runner",
+    "Seq2EngineError": "errors",
+}
+__all__ = ["__version__", *PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'seq2engine' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"seq2engine.{PUBLIC[name]}"), name)

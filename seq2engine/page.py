@@ -61,7 +61,8 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     body = [list(row) for row in rows]
     numeric = [bool(body) and str(body[0][i])[:1] in set("+-.0123456789") for i in range(len(head))]
     top = "".join(
-        f"<th{' class=number' if number else ''}>{escape(name)}</th>" for name, number in zip(head, numeric, strict=True)
+        f"<th{' class=number' if number else ''}>{escape(name)}</th>"
+        for name, number in zip(head, numeric, strict=True)
     )
     lines = "".join("<tr>" + "".join(cell("td", value) for value in row) + "</tr>\n" for row in body)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'

@@ -1,0 +1,32 @@
+# make demo   the whole pipeline on small seeded models, reports in out/demo
+# make test   lint, type check, all tests
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	$(BIN)/seq2engine demo --out out/demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=out/benchmark.json -o python_files='bench_*.py' -o testpaths=benchmarks
+
+clean:
+	rm -rf $(VENV) out build
+
+# Every version is pinned in constraints.txt; the editable install links the folders, so sources need no reinstall.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,rtx,dev]'
+	touch $@

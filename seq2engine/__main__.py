@@ -1,0 +1,3 @@
+from seq2engine.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,305 @@
+"""The command line: one subcommand per stage. Parse, one call, print; heavy imports wait for their command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seq2engine import __version__
+from seq2engine.errors import RequestError, Seq2EngineError
+from seq2engine.progress import Progress, ProgressPrinter, silent
+
+if TYPE_CHECKING:
+    from seq2engine.export.profiles import ShapeRanges
+    from seq2engine.model.config import ModelConfig
+    from seq2engine.model.transformer import Transformer
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
+    args = make_parser().parse_args(argv)
+    command: Command = args.command
+    try:
+        return command(args)
+    except Seq2EngineError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing half-written was left", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="seq2engine",
+        description="Encoder-decoder Transformers to ONNX and TensorRT, proven to say the same thing, faster.",
+    )
+    parser.add_argument("--version", action="version", version=f"seq2engine {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, command: Command, summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        sub.set_defaults(command=command)
+        sub.add_argument("--quiet", action="store_true", help="show no progress")
+        return sub
+
+    sub = add("demo", run_demo, "the whole pipeline on small seeded models, on this machine, without a GPU")
+    sub.add_argument("--out", type=Path, default=Path("out/demo"), help="folder to write (default: %(default)s)")
+
+    sub = add("export", run_export, "write a checkpoint's ONNX graphs as a bundle")
+    sub.add_argument("checkpoint", help="checkpoint folder, or random:PRESET[:SEED] for seeded random weights")
+    sub.add_argument("bundle", type=Path, help="folder to write")
+    sub.add_argument("--precision", nargs="+", default=["fp32"], help="fp32, fp16 or both (default: fp32)")
+    sub.add_argument("--cache", default="static", help="static (written in place) or growing (default: %(default)s)")
+    sub.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    add_json(sub)
+
+    sub = add("build", run_build, "build TensorRT engines of a bundle")
+    add_bundle(sub)
+    sub.add_argument("--precision", default="fp16", help="which graphs to build (default: %(default)s)")
+    sub.add_argument(
+        "--target", nargs="+", default=[], metavar="SM", help="GPUs by compute capability, such as sm89 sm120"
+    )
+    for name, what in (
+        ("batch", "sources"),
+        ("beam", "beams"),
+        ("source", "source tokens"),
+        ("length", "output tokens"),
+    ):
+        sub.add_argument(f"--{name}", metavar="RANGE", help=f"{what}: one number, or least:usual:most")
+    sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
+    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    add_json(sub)
+
+    sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
+    add_bundle(sub)
+    add_json(sub)
+
+    sub = add("run", run_run, "decode sources given as lines of token ids")
+    add_bundle(sub)
+    add_backend(sub)
+    sub.add_argument("--input", type=Path, help="file of lines (default: standard input)")
+    sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
+    sub.add_argument("--beam", type=int, default=1, help="beams (default: %(default)s, greedy)")
+    sub.add_argument("--length-penalty", type=float, default=1.0, help="as in Hugging Face (default: %(default)s)")
+    sub.add_argument(
+        "--early-stopping", choices=("true", "false", "never"), default="false", help="(default: %(default)s)"
+    )
+    sub.add_argument("--nbest", type=int, default=1, help="hypotheses per source (default: %(default)s)")
+    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
+    add_json(sub)
+
+    sub = add("parity", run_parity, "compare a backend with PyTorch: tensors, steps and whole decodes")
+    add_bundle(sub)
+    add_backend(sub)
+    sub.add_argument("--count", type=int, default=64, help="random sources to decode (default: %(default)s)")
+    sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
+    sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
+    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
+    add_json(sub)
+
+    sub = add("bench", run_bench, "time encoder, step and whole decodes, outputs compared first")
+    add_bundle(sub)
+    sub.add_argument("--backend", nargs="+", default=["torch", "onnxruntime"], help="arms (default: torch onnxruntime)")
+    sub.add_argument("--precision", nargs="+", default=["fp32"], help="(default: fp32)")
+    sub.add_argument(
+        "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
+    )
+    sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
+    sub.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
+    add_json(sub)
+    return parser
+
+
+def add_bundle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, help="bundle folder")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", default="onnxruntime", help="torch, onnxruntime or tensorrt (default: %(default)s)"
+    )
+    parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def progress_for(args: argparse.Namespace) -> Progress:
+    return silent if args.quiet else ProgressPrinter()
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from seq2engine.demo import demo
+
+    print(demo(args.out, progress_for(args)))
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    from seq2engine.describe import bundle_text, bundle_values
+    from seq2engine.export.to_onnx import onnx_from_model
+
+    model = model_from_argument(args.checkpoint)
+    bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress_for(args))
+    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    return 0
+
+
+def model_from_argument(argument: str) -> Transformer:
+    from seq2engine.model.checkpoint import load_checkpoint, random_model
+
+    if not argument.startswith("random:"):
+        return load_checkpoint(argument)
+    _, preset, *seed = argument.split(":")
+    if len(seed) > 1 or not all(part.isdigit() for part in seed):
+        raise RequestError(f"{argument!r} is not random:PRESET or random:PRESET:SEED, such as random:tiny:7")
+    return random_model(preset, int(seed[0]) if seed else 0)
+
+
+def run_build(args: argparse.Namespace) -> int:
+    from seq2engine.describe import engine_text
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.to_engine import engines_from_onnx
+
+    bundle = open_bundle(args.bundle)
+    passport = engines_from_onnx(
+        bundle,
+        args.target,
+        ranges_from_args(args, bundle.config),
+        args.precision,
+        args.slots,
+        args.flavour,
+        args.force,
+        progress_for(args),
+    )
+    print(passport.to_json().rstrip() if args.json else engine_text(passport))
+    return 0
+
+
+def ranges_from_args(args: argparse.Namespace, config: ModelConfig) -> ShapeRanges:
+    import dataclasses
+
+    from seq2engine.export.profiles import range_from_text
+    from seq2engine.export.to_engine import default_ranges
+
+    given = {
+        field: range_from_text(text, flag)
+        for field, flag in (("batch", "batch"), ("beam", "beam"), ("source", "source"), ("target", "length"))
+        if (text := getattr(args, flag)) is not None
+    }
+    return dataclasses.replace(default_ranges(config), **given)
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    from seq2engine.describe import bundle_text, bundle_values
+    from seq2engine.export.bundle import open_bundle
+
+    bundle = open_bundle(args.bundle)
+    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    return 0
+
+
+def run_run(args: argparse.Namespace) -> int:
+    from seq2engine.runtime.generate import generate
+    from seq2engine.runtime.search import SearchOptions
+    from seq2engine.runtime.session import open_session
+
+    if args.batch < 1:
+        raise RequestError(f"--batch {args.batch}, expected at least 1")
+    with open_session(args.bundle, args.backend, args.precision, args.threads) as session:
+        options = SearchOptions(
+            max_length=session.limits.target if args.max_length is None else args.max_length,
+            beam=args.beam,
+            length_penalty=args.length_penalty,
+            early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
+            nbest=args.nbest,
+        )
+        sources = list(sources_from(args.input))
+        for start in range(0, len(sources), args.batch):
+            for hypotheses in generate(session, sources[start : start + args.batch], options):
+                if args.json:
+                    print(json.dumps([{"tokens": list(found.tokens), "score": found.score} for found in hypotheses]))
+                else:
+                    for found in hypotheses:
+                        print(*found.tokens)
+            sys.stdout.flush()
+    return 0
+
+
+def sources_from(path: Path | None) -> Iterator[list[int]]:
+    """Lines of token ids -> sources. Every line is checked before anything is decoded."""
+    try:
+        text = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield [int(word) for word in line.split()]
+        except ValueError:
+            shown = line[:40].decode(errors="replace")
+            raise RequestError(f"line {number} ({shown!r}) is not a line of token ids such as: 17 4 250") from None
+
+
+def run_parity(args: argparse.Namespace) -> int:
+    from seq2engine.export.bundle import open_bundle, write_text
+    from seq2engine.runtime.parity import parity_of
+    from seq2engine.runtime.parity_report import parity_html, parity_table
+
+    bundle = open_bundle(args.bundle)
+    result = parity_of(
+        bundle,
+        backend=args.backend,
+        precision=args.precision,
+        count=args.count,
+        seed=args.seed,
+        beam=args.beam,
+        max_length=args.max_length,
+        threads=args.threads,
+        progress=progress_for(args),
+    )
+    report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
+    write_text(report, parity_html(result))
+    write_text(report.with_suffix(".json"), result.to_json())
+    print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
+    return 0 if result else 1
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    from seq2engine.benchmarks.cases import cases_from_text
+    from seq2engine.benchmarks.report import bench_html, bench_table
+    from seq2engine.benchmarks.runner import bench_bundle
+    from seq2engine.export.bundle import open_bundle, write_text
+
+    bundle = open_bundle(args.bundle)
+    result = bench_bundle(
+        bundle,
+        backends=args.backend,
+        precisions=args.precision,
+        cases=cases_from_text(args.case) if args.case else None,
+        rounds=args.rounds,
+        threads=args.threads,
+        progress=progress_for(args),
+    )
+    report = bundle.root / "reports" / "bench.html"
+    write_text(report, bench_html(result))
+    write_text(report.with_suffix(".json"), result.to_json())
+    print(result.to_json().rstrip() if args.json else f"{bench_table(result)}\nreport: {report}")
+    return 0
+
+
+def as_json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2)
