@@ -16,6 +16,8 @@ test: lint
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf build/linked && mkdir -p build/linked/seq2engine
+	ln -s ../../../seq2engine/* ../../../model ../../../export ../../../runtime ../../../benchmarks build/linked/seq2engine/
 	$(BIN)/mypy
 
 bench: $(VENV)/installed

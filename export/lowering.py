@@ -240,10 +240,10 @@ def index(w: GraphWriter, x: Any, key: Any) -> Any:
     new_axes = [i for i, k in enumerate(kept) if k is None]
     if not new_axes:
         return x
-    shape = list(x.shape)
+    wider = list(x.shape)
     for axis in new_axes:
-        shape.insert(axis, 1)
-    return w.node("Unsqueeze", [x, w.ints(*new_axes)], (x.dtype, tuple(shape)))
+        wider.insert(axis, 1)
+    return w.node("Unsqueeze", [x, w.ints(*new_axes)], (x.dtype, tuple(wider)))
 
 
 def attribute(w: GraphWriter, x: Value, name: str) -> Any:

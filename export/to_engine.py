@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def engines_from_onnx(
                 model = step_for_tensorrt(model, opened.cache_form, beams, slots)
             started = time.monotonic()
             stage = f"build: {graph} {precision}"
-            engine = build_engine(trt, model, path, shapes, targets, lambda done, stage=stage: progress(stage, done))
+            engine = build_engine(trt, model, path, shapes, targets, partial(progress, stage))
             progress(stage, 1.0)
             file = beside / f"{graph}.engine"
             file.write_bytes(engine)

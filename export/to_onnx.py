@@ -6,10 +6,11 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from seq2engine.folders import new_folder, sha256_of
 from seq2engine.progress import Progress, silent
@@ -86,8 +87,8 @@ def layer_pairs(layers: Sequence[Tensor], count: int) -> tuple[list[tuple[Tensor
     return pairs[:count], pairs[count:]
 
 
-def record_write(cache: fx.Proxy, new: fx.Proxy, write_index: fx.Proxy) -> fx.Proxy:
-    """`write_slots` as one call of the traced graph, which the lowering knows as TensorScatter."""
+def record_write(cache: Any, new: Any, write_index: Any) -> Any:
+    """`write_slots` as one call of the traced graph (its arguments are torch.fx proxies): a TensorScatter later."""
     return cache.tracer.create_proxy("call_function", write_slots, (cache, new, write_index), {})
 
 

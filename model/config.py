@@ -84,7 +84,7 @@ def _problems(config: ModelConfig) -> list[str]:
         found.append(f"sinusoidal positions need an even d_model, got {config.d_model}")
     if config.share_embeddings and config.source_vocab != config.target_vocab:
         found.append(
-            f"share_embeddings needs equal vocabularies, got {config.source_vocab} (source) and {config.target_vocab} (target)"
+            f"share_embeddings needs equal vocabularies, got source {config.source_vocab}, target {config.target_vocab}"
         )
     if not 0 < config.norm_epsilon < 1:
         found.append(f"norm_epsilon is {config.norm_epsilon}, expected between 0 and 1")
@@ -106,7 +106,10 @@ def config_from_dict(values: dict[str, Any], where: str = "config") -> ModelConf
     problems += [f"missing field {name!r}" for name in sorted(known - values.keys())]
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
-    return ModelConfig(**values)
+    try:
+        return ModelConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: " + str(error).removeprefix("config: ")) from error
 
 
 PRESETS = {

@@ -73,16 +73,17 @@ class SelfAttention(Attention):
         x: Tensor,
         mask: Tensor,
         rotary: Tensor | None,
-        cache: KeyValue | None = None,
-        write_index: Tensor | None = None,
-        store: Store = write_slots,
+        remember: Callable[[Tensor, Tensor], KeyValue] | None = None,
     ) -> tuple[Tensor, KeyValue]:
-        """x [B,Q,D], mask [B,1,Q or 1,L] -> [B,Q,D] and the keys and values attended to: the cache with Q new slots."""
+        """x [B,Q,D], mask [B,1,Q or 1,L] -> [B,Q,D] and the keys and values attended to.
+
+        `remember` puts the new keys and values [B,H,Q,E] into a cache and returns the whole of it.
+        """
         q, k, v = split_heads(self.qkv(x), 3 * self.heads).chunk(3, dim=1)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        if cache is not None:
-            k, v = store(cache[0], k, write_index), store(cache[1], v, write_index)
+        if remember is not None:
+            k, v = remember(k, v)
         return self.attend(q, k, v, mask), (k, v)
 
 

@@ -7,7 +7,8 @@ L cache slots, H heads, E head dim, D model, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -99,10 +100,14 @@ class DecoderLayer(nn.Module):
         cross: KeyValue,
     ) -> tuple[Tensor, KeyValue]:
         """x [B,Q,D], masks [B,1,Q,L] and [B,1,1,S] -> x [B,Q,D] and the cache with Q new slots."""
-        attended, cache = self.self_attn(self.self_residual.enter(x), self_mask, rotary, cache, write_index, store)
+
+        def remember(k: Tensor, v: Tensor) -> KeyValue:
+            return store(cache[0], k, write_index), store(cache[1], v, write_index)
+
+        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, remember)
         x = self.self_residual.leave(x, attended)
         x = self.cross_residual.leave(x, self.cross_attn(self.cross_residual.enter(x), *cross, source_mask))
-        return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x))), cache
+        return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x))), updated
 
 
 class Transformer(nn.Module):
@@ -139,7 +144,8 @@ class Transformer(nn.Module):
         for layer in self.encoder:
             x = layer(x, mask, rotary)
         states = self.encoder_norm(x)
-        return states, [layer.cross_attn.project_source(states) for layer in self.decoder]
+        layers = cast(Iterable[DecoderLayer], self.decoder)
+        return states, [layer.cross_attn.project_source(states) for layer in layers]
 
     def decode_step(
         self,

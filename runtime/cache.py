@@ -110,7 +110,7 @@ class TreeStep:
 
     def compact(self, capacity: int) -> None:
         """Gathers every source's living slots to the front of a cache of that many slots."""
-        live = self.mask.any(axis=1)  # [B, L]
+        live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
         self.used = live.sum(axis=1)
         front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
         slots = np.zeros((len(live), capacity), dtype=np.int64)  # the rest repeats slot 0: finite, and masked

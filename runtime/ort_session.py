@@ -35,7 +35,9 @@ class OrtSession(Session):
         self.limits = Limits(None, None, config.max_source, config.max_target)
         self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
         step = specs["decoder_step"]
-        self.cache_names = [tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name]
+        self.cache_names = [
+            tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name
+        ]
         self.step_names = [tensor.name for tensor in step.inputs if tensor.name in SMALL_INPUTS]
 
     @classmethod
@@ -134,7 +136,9 @@ def inference_session(path: Path, threads: int | None) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail) as error:
-        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {' '.join(str(error).split())}") from error
+        raise SessionError(
+            f"ONNX Runtime {ort.__version__} cannot load {path}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:

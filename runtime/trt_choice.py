@@ -19,7 +19,7 @@ from .trt_device import Device
 ENGINES = "engines"
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
-OPTION_NAMES = {"target": "length"}  # where a range's name is already taken on the command line
+OPTIONS = {"batch": "batch", "beam": "beam", "source": "source", "target": "length"}  # range -> option of the build
 
 
 def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
@@ -104,7 +104,7 @@ def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) ->
         )
     if not runs_on(passport, device):
         targets = ", ".join(passport.targets) or f"sm{PORTABLE_FROM} and later"
-        command = build_command(folder.parents[1], passport.precision, [device.capability])
+        command = rebuild_command(folder, passport, [device.capability])
         raise SessionError(
             f"engine {folder.name} was built for {targets}, this GPU is {device.capability} ({device.name}); "
             f"build one for it with: {command}"
@@ -119,13 +119,22 @@ def runs_on(passport: Passport, device: Device) -> bool:
     return passport.flavour == "tensorrt" or int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
 
 
-def mend(folder: Path, passport: Passport, **options: Range | int) -> str:
-    return f"rebuild with: {build_command(folder.parents[1], passport.precision, passport.targets, **options)}"
+def mend(folder: Path, passport: Passport, **changed: Range | int) -> str:
+    """The build that makes this engine anew, with the given ranges or slots instead of its own."""
+    return f"rebuild with: {rebuild_command(folder, passport, passport.targets, **changed)} --force"
 
 
-def build_command(root: Path, precision: str, targets: Sequence[str], **options: Range | int) -> str:
-    """The command line that builds such an engine; `options` are what differs from the default."""
-    words = ["seq2engine build", shlex.quote(str(root)), "--precision", precision]
-    words += ["--target", *targets] if targets else []
-    words += [f"--{OPTION_NAMES.get(name, name)} {value}" for name, value in options.items()]
+def rebuild_command(folder: Path, passport: Passport, targets: Sequence[str], **changed: Range | int) -> str:
+    options: dict[str, Range | int] = {name: getattr(passport.ranges, name) for name in OPTIONS}
+    if passport.cache_form == "static" and passport.slots != passport.ranges.slots:
+        options["slots"] = passport.slots
+    words = [build_command(folder.parents[1], passport.precision, targets), "--flavour", passport.flavour]
+    for name, value in {**options, **changed}.items():
+        shown = value.max if isinstance(value, Range) and value.fixed else value
+        words += [f"--{OPTIONS.get(name, name)}", str(shown)]
     return " ".join(words)
+
+
+def build_command(root: Path, precision: str, targets: Sequence[str]) -> str:
+    words = ["seq2engine build", shlex.quote(str(root)), "--precision", precision]
+    return " ".join(words + (["--target", *targets] if targets else []))

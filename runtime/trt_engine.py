@@ -30,7 +30,7 @@ log = logging.getLogger("seq2engine")
 
 @dataclass(frozen=True)
 class Binding:
-    """An array for every input and output in the passport's order, and the part of it that a captured graph bakes in."""
+    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in."""
 
     arrays: tuple[DeviceArray, ...]
     key: tuple[tuple[int, Shape], ...]  # address and shape of each

@@ -38,7 +38,10 @@ def agreed_sizes(graph: str, entry: EngineEntry, shapes: Mapping[str, Shape]) ->
     for tensor in entry.inputs:
         shape = shapes[tensor.name]
         expected = [sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in tensor.axes]
-        if len(shape) != len(expected) or any(e not in (s, str(e)) for e, s in zip(expected, shape, strict=True)):
+        fits = len(shape) == len(expected) and all(
+            isinstance(known, str) or known == size for known, size in zip(expected, shape, strict=True)
+        )
+        if not fits:
             wanted = ", ".join(map(str, expected))
             raise RequestError(f"{graph} input {tensor.name} has shape {list(shape)}, expected [{wanted}] in this call")
         sizes.update((axis, size) for axis, size in zip(tensor.axes, shape, strict=True) if isinstance(axis, str))

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seq2engine.errors import BundleError
@@ -24,19 +24,13 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
     A target that is there is refused, or with `force` replaced in one step; but only a folder that holds `marker`
     (one we wrote) or nothing is ever replaced.
     """
-    if target.exists() or target.is_symlink():
-        if not target.is_dir() or target.is_symlink():
-            raise BundleError(f"{target} is a file; name a folder that does not exist yet")
-        ours = (target / marker).is_file() or not any(target.iterdir())
-        if not ours:
-            raise BundleError(f"{target} exists and has no {marker}, so it is not ours to replace; name another folder")
-        if not force:
-            raise BundleError(f"{target} exists; name another folder, or add --force to replace it")
+    check_replaceable(target, force, marker)
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
+        remove_empty(made)
         raise BundleError(f"cannot write beside {target}: {error.strerror}") from error
     try:
         os.chmod(beside, 0o755)
@@ -44,13 +38,33 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
         for file in beside.rglob("*"):
             if file.is_file():
                 file.chmod(0o644)  # some writers make files that only their owner reads
+        check_replaceable(target, force, marker)  # again: somebody else may have put a folder there meanwhile
         exchange(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
-        for parent in made:
-            parent.rmdir()
+        remove_empty(made)
         raise
     shutil.rmtree(beside, ignore_errors=True)  # after an exchange this is the old folder
+
+
+def check_replaceable(target: Path, force: bool, marker: str) -> None:
+    """Raises unless `target` is free, or ours and to be replaced."""
+    if target.is_symlink() or target.is_file():
+        kind = "link" if target.is_symlink() else "file"
+        raise BundleError(f"{target} is a {kind}; name a folder that does not exist yet")
+    if target.exists():
+        ours = (target / marker).is_file() or not any(target.iterdir())
+        if not ours:
+            raise BundleError(f"{target} exists and has no {marker}, so it is not ours to replace; name another folder")
+        if not force:
+            raise BundleError(f"{target} exists; name another folder, or add --force to replace it")
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Removes those of the folders, the innermost first, that are there and that nobody has put anything into."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def exchange(new: Path, target: Path) -> None:
@@ -59,15 +73,25 @@ def exchange(new: Path, target: Path) -> None:
         new.rename(target)
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):  # not Linux: a moment without a target is the best to be had
-        shutil.rmtree(target)
-        new.rename(target)
+    if not hasattr(libc, "renameat2"):  # not Linux
+        exchange_in_steps(new, target)
     elif libc.renameat2(AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(target), RENAME_EXCHANGE) != 0:
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(code, os.strerror(code), str(target))
-        shutil.rmtree(target)
+        exchange_in_steps(new, target)
+
+
+def exchange_in_steps(new: Path, target: Path) -> None:
+    """The same where the system has no such step: a moment without a target, but never one without its content."""
+    aside = new.with_name(new.name + ".old")
+    target.rename(aside)
+    try:
         new.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    aside.rename(new)
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class ProgressPrinter:
 
 def duration(seconds: float) -> str:
     """4.2 s, 3 min 05 s."""
-    if seconds < 60:
+    if seconds < 59.95:  # what would round to 60.0 s is a minute
         return f"{seconds:.1f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60:02d} s"

@@ -48,16 +48,16 @@ class ScriptedStep:
         assert tokens.shape == parents.shape
         assert np.issubdtype(tokens.dtype, np.integer)
         assert np.issubdtype(parents.dtype, np.integer)
-        batch, beam = tokens.shape
+        batch, beams = tokens.shape
         assert batch == len(self.scripts), f"{batch} rows, but {len(self.scripts)} sources were kept"
         if self.prefixes is None:
             assert (tokens == self.start).all()
-            self.prefixes = [[()] * beam for _ in range(batch)]
+            self.prefixes = [[()] * beams for _ in range(batch)]
         else:
-            assert ((parents >= 0) & (parents < beam)).all()
+            assert ((parents >= 0) & (parents < beams)).all()
             self.prefixes = [
-                [(*before[parent], token) for token, parent in zip(*chosen, strict=True)]
-                for before, chosen in zip(self.prefixes, zip(tokens.tolist(), parents.tolist(), strict=True), strict=True)
+                [(*before[parents[row, beam]], int(tokens[row, beam])) for beam in range(beams)]
+                for row, before in enumerate(self.prefixes)
             ]
         self.batches.append(batch)
         self.answer = np.stack(

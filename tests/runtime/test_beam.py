@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import itertools
 import math
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_step import ScriptedStep, from_seed, from_table, run
+from scripted_step import Script, ScriptedStep, from_seed, from_table, run
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime import beam as beam_module
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.greedy import greedy_search
-from seq2engine.runtime.search import SearchOptions, Special
+from seq2engine.runtime.search import Emitted, Hypothesis, SearchOptions, Special
 
 START, END, A, B = range(4)
 SPECIAL = Special(start=START, end=END)
 EARLY_STOPPING = [True, False, "never"]
 
 
-def decode(*scripts, end=END, start=START, **options):
-    step = ScriptedStep(scripts, start)
-    hypotheses, emitted = run(beam_search(step, len(scripts), Special(start, end), SearchOptions(**options)))
+def decode(
+    *scripts: Script, end: int = END, **options: Any
+) -> tuple[list[list[Hypothesis]], list[Emitted], ScriptedStep]:
+    step = ScriptedStep(scripts, START)
+    hypotheses, emitted = run(beam_search(step, len(scripts), Special(START, end), SearchOptions(**options)))
     return hypotheses, emitted, step
 
 
-def best(script, **options):
+def best(script: Script, **options: Any) -> tuple[tuple[int, ...], float]:
     """Tokens and score of the best hypothesis of one source."""
     ((found, *_),), _, _ = decode(script, **options)
     return found.tokens, found.score
@@ -46,15 +50,15 @@ SHORT_OR_LONG = from_table({(): [0, 0.4, 0.6, 0], (A,): [0, 0.6, 0.4, 0]}, other
         (-1.0, (END,), math.log(0.4)),
     ],
 )
-def test_length_penalty_changes_the_winner(penalty, tokens, score):
+def test_length_penalty_changes_the_winner(penalty: float, tokens: tuple[int, ...], score: float) -> None:
     found = best(SHORT_OR_LONG, beam=2, length_penalty=penalty, early_stopping=True)
     assert found == (tokens, pytest.approx(score, abs=1e-6))
 
 
-# Two beams, length penalty 1. What has ended after step 2 is [END] log(.4) = -.92 and [A END] log(.6*.45)/2 = -.65, and
-# [A B] runs at log(.3)/2 = -.60: better than the worst, so only True stops. After step 3 [A B END] log(.27)/3 = -.44 has
-# pushed [END] out and [A B A] runs at log(.03)/3 = -1.17: False stops. Could it stay certain up to step 12, it would
-# end at log(.03)/12 = -.29, so "never" goes on, and it does stay certain.
+# Two beams, length penalty 1. After step 2 [END] log(.4) = -.92 and [A END] log(.6*.45)/2 = -.65 have ended and [A B]
+# runs at log(.3)/2 = -.60: better than the worst of them, so only True stops. After step 3 [A B END] log(.27)/3 = -.44
+# has pushed [END] out and [A B A] runs at log(.03)/3 = -1.17: False stops. Should it be certain of every token up to
+# step 12, it would reach log(.03)/12 = -.29, so "never" goes on; and certain it is.
 PATIENCE = from_table(
     {
         (): [0, 0.4, 0.6, 0],
@@ -74,22 +78,24 @@ PATIENCE = from_table(
         ("never", (A, B, *[A] * 10), math.log(0.03) / 12, 12),
     ],
 )
-def test_early_stopping_is_impatient_sensible_or_thorough(early_stopping, tokens, score, steps):
-    options = {"beam": 2, "max_length": 12, "early_stopping": early_stopping}
+def test_early_stopping_is_impatient_sensible_or_thorough(
+    early_stopping: bool | str, tokens: tuple[int, ...], score: float, steps: int
+) -> None:
+    options: dict[str, Any] = {"beam": 2, "max_length": 12, "early_stopping": early_stopping}
     assert best(PATIENCE, **options) == (tokens, pytest.approx(score, abs=1e-6))
     assert len(decode(PATIENCE, **options)[1]) == steps
 
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("beam", [1, 2, 3])
-def test_the_end_token_may_come_first(beam, early_stopping):
+def test_the_end_token_may_come_first(beam: int, early_stopping: bool | str) -> None:
     script = from_table({(): [0, 0.97, 0.02, 0.01]}, otherwise=[0, 0.2, 0.4, 0.4])
     found = best(script, beam=beam, early_stopping=early_stopping, length_penalty=0.0)
     assert found == ((END,), pytest.approx(math.log(0.97), abs=1e-6))
 
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
-def test_a_source_that_never_ends_stops_at_the_maximum_length(early_stopping):
+def test_a_source_that_never_ends_stops_at_the_maximum_length(early_stopping: bool | str) -> None:
     script = from_table({}, otherwise=[0, 0, 0.7, 0.3])
     ((first, second),), emitted, _ = decode(script, beam=2, nbest=2, max_length=3, early_stopping=early_stopping)
     assert (first.tokens, second.tokens) == ((A, A, A), (A, A, B))  # of its three equals the one from the best beam
@@ -98,20 +104,20 @@ def test_a_source_that_never_ends_stops_at_the_maximum_length(early_stopping):
     assert len(emitted) == 3
 
 
-def test_at_the_maximum_length_running_beams_count_like_ended_ones():
+def test_at_the_maximum_length_running_beams_count_like_ended_ones() -> None:
     script = from_table({(): [0, 0.3, 0.7, 0]}, otherwise=[0, 0.1, 0.9, 0])
     ((first, second),), _, _ = decode(script, beam=2, nbest=2, max_length=2, length_penalty=0.0)
     assert (first.tokens, second.tokens) == ((A, A), (END,))  # .63 and .30 before [A END] .07
 
 
-def test_an_end_token_past_the_first_k_candidates_is_not_heard():
+def test_an_end_token_past_the_first_k_candidates_is_not_heard() -> None:
     # At step 1 the end token is third. [END] would win with log(.2) = -1.6; what beam 2 can see is .4 * .1.
     script = from_table({(): [0, 0.2, 0.4, 0.4]}, otherwise=[0.3, 0.1, 0.3, 0.3])
     tokens, _ = best(script, beam=2, max_length=3, length_penalty=0.0)
     assert tokens != (END,)
 
 
-def test_nbest_is_in_order_and_a_prefix_of_a_larger_nbest():
+def test_nbest_is_in_order_and_a_prefix_of_a_larger_nbest() -> None:
     script = from_seed(3, vocab=6)
     wide = decode(script, beam=4, nbest=4)[0][0]
     scores = [hypothesis.score for hypothesis in wide]
@@ -124,17 +130,18 @@ def test_nbest_is_in_order_and_a_prefix_of_a_larger_nbest():
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_beam_wider_than_what_exists_gives_what_exists(early_stopping, penalty):
+def test_a_beam_wider_than_what_exists_gives_what_exists(early_stopping: bool | str, penalty: float) -> None:
     script = from_table({(): [0, 0.5, 0.5, 0], (A,): [0, 0.25, 0, 0.75]}, otherwise=[0, 1, 0, 0])
-    options = {"early_stopping": early_stopping, "length_penalty": penalty}
-    (found,), emitted, _ = decode(script, beam=6, nbest=6, max_length=8, **options)
+    (found,), emitted, _ = decode(
+        script, beam=6, nbest=6, max_length=8, early_stopping=early_stopping, length_penalty=penalty
+    )
     assert {hypothesis.tokens for hypothesis in found} == {(END,), (A, B, END), (A, END)}
     assert len(emitted) == 3  # then no beam is left
 
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("vocab", [2, 3, 5])
-def test_a_vocabulary_smaller_than_the_candidates(vocab, early_stopping):
+def test_a_vocabulary_smaller_than_the_candidates(vocab: int, early_stopping: bool | str) -> None:
     (found,), _, _ = decode(from_seed(vocab, vocab), beam=4, nbest=4, max_length=5, early_stopping=early_stopping)
     assert 1 <= len(found) <= 4
     assert all(math.isfinite(hypothesis.score) for hypothesis in found)
@@ -142,16 +149,16 @@ def test_a_vocabulary_smaller_than_the_candidates(vocab, early_stopping):
 
 
 @pytest.mark.parametrize(("end", "tokens"), [(0, (0,)), (7, (0, 0, 0))])
-def test_a_vocabulary_of_one(end, tokens):
+def test_a_vocabulary_of_one(end: int, tokens: tuple[int, ...]) -> None:
     ((found, *rest),), _, _ = decode(lambda prefix: np.zeros(1, np.float32), beam=3, nbest=3, max_length=3, end=end)
     assert (found.tokens, found.score, rest) == (tokens, 0.0, [])
 
 
-def test_an_empty_batch_asks_nothing():
+def test_an_empty_batch_asks_nothing() -> None:
     assert decode(beam=2)[:2] == ([], [])
 
 
-def test_finished_sources_leave_or_wait_and_are_fed_the_end_token():
+def test_finished_sources_leave_or_wait_and_are_fed_the_end_token() -> None:
     quick = from_table({(): [0, 0.6, 0.4, 0]}, otherwise=[0, 1, 0, 0])  # done after two steps
     slow = from_table({}, otherwise=[0, 0, 0.6, 0.4])
     hypotheses, emitted, step = decode(slow, quick, slow, beam=2, max_length=4)
@@ -167,7 +174,7 @@ def test_finished_sources_leave_or_wait_and_are_fed_the_end_token():
     assert [emission.parents[0].tolist() for emission in emitted[1:]] == [[0, 1]] * 3
 
 
-def test_logits_that_are_no_numbers_are_refused():
+def test_logits_that_are_no_numbers_are_refused() -> None:
     broken = from_table({(A,): [math.nan] * 4}, otherwise=[0, 0.2, 0.8, 0])
     with pytest.raises(RequestError, match="source 0: the model's logits are not finite"):
         decode(broken, beam=2)
@@ -181,15 +188,17 @@ def test_logits_that_are_no_numbers_are_refused():
     penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
     early_stopping=st.sampled_from(EARLY_STOPPING),
 )
-def test_neighbours_and_order_do_not_matter(seeds, random, beam, penalty, early_stopping):
-    options = {"beam": beam, "nbest": beam, "length_penalty": penalty, "early_stopping": early_stopping, "max_length": 6}
-    alone = {seed: decode(from_seed(seed, vocab=5), **options)[0][0] for seed in seeds}
+def test_neighbours_and_order_do_not_matter(
+    seeds: list[int], random: Random, beam: int, penalty: float, early_stopping: bool | str
+) -> None:
+    options: dict[str, Any] = {"beam": beam, "nbest": beam, "length_penalty": penalty, "early_stopping": early_stopping}
+    alone = {seed: decode(from_seed(seed, vocab=5), max_length=6, **options)[0][0] for seed in seeds}
     random.shuffle(seeds)
-    found, _, _ = decode(*(from_seed(seed, vocab=5) for seed in seeds), **options)
+    found, _, _ = decode(*(from_seed(seed, vocab=5) for seed in seeds), max_length=6, **options)
     assert found == [alone[seed] for seed in seeds]
 
 
-def test_neighbours_do_not_matter_to_the_last_bit_of_a_large_vocabulary():
+def test_neighbours_do_not_matter_to_the_last_bit_of_a_large_vocabulary() -> None:
     options = {"beam": 2, "nbest": 2, "max_length": 3}
     scripts = [from_seed(seed, vocab=20_011) for seed in range(3)]
     together = decode(*scripts, **options)[0]
@@ -203,10 +212,10 @@ def test_neighbours_do_not_matter_to_the_last_bit_of_a_large_vocabulary():
     length=st.integers(1, 4),
     penalty=st.sampled_from([-0.5, 0.0, 0.6, 1.0, 2.0]),
 )
-def test_a_huge_beam_finds_the_best_of_all_sequences(seed, vocab, length, penalty):
+def test_a_huge_beam_finds_the_best_of_all_sequences(seed: int, vocab: int, length: int, penalty: float) -> None:
     script = from_seed(seed, vocab)
 
-    def score(tokens):
+    def score(tokens: tuple[int, ...]) -> float:
         logits = [script(tokens[:place]).astype(np.float64) for place in range(len(tokens))]
         total = sum(row[token] - np.logaddexp.reduce(row) for row, token in zip(logits, tokens, strict=True))
         return total / len(tokens) ** penalty
@@ -216,16 +225,16 @@ def test_a_huge_beam_finds_the_best_of_all_sequences(seed, vocab, length, penalt
     sequences += itertools.product(words, repeat=length)
     ranked = sorted(sequences, key=score, reverse=True)
 
-    huge = {"beam": vocab**length, "max_length": length, "length_penalty": penalty, "early_stopping": "never"}
-    (found,), _, _ = decode(script, nbest=vocab**length, **huge)
-    assert found[0].tokens == ranked[0]
-    assert found[0].score == pytest.approx(score(ranked[0]), abs=1e-5)
+    huge = vocab**length
+    options: dict[str, Any] = {"max_length": length, "length_penalty": penalty, "early_stopping": "never"}
+    (found,), _, _ = decode(script, beam=huge, nbest=huge, **options)
     assert [hypothesis.tokens for hypothesis in found] == ranked
+    assert found[0].score == pytest.approx(score(ranked[0]), abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), vocab=st.integers(2, 6))
-def test_a_beam_of_one_that_stops_at_once_is_greedy(seed, vocab):
+def test_a_beam_of_one_that_stops_at_once_is_greedy(seed: int, vocab: int) -> None:
     options = SearchOptions(max_length=8, length_penalty=0.0, early_stopping=True)
     script = from_seed(seed, vocab)
     (((greedy,),), _), (((beam,),), _) = (
@@ -243,7 +252,9 @@ def test_a_beam_of_one_that_stops_at_once_is_greedy(seed, vocab):
     levels=st.sampled_from([1, 2, 30, 10**6]),
     hidden=st.booleans(),
 )
-def test_top_columns_are_those_of_a_full_stable_sort(seed, width, count, levels, hidden):
+def test_top_columns_are_those_of_a_full_stable_sort(
+    seed: int, width: int, count: int, levels: int, hidden: bool
+) -> None:
     random = np.random.default_rng(seed)
     rows = random.integers(0, levels, (3, width)).astype(np.float32)  # few levels: many ties
     if hidden:

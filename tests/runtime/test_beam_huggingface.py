@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ MODELS = {
     "very peaky": (12.0, 18.0),
     "never ends": (4.0, -100.0),
 }
-BEAMS, PENALTIES, EARLY_STOPPING = (2, 4, 8), (0.0, 0.6, 1.0, 2.0), (True, False, "never")
+BEAMS, PENALTIES = (2, 4, 8), (0.0, 0.6, 1.0, 2.0)
+EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 # All combinations of options, the models in turn, two for each.
 CASES = [
     (*options, name)
@@ -114,9 +116,7 @@ class MarianStep:
         self.states, self.mask, self.prefixes = self.states[kept], self.mask[kept], self.prefixes[kept]
 
 
-def library_answer(
-    model: MarianMTModel, ids: torch.Tensor, mask: torch.Tensor, options: SearchOptions
-) -> list[list[Hypothesis]]:
+def library_answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
     """What `generate` says, in our words."""
     config = GenerationConfig(
         num_beams=options.beam,
@@ -155,13 +155,15 @@ def without_padding(row: list[int]) -> tuple[int, ...]:
 
 def assert_same(ours: list[list[Hypothesis]], library: list[list[Hypothesis]]) -> None:
     """Tokens exactly, with no excuse for ties (the seeds are fixed and no two candidates are that close)."""
-    assert [[found.tokens for found in nbest] for nbest in ours] == [[found.tokens for found in nbest] for nbest in library]
     for our_nbest, library_nbest in zip(ours, library, strict=True):
+        assert [found.tokens for found in our_nbest] == [found.tokens for found in library_nbest]
         assert [found.score for found in our_nbest] == pytest.approx([found.score for found in library_nbest], abs=1e-4)
 
 
 @pytest.mark.parametrize(("beam", "penalty", "early_stopping", "name"), CASES)
-def test_a_batch_gives_what_generate_gives_for_each_source_alone(beam, penalty, early_stopping, name):
+def test_a_batch_gives_what_generate_gives_for_each_source_alone(
+    beam: int, penalty: float, early_stopping: bool | str, name: str
+) -> None:
     model, (ids, mask) = marian(name), sources()
     options = SearchOptions(MAX_LENGTH, beam, penalty, early_stopping, nbest=beam)
     ours, _ = run(beam_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
@@ -175,7 +177,7 @@ def test_a_batch_gives_what_generate_gives_for_each_source_alone(beam, penalty, 
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("name", MODELS)
-def test_in_generate_too_a_source_does_not_change_once_it_is_done(name, early_stopping):
+def test_in_generate_too_a_source_does_not_change_once_it_is_done(name: str, early_stopping: bool | str) -> None:
     model, (ids, mask) = marian(name), sources()
     options = SearchOptions(MAX_LENGTH, 4, 0.6, early_stopping, nbest=4)
     ours, _ = run(beam_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
@@ -183,7 +185,7 @@ def test_in_generate_too_a_source_does_not_change_once_it_is_done(name, early_st
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_is_generate_without_beams(name):
+def test_greedy_is_generate_without_beams(name: str) -> None:
     model, (ids, mask) = marian(name), sources()
     options = SearchOptions(MAX_LENGTH)
     ours, _ = run(greedy_search(MarianStep(model, ids, mask), len(ids), SPECIAL, options))
@@ -191,7 +193,7 @@ def test_greedy_is_generate_without_beams(name):
     assert [nbest[0].tokens for nbest in ours] == [nbest[0].tokens for nbest in library]
 
 
-def test_the_cases_are_about_what_they_claim():
+def test_the_cases_are_about_what_they_claim() -> None:
     """Every model meets every option, its sources end early, late and never, and they leave the batch on the way."""
     for place, values in enumerate((BEAMS, PENALTIES, EARLY_STOPPING)):
         assert {(case[3], case[place]) for case in CASES} == set(itertools.product(MODELS, values))

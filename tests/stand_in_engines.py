@@ -1,0 +1,110 @@
+"""Bundles with engines of the TensorRT stand-in, and sessions over them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from tensorrt_stand_in import VERSIONS, HostDevice, engine_bytes, tensorrt_stand_in
+
+from seq2engine.export.bundle import Bundle, open_bundle
+from seq2engine.export.contract import GRAPHS
+from seq2engine.export.passport import PASSPORT, EngineEntry, EngineTensor, Passport, read_passport
+from seq2engine.export.profiles import Range, ShapeRanges, shapes_from_ranges
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.export.trt_form import step_for_tensorrt
+from seq2engine.folders import sha256_of
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.transformer import Transformer
+from seq2engine.runtime.trt_session import TrtSession
+
+ONE_BEAM = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 16), Range(1, 8, 12))
+BEAMS = ShapeRanges(Range(1, 2, 4), Range(1, 2, 3), Range(1, 8, 16), Range(1, 8, 12))
+THREE_BEAMS = ShapeRanges(Range(1, 2, 4), Range(3, 3, 3), Range(1, 8, 16), Range(1, 8, 12))
+MODEL = random_model("tiny", seed=3)
+SOURCES = [[5, 17, 250, 9, 41], [77, 3], [12, 200, 31, 8, 99, 140, 6]]
+
+
+def exported(folder: Path) -> dict[str, Path]:
+    """The tiny model's bundles by cache form, without engines."""
+    onnx_from_model(MODEL, folder / "static", ("fp32", "fp16"), "static")
+    onnx_from_model(MODEL, folder / "growing", ("fp32",), "growing")
+    return {form: folder / form for form in ("static", "growing")}
+
+
+def copied(bundle: Path, target: Path) -> Bundle:
+    """A bundle of one's own, to put engines into and to damage."""
+    shutil.copytree(bundle, target)
+    return open_bundle(target)
+
+
+def put_engines(
+    bundle: Bundle,
+    ranges: ShapeRanges = ONE_BEAM,
+    precision: str = "fp32",
+    flavour: str = "tensorrt_rtx",
+    slots: int | None = None,
+    name: str | None = None,
+    targets: tuple[str, ...] = ("sm86", "sm89"),
+) -> Path:
+    """Writes engines and passport as a build would, and returns their folder."""
+    folder = bundle.root / "engines" / (name or f"sm86-sm89-{precision}")
+    folder.mkdir(parents=True)
+    slots = slots or ranges.slots
+    entries = {}
+    for graph in GRAPHS:
+        spec = bundle.specs(precision)[graph]
+        shapes = shapes_from_ranges(spec, ranges, bundle.cache_form, slots)
+        model = onnx.load(bundle.graph_path(precision, graph))
+        if graph == "decoder_step":
+            beams = ranges.beam.max if ranges.beam.fixed else None
+            model = step_for_tensorrt(model, bundle.cache_form, beams, slots)
+        file = folder / f"{graph}.engine"
+        file.write_bytes(engine_bytes(model, shapes, flavour))
+        updated = [t.name for t in spec.outputs if t.name.startswith("new_")] if bundle.cache_form == "static" else []
+        entries[graph] = EngineEntry(
+            file=file.name,
+            bytes=file.stat().st_size,
+            sha256=sha256_of(file),
+            onnx_sha256=bundle.graph(precision, graph).sha256,
+            inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
+            outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
+            aliases={output: output.removeprefix("new_") for output in updated},
+            launches=0,
+            fused_attentions=0,
+            attentions=0,
+            build_seconds=0.0,
+        )
+    passport = Passport(
+        flavour, VERSIONS[flavour], targets, precision, bundle.cache_form, ranges, slots, entries
+    )
+    (folder / PASSPORT).write_text(passport.to_json())
+    return folder
+
+
+def session_over(folder: Path, trt: Any = None, device: HostDevice | None = None) -> TrtSession:
+    passport = read_passport(folder / PASSPORT)
+    bundle = open_bundle(folder.parents[1])
+    trt = trt or tensorrt_stand_in(passport.flavour)
+    return TrtSession(trt, device or HostDevice(), folder, passport, bundle.config)
+
+
+def reference_logits(model: Transformer, sources: list[list[int]], targets: list[list[int]]) -> np.ndarray:
+    """Teacher forcing, one source at a time: sources and the decoder's inputs so far -> the next logits [N,V]."""
+    rows = []
+    with torch.inference_mode():
+        for source, target in zip(sources, targets, strict=True):
+            ids = torch.tensor([source])
+            rows.append(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([target]))[0, -1].numpy())
+    return np.stack(rows)
+
+
+def reference_greedy(model: Transformer, source: list[int], length: int) -> list[int]:
+    tokens = [model.config.start_id]
+    while len(tokens) <= length and tokens[-1] != model.config.end_id:
+        tokens.append(int(reference_logits(model, [source], [tokens])[0].argmax()))
+    return tokens[1:]
