@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
+from math import prod
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper, shape_inference
+from onnx import helper, numpy_helper, shape_inference
 
 from ..errors import ExportError
 from .contract import GraphSpec, TensorSpec
@@ -73,17 +74,24 @@ def node_problems(model: onnx.ModelProto) -> list[str]:
 
 
 def weight_problems(model: onnx.ModelProto) -> list[str]:
-    """Large weights must not be stored twice."""
-    seen: dict[str, str] = {}
+    """Large weights must not be stored twice, nor once more transposed, as a tied head easily is."""
+    first: dict[tuple[int, int], onnx.TensorProto] = {}
     problems = []
     for weight in model.graph.initializer:
         if len(weight.raw_data) < SMALL:
             continue
-        digest = hashlib.sha256(weight.raw_data).hexdigest()
-        if digest in seen:
-            problems.append(f"{weight.name} stores the same weights as {seen[digest]}")
-        seen[digest] = weight.name
+        array = numpy_helper.to_array(weight)
+        total = int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64))  # cheap, and the same in any order
+        twin = first.setdefault((len(weight.raw_data), total), weight)
+        if twin is not weight and same_weights(array, numpy_helper.to_array(twin)):
+            problems.append(f"{weight.name} stores the same weights as {twin.name}")
     return problems
+
+
+def same_weights(a: np.ndarray, b: np.ndarray) -> bool:
+    if (a == a.flat[0]).all():
+        return False  # norms and biases before training: equal, but not each other's copy
+    return np.array_equal(a, b) or np.array_equal(a, b.T)
 
 
 def shape_problems(model: onnx.ModelProto, spec: GraphSpec, sizes: dict[str, int]) -> list[str]:
@@ -98,13 +106,27 @@ def shape_problems(model: onnx.ModelProto, spec: GraphSpec, sizes: dict[str, int
     except shape_inference.InferenceError as error:
         line = " ".join(str(error).split())
         return [f"at {sizes} the graph does not fit together ({line})"]
-    problems = []
+    problems = reshape_problems(inferred, sizes)
     for value, tensor in zip(inferred.graph.output, spec.outputs, strict=True):
         have, want = axes_of(value), tensor.shape(sizes)
         if have != want:
             problems.append(
                 f"output {tensor} has shape {list(have)} at {sizes}, expected {list(want)}: an axis is baked in"
             )
+    return problems
+
+
+def reshape_problems(inferred: onnx.ModelProto, sizes: dict[str, int]) -> list[str]:
+    """Inference lets a Reshape change the number of elements, and broadcasting then hides a size baked in as 1."""
+    graph = inferred.graph
+    shapes = {value.name: axes_of(value) for value in (*graph.input, *graph.value_info, *graph.output)}
+    problems = []
+    for node in graph.node:
+        if node.op_type == "Reshape":
+            before, after = shapes[node.input[0]], shapes[node.output[0]]
+            known = all(isinstance(axis, int) for axis in (*before, *after))
+            if known and prod(map(int, before)) != prod(map(int, after)):
+                problems.append(f"{node.name} makes {list(after)} of {list(before)} at {sizes}: an axis is baked in")
     return problems
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Bundle:
         if precision not in self.manifest.graphs:
             raise BundleError(
                 f"{self.root} holds no {precision} graphs, only {', '.join(self.precisions)}; "
-                f"export it again with: --precision {' '.join((*self.precisions, precision))}"
+                f"{mend_of(self.root)} --precision {' '.join((*self.precisions, precision))}"
             )
 
     def graph(self, precision: str, name: str) -> GraphEntry:
@@ -102,7 +103,7 @@ class Bundle:
 
     def check_file(self, relative: str, expected: str) -> None:
         path = self.inside(relative)
-        mend = "export the checkpoint again with: seq2engine export CHECKPOINT " + f"{self.root} --force"
+        mend = mend_of(self.root)
         if not path.is_file():
             raise BundleError(f"{path} is missing, though the manifest lists it; {mend}")
         if sha256_of(path) != expected:
@@ -112,8 +113,12 @@ class Bundle:
         """A path of the manifest, which may not lead out of the bundle."""
         path = (self.root / relative).resolve()
         if not path.is_relative_to(self.root.resolve()):
-            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside the bundle")
+            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside; {mend_of(self.root)}")
         return path
+
+
+def mend_of(root: Path) -> str:
+    return f"export the checkpoint again with: seq2engine export CHECKPOINT {shlex.quote(str(root))} --force"
 
 
 def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
@@ -128,8 +133,8 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
         )
     try:
         return Bundle(root, manifest_from_dict(json.loads(path.read_text())))
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise BundleError(f"{path} cannot be used ({error}); export the checkpoint again with --force") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise BundleError(f"{path} cannot be used ({error}); {mend_of(root)}") from error
 
 
 def manifest_from_dict(values: dict[str, Any]) -> Manifest:

@@ -320,7 +320,8 @@ def module_path(node: fx.Node) -> str:
 
 def lookup(table: dict[Any, Any], key: Any, node: fx.Node) -> Any:
     if key not in table:
-        raise ExportError(f"{node.name} in {module_path(node) or 'the model'}: no ONNX form is known for {key!r}")
+        op, where = getattr(key, "__name__", key), module_path(node) or "the model"
+        raise ExportError(f"{node.name} in {where}: no ONNX form is known for {op}")
     return table[key]
 
 

@@ -65,7 +65,7 @@ def read_passport(path: Path) -> Passport:
         raise BundleError(
             f"{path} cannot be read ({error.strerror}); build the engine again with: seq2engine build"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} cannot be used ({error}); build the engine again with: seq2engine build") from error
 
 

@@ -101,7 +101,7 @@ def engines_from_onnx(
 def check_slots(slots: int | None, ranges: ShapeRanges) -> int:
     if slots is None:
         return ranges.slots
-    least = ranges.target.max + ranges.beam.max
+    least = ranges.target.max - 1 + ranges.beam.max  # a path all beams share, and the last step of each
     if slots < least:
         raise BuildError(f"--slots {slots} is too few: one path of {ranges.target.max} tokens needs at least {least}")
     return slots

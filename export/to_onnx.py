@@ -126,7 +126,7 @@ def onnx_from_model(
         graphs = graphs_from_model(model, cache_form)
         progress("export: graphs", 1.0)
         entries: dict[str, dict[str, GraphEntry]] = {}
-        for precision in precisions:
+        for precision in dict.fromkeys(precisions):  # one asked for twice is written once
             specs = graph_specs(model.config, precision, cache_form)
             entries[precision] = {}
             for done, name in enumerate(GRAPHS):

@@ -55,8 +55,9 @@ def build_engine(
 
 
 def parse_errors(parser: Any) -> str:
-    errors = [parser.get_error(i) for i in range(parser.num_errors)]
-    return "; ".join(f"{error.node_name() or error.node_operator()}: {error.desc()}" for error in errors[:3])
+    errors = [parser.get_error(i) for i in range(min(parser.num_errors, 3))]
+    described = [f"{e.node_name() or e.node_operator()}: {e.code().name} {e.desc()}" for e in errors]
+    return " ".join("; ".join(described).split())
 
 
 def allow_decomposition(trt: Any, network: Any) -> None:
@@ -96,6 +97,7 @@ def monitor_class(trt: Any) -> type:
             trt.IProgressMonitor.__init__(self)
             self.progress, self.cancelled = progress, cancelled
             self.phases: dict[str, tuple[int, int]] = {}  # phase -> steps done, steps in all
+            self.furthest = 0.0  # a phase may follow another within one step, which must not look like going back
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             self.phases[phase] = (0, max(steps, 1))
@@ -113,7 +115,8 @@ def monitor_class(trt: Any) -> type:
             for step, steps in self.phases.values():  # outermost first: a dict keeps its order
                 done += share * min(step, steps) / steps
                 share /= steps
-            self.progress(min(done, 0.99))
+            self.furthest = max(self.furthest, min(done, 0.99))
+            self.progress(self.furthest)
 
     return BuildMonitor
 

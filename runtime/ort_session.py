@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
@@ -13,6 +15,8 @@ from ..export.contract import GraphSpec
 from ..model.config import ModelConfig
 from .session import Limits, Session, State
 
+# Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
+ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -122,9 +126,9 @@ class StepBinding:
             bind(self.binding.bind_output, f"new_{name}", cache)
 
 
-def bind(method: object, name: str, array: np.ndarray) -> None:
+def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     """Binds an array's own memory, by address: ONNX Runtime neither copies it nor keeps it alive."""
-    assert array.flags.c_contiguous and callable(method)
+    assert array.flags.c_contiguous
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
@@ -135,10 +139,9 @@ def inference_session(path: Path, threads: int | None) -> ort.InferenceSession:
         options.intra_op_num_threads = threads
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail) as error:
-        raise SessionError(
-            f"ONNX Runtime {ort.__version__} cannot load {path}: {' '.join(str(error).split())}"
-        ) from error
+    except ORT_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
 
 
 def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How to decode, in the words of Hugging Face `generate`. `max_length` counts new tokens, the end token included."""
+    """How to decode, in the words of Hugging Face `generate`. `max_length` counts new tokens, the end token too."""
 
     max_length: int = 64
     beam: int = 1

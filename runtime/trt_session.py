@@ -237,11 +237,14 @@ class TrtSession(Session):
 
     def close(self) -> None:
         """Ends the session, and with it the use of its states. A second call does nothing."""
-        for engine in self.engines.values():
-            engine.close()
-        self.engines.clear()
-        self.pool.clear()
-        self.shared.release()
+        try:
+            self.device.synchronize()  # nothing may be released while the GPU still works with it
+        finally:
+            for engine in self.engines.values():
+                engine.close()
+            self.engines.clear()
+            self.pool.clear()
+            self.shared.release()
 
     def __exit__(self, *exception: object) -> None:
         self.close()

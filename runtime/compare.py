@@ -1,0 +1,151 @@
+"""Comparing: what makes two runs of a model the same. Results are data with a truth value and a reason.
+
+Nothing here runs a model. Every budget is taken from the error that PyTorch itself makes at the same precision, on the
+same inputs, against the same model in fp64 (the oracle):
+
+    |candidate - oracle|   against   |PyTorch - oracle|      at the median and at the worst element
+    the oracle's margin    against   PyTorch's error there   where two decodes choose differently
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# How much more than PyTorch a candidate may err. Exports that are right were measured at 0.6 to 1.1 times PyTorch's
+# error at the median and 0.4 to 2.8 times at the worst element (tiny models of all position schemes and norms, fp32 and
+# fp16, 32 sources, every step of 64); the smallest defect of the tests stands at 20 times. The worst element has more
+# room because a ratio of two maxima is a ratio of two single draws.
+MEDIAN_FACTOR = 4.0
+WORST_FACTOR = 16.0
+EPSILON = {"fp32": float(np.finfo(np.float32).eps), "fp16": float(np.finfo(np.float16).eps)}  # ulp of a 1.0
+EXCUSED = {"fp32": "tie", "fp16": "drift"}  # what a divergence is called that PyTorch's own error could have made
+
+LEVELS = ("encoder", "steps", "decodes")
+
+LOWEST, PER_OCTAVE, BINS = -96, 16, 16 * 144  # errors from 2^-96 to 2^48 in bins of 1/16 octave (4 %)
+
+
+class ErrorTally:
+    """Absolute errors of one tensor, counted over any number of batches in constant memory.
+
+    The worst error is exact; the median is that of a histogram, good to 2 %.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((2, BINS), dtype=np.int64)  # of the reference and of the candidate
+        self.worst = np.zeros(2)
+        self.squares = 0.0
+        self.elements = 0
+        self.rows = 0
+
+    def add(self, oracle: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Three arrays of one shape; the first axis counts rows (positions, sources) that err independently."""
+        if not oracle.size:
+            return
+        exact = oracle.astype(np.float64)
+        for which, array in enumerate((reference, candidate)):
+            errors = np.abs(array.astype(np.float64) - exact)
+            errors[~np.isfinite(errors)] = np.inf  # NaN is as wrong as can be
+            self.worst[which] = max(self.worst[which], float(errors.max()))
+            self.counts[which] += np.bincount(bins_of(errors).ravel(), minlength=BINS)
+        self.squares += float(np.square(exact).sum())
+        self.elements += exact.size
+        self.rows += len(exact)
+
+    def median(self, which: int) -> float:
+        place = int(np.searchsorted(np.cumsum(self.counts[which]), (self.elements + 1) // 2))
+        if place == 0:
+            return 0.0
+        middle = 2.0 ** ((place - 0.5) / PER_OCTAVE + LOWEST)
+        return float(self.worst[which]) if place == BINS - 1 else min(middle, float(self.worst[which]))
+
+    def result(self, level: str, tensor: str, precision: str, step: int | None = None) -> TensorResult:
+        scale = math.sqrt(self.squares / max(self.elements, 1))
+        return TensorResult(
+            level=level,
+            tensor=tensor,
+            step=step,
+            elements=self.elements,
+            scale=scale,
+            floor=EPSILON[precision] * scale,
+            reference=Errors(self.median(0), float(self.worst[0])),
+            candidate=Errors(self.median(1), float(self.worst[1])),
+        )
+
+
+def bins_of(errors: np.ndarray) -> np.ndarray:
+    """The bin of every error; exact zeros and what is below all bins go to the first, infinity to the last."""
+    with np.errstate(divide="ignore"):
+        places = np.ceil((np.log2(errors) - LOWEST) * PER_OCTAVE)
+    return np.clip(places, 0, BINS - 1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Errors:
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class TensorResult:
+    """One tensor of all sources (of one step where `step` is given): both errors against the oracle, and a verdict.
+
+    `scale` is the oracle's rms. `floor` is one unit in the last place at that scale, the least budget there is: where
+    PyTorch happens to be exact (an embedding, a tensor of zeros) another order of the same sums still may round once.
+    """
+
+    level: str
+    tensor: str
+    step: int | None
+    elements: int
+    scale: float
+    floor: float
+    reference: Errors
+    candidate: Errors
+
+    @property
+    def name(self) -> str:
+        return self.tensor if self.step is None else f"{self.tensor}, step {self.step}"
+
+    @property
+    def median_ratio(self) -> float:
+        return ratio(self.candidate.median, self.reference.median, self.floor / MEDIAN_FACTOR)
+
+    @property
+    def worst_ratio(self) -> float:
+        return ratio(self.candidate.worst, self.reference.worst, self.floor / WORST_FACTOR)
+
+    @property
+    def reason(self) -> str:
+        if not math.isfinite(self.reference.worst):
+            return f"{self.name}: PyTorch itself is not finite at this precision, so there is nothing to hold it against"
+        if not math.isfinite(self.candidate.worst):
+            return f"{self.name} is not finite"
+        if self.median_ratio > MEDIAN_FACTOR:
+            return f"{self.name} errs {times(self.median_ratio)} as much as PyTorch at the median, allowed {MEDIAN_FACTOR:g}x"
+        if self.worst_ratio > WORST_FACTOR:
+            return f"{self.name} errs {times(self.worst_ratio)} as much as PyTorch at worst, allowed {WORST_FACTOR:g}x"
+        return ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+def ratio(candidate: float, reference: float, least: float) -> float:
+    """How many times the reference's error the candidate makes; the reference's counts as `least` where it is less."""
+    against = max(reference, least)
+    if math.isnan(candidate) or math.isinf(candidate):
+        return math.inf
+    return candidate / against if against else (math.inf if candidate else 0.0)
+
+
+def times(value: float) -> str:
+    """1.04x, 12x, 3e+05x."""
+    return f"{value:.2f}x" if value < 10 else f"{value:.0f}x" if value < 1e4 else f"{value:.0e}x"

@@ -1,0 +1,180 @@
+"""A config is right or says everything that is wrong with it, in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2engine.errors import ConfigError
+from seq2engine.model.config import CHOICES, PRESETS, ModelConfig, config_from_dict
+
+FIELDS = [field.name for field in dataclasses.fields(ModelConfig)]
+
+
+def problems(**values: object) -> list[str]:
+    """What a config with these values complains about."""
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(**values)
+    message = str(caught.value)
+    assert message.startswith("config: ")
+    assert "\n" not in message
+    return message.removeprefix("config: ").split("; ")
+
+
+def test_the_defaults_are_the_base_model_of_the_paper() -> None:
+    base = PRESETS["base"]
+    assert base == ModelConfig()
+    assert (base.encoder_layers, base.decoder_layers) == (6, 6)
+    assert (base.d_model, base.heads, base.d_ff, base.head_dim) == (512, 8, 2048, 64)
+    assert (base.norm, base.positions, base.activation) == ("post", "sinusoidal", "relu")
+    assert base.share_embeddings
+    assert base.tie_output
+    assert base.scale_embeddings
+
+
+def test_big_is_the_big_model_of_the_paper() -> None:
+    big = PRESETS["big"]
+    assert (big.encoder_layers, big.decoder_layers) == (6, 6)
+    assert (big.d_model, big.heads, big.d_ff, big.head_dim) == (1024, 16, 4096, 64)
+
+
+def test_tiny_is_tiny() -> None:
+    tiny = PRESETS["tiny"]
+    assert set(PRESETS) == {"tiny", "base", "big"}
+    assert (tiny.encoder_layers, tiny.decoder_layers, tiny.d_model) == (2, 2, 64)
+    assert tiny.source_vocab == tiny.target_vocab == 256
+
+
+def test_a_config_does_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ModelConfig().heads = 4
+
+
+def test_all_mistakes_are_listed_at_once() -> None:
+    assert problems(encoder_layers=0, d_model=510, norm="middle", norm_epsilon=0.0, end_id=40000) == [
+        "encoder_layers is 0, expected at least 1",
+        "norm is 'middle', expected one of post, pre",
+        "d_model 510 is not divisible by heads 8",
+        "norm_epsilon is 0.0, expected between 0 and 1",
+        "end_id 40000 is outside the target vocabulary of 32000",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder_layers", "decoder_layers", "heads", "d_model", "d_ff", "max_source", "max_target"]
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_counts_and_sizes_are_at_least_one(name: str, value: int) -> None:
+    assert f"{name} is {value}, expected at least 1" in problems(**{name: value})
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_unknown_choice_names_the_known_ones(name: str) -> None:
+    assert problems(**{name: "other"}) == [f"{name} is 'other', expected one of {', '.join(CHOICES[name])}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("heads", 8.0, "heads is 8.0, expected int"),
+        ("heads", "8", "heads is '8', expected int"),
+        ("pad_id", None, "pad_id is None, expected int"),
+        ("d_model", True, "d_model is True, expected int"),  # a bool is an int to Python, never to a config
+        ("tie_output", 1, "tie_output is 1, expected bool"),
+        ("norm", ["post"], "norm is ['post'], expected str"),
+        ("norm_epsilon", "1e-5", "norm_epsilon is '1e-5', expected float"),
+    ],
+)
+def test_a_wrong_type_is_named(name: str, value: object, message: str) -> None:
+    assert problems(**{name: value}) == [message]
+
+
+def test_all_wrong_types_are_listed_at_once() -> None:
+    assert problems(heads="8", norm=1, tie_output="no") == [
+        "heads is '8', expected int",
+        "norm is 1, expected str",
+        "tie_output is 'no', expected bool",
+    ]
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, 1, 1.0, -1e-5, math.nan, math.inf])
+def test_norm_epsilon_lies_between_zero_and_one(epsilon: float) -> None:
+    assert problems(norm_epsilon=epsilon) == [f"norm_epsilon is {epsilon}, expected between 0 and 1"]
+
+
+def test_widths_fit_the_positions() -> None:
+    odd = {"heads": 3, "d_model": 9}
+    assert problems(**odd) == ["sinusoidal positions need an even d_model, got 9"]
+    assert problems(**odd, positions="rotary") == ["rotary positions need an even head size, got 3"]
+    assert ModelConfig(**odd, positions="learned").head_dim == 3
+
+
+def test_one_table_needs_one_vocabulary() -> None:
+    assert problems(source_vocab=100) == ["share_embeddings needs equal vocabularies, got source 100, target 32000"]
+    assert ModelConfig(source_vocab=100, share_embeddings=False).source_vocab == 100
+
+
+@pytest.mark.parametrize("name", ["pad_id", "start_id", "end_id"])
+@pytest.mark.parametrize("token", [-1, 50])
+def test_special_ids_lie_in_the_target_vocabulary(name: str, token: int) -> None:
+    found = problems(**{name: token}, source_vocab=50, target_vocab=50)
+    assert found[0] == f"{name} {token} is outside the target vocabulary of 50"
+    assert ModelConfig(**{name: 49}, source_vocab=50, target_vocab=50)
+
+
+def test_the_pad_id_lies_in_the_source_vocabulary_too() -> None:
+    assert problems(source_vocab=20, target_vocab=50, share_embeddings=False, pad_id=20) == [
+        "pad_id 20 is outside the source vocabulary of 20"
+    ]
+    assert ModelConfig(source_vocab=20, target_vocab=50, share_embeddings=False, end_id=20)
+
+
+def test_padding_is_not_the_end() -> None:
+    assert problems(pad_id=2) == ["pad_id and end_id are both 2; a padded row could not be told from a finished one"]
+    assert ModelConfig(pad_id=1).start_id == 1  # many models start from the padding token
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_config_survives_json(name: str) -> None:
+    values = json.loads(PRESETS[name].to_json())
+    assert list(values) == FIELDS
+    assert config_from_dict(values) == PRESETS[name]
+
+
+def test_unknown_and_missing_fields_are_listed_together() -> None:
+    values = json.loads(ModelConfig().to_json())
+    del values["heads"], values["d_ff"]
+    values |= {"n_heads": 8, "dropout": 0.1}
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(values, where="some/config.json")
+    assert str(caught.value) == (
+        "some/config.json: unknown field 'dropout'; unknown field 'n_heads'; missing field 'd_ff'; missing field 'heads'"
+    )
+
+
+def test_wrong_values_name_the_file_they_stand_in() -> None:
+    values = json.loads(ModelConfig().to_json()) | {"heads": 7, "norm": "none"}
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(values, where="some/config.json")
+    assert str(caught.value) == (
+        "some/config.json: norm is 'none', expected one of post, pre; d_model 512 is not divisible by heads 7"
+    )
+
+
+json_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values))
+def test_any_json_gives_a_config_or_a_config_error(changes: dict[str, object]) -> None:
+    values = json.loads(PRESETS["tiny"].to_json()) | changes
+    try:
+        config = config_from_dict(values)
+    except ConfigError:
+        return
+    assert config.head_dim * config.heads == config.d_model
+    assert 0 <= max(config.pad_id, config.start_id, config.end_id) < config.target_vocab

@@ -1,0 +1,139 @@
+"""Torch and ONNX Runtime behind one protocol: same tokens for every scheme, cache form, beam and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seq2engine.errors import BundleError, ConfigError, RequestError, SessionError
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.generate import decode, generate, padded
+from seq2engine.runtime.ort_session import OrtSession
+from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.session import open_session
+
+SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
+SMALL = dataclasses.replace(
+    PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
+)
+
+
+def sources_of(count, seed, config=SMALL):
+    rng = np.random.default_rng(seed)
+    lengths = [1, config.max_source, *rng.integers(1, config.max_source + 1, count)][:count]
+    return [rng.integers(3, config.source_vocab, length).tolist() for length in lengths]
+
+
+def tokens_of(results):
+    return [[found.tokens for found in nbest] for nbest in results]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("bundles") / "small", ("fp32", "fp16"))
+
+
+@pytest.mark.parametrize(("positions", "norm"), SCHEMES)
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_tokens_equal_torch_for_every_scheme_and_cache(tmp_path, positions, norm, form):
+    config = dataclasses.replace(SMALL, positions=positions, norm=norm)
+    bundle = onnx_from_model(random_model(config, 5), tmp_path / "b", cache_form=form)
+    sources = sources_of(12, 3)
+    with open_session(bundle, "torch") as reference, open_session(bundle, "onnxruntime", threads=1) as session:
+        for beam in (1, 2, 5):
+            options = SearchOptions(max_length=config.max_target, beam=beam, nbest=beam)
+            assert tokens_of(generate(session, sources, options)) == tokens_of(generate(reference, sources, options))
+
+
+def test_cache_forms_agree(tmp_path, bundle):
+    growing = onnx_from_model(random_model(SMALL, 1), tmp_path / "growing", cache_form="growing")
+    options = SearchOptions(max_length=24, beam=4)
+    with open_session(bundle) as static, open_session(growing) as other:
+        assert tokens_of(generate(static, sources_of(9, 1), options)) == tokens_of(
+            generate(other, sources_of(9, 1), options)
+        )
+
+
+def test_fp16_graphs_decode_in_range(bundle):
+    with open_session(bundle, precision="fp16") as session:
+        results = generate(session, sources_of(6, 2), SearchOptions(max_length=24, beam=3))
+    assert all(0 <= token < SMALL.target_vocab for nbest in results for token in nbest[0].tokens)
+    assert all(np.isfinite(nbest[0].score) for nbest in results)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), beam=st.sampled_from([1, 3]), count=st.integers(2, 9))
+def test_a_source_decodes_the_same_alone_and_in_any_company(bundle, seed, beam, count):
+    sources = sources_of(count, seed)
+    options = SearchOptions(max_length=16, beam=beam)
+    with open_session(bundle, threads=1) as session:
+        together = tokens_of(generate(session, sources, options))
+        backwards = tokens_of(generate(session, sources[::-1], options))[::-1]
+        alone = [tokens_of(generate(session, [source], options))[0] for source in sources]
+    assert together == alone == backwards
+
+
+def test_the_static_cache_is_written_in_place(bundle):
+    """The step's cache output is bound to the memory of its input: no copy, the same array before and after."""
+    with open_session(bundle) as session:
+        assert isinstance(session, OrtSession)
+        state = session.encode(*padded(sources_of(2, 1), SMALL.pad_id))
+        session.reserve(state, 4)
+        cache = state["self_k.0"]
+        mask = np.zeros((2, 1, 4), dtype=bool)
+        mask[..., 1] = True
+        session.step(state, np.full((2, 1), 5), np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64), mask)
+        assert state["self_k.0"] is cache
+        assert np.abs(cache[:, :, 1]).min() > 0
+        assert not cache[:, :, [0, 2, 3]].any()
+
+
+def test_steps_stream_as_they_are_made(bundle):
+    with open_session(bundle) as session:
+        emitted = list(decode(session, sources_of(3, 1), SearchOptions(max_length=5)))
+    assert [e.step for e in emitted] == list(range(len(emitted)))
+    assert len(emitted) <= 5
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "message"),
+    [
+        ([], {}, "batch is empty"),
+        ([[]], {}, "source 0 is empty"),
+        ([[3] * 21], {}, "source 0 has 21 tokens, at most 20"),
+        ([[3], [40]], {}, "source 1 has token 40, the vocabulary has 40"),
+        ([[-1]], {}, "source 0 has token -1"),
+        ([[3]], {"max_length": 25}, "max length 25, at most 24"),
+        ([[], [3] * 21, [99]], {}, "source 0 is empty; source 1 has 21 tokens, at most 20; source 2 has token 99"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_runs(bundle, sources, options, message):
+    with open_session(bundle) as session, pytest.raises(RequestError, match=message):
+        generate(session, sources, SearchOptions(**{"max_length": 8, **options}))
+
+
+def test_bad_options_are_listed_together():
+    with pytest.raises(ConfigError, match=r"max length 0.*beam 0.*nbest 3.*early stopping 'often'"):
+        SearchOptions(max_length=0, beam=0, nbest=3, early_stopping="often")
+
+
+def test_what_cannot_be_opened_says_why(bundle):
+    with pytest.raises(SessionError, match="unknown backend 'onnx', expected one of torch, onnxruntime, tensorrt"):
+        open_session(bundle, "onnx")
+    with pytest.raises(BundleError, match="holds no bf16 graphs"):
+        open_session(bundle, precision="bf16")
+    with pytest.raises(SessionError, match="PyTorch runs fp64, fp32, fp16 here"):
+        open_session(bundle, "torch", "int8")
+
+
+def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"\x08\x07garbage")
+    with pytest.raises(SessionError, match="cannot load"):
+        OrtSession({"encoder": broken}, bundle.specs("fp32"), SMALL, "fp32", "static")
