@@ -14,7 +14,7 @@ from seq2engine.runtime.session import Limits
 
 
 class PathSession:
-    """A session whose cache holds the written tokens themselves, and whose logits are those a beam can see, in order."""
+    """A session whose cache holds the tokens themselves, and whose logits are those a beam can see, in order."""
 
     def __init__(self, cache_form="static", slots=None, seen=64):
         self.cache_form, self.seen = cache_form, seen

@@ -1,0 +1,73 @@
+"""Named workloads, and the sources they decode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload: `batch` sources of `source` tokens each, decoded with `beam` beams to exactly `target` tokens."""
+
+    name: str
+    batch: int
+    beam: int
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, beam {self.beam}, source {self.source}, target {self.target}"
+
+
+CASES = (
+    Case("one-greedy", batch=1, beam=1, source=32, target=32),
+    Case("one-beam", batch=1, beam=4, source=32, target=32),
+    Case("batch-greedy", batch=8, beam=1, source=32, target=32),
+    Case("batch-beam", batch=8, beam=4, source=32, target=32),
+)
+
+
+def cases_for(config: ModelConfig) -> tuple[Case, ...]:
+    """The default workloads, cut to the lengths a model takes."""
+    return tuple(
+        dataclasses.replace(
+            case, source=min(case.source, config.max_source), target=min(case.target, config.max_target)
+        )
+        for case in CASES
+    )
+
+
+def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
+    """Everything that keeps a model from running these cases."""
+    found = [] if cases else ["no case to time"]
+    names = [case.name for case in cases]
+    found += [f"two cases are called {name}" for name in sorted({name for name in names if names.count(name) > 1})]
+    for case in cases:
+        for size in ("batch", "beam", "source", "target"):
+            if getattr(case, size) < 1:
+                found.append(f"case {case.name}: {size} {getattr(case, size)}, expected at least 1")
+        if case.source > config.max_source:
+            found.append(f"case {case.name}: source {case.source}, the model takes at most {config.max_source}")
+        if case.target > config.max_target:
+            found.append(f"case {case.name}: target {case.target}, the model gives at most {config.max_target}")
+    if not ordinary_ids(config).size:
+        found.append(f"the source vocabulary of {config.source_vocab} has nothing but special tokens")
+    return found
+
+
+def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> list[list[int]]:
+    """The sources of a case, the same on every machine: all of full length, so that its name says what is computed."""
+    ids = ordinary_ids(config)
+    drawn = np.random.default_rng([seed, case.batch, case.source]).integers(0, len(ids), (case.batch, case.source))
+    return ids[drawn].tolist()
+
+
+def ordinary_ids(config: ModelConfig) -> np.ndarray:
+    """Source ids that are no special token."""
+    return np.setdiff1d(np.arange(config.source_vocab), [config.pad_id, config.start_id, config.end_id])

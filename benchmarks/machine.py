@@ -1,0 +1,84 @@
+"""What a measurement was taken on: a number without its machine says little."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+LIBRARIES = {  # what is shown -> the distributions it may come from
+    "torch": ("torch",),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "numpy": ("numpy",),
+}
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "sve")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`load_before` and `load_after` are one-minute load averages, None where the system has none."""
+
+    cpu: str
+    features: tuple[str, ...]  # instruction sets that decide which kernels run
+    cores: int
+    threads: int
+    load_before: float | None
+    load_after: float | None
+    platform: str
+    python: str
+    libraries: dict[str, str]
+
+    @property
+    def busy(self) -> bool:
+        """Was something else running when the benchmark began?"""
+        return self.load_before is not None and self.load_before > self.cores / 2
+
+
+def environment(threads: int, load_before: float | None) -> Environment:
+    """This machine, as it is at the end of a run that began under `load_before`."""
+    cpu, features = processor()
+    return Environment(
+        cpu=cpu,
+        features=features,
+        cores=usable_cores(),
+        threads=threads,
+        load_before=load_before,
+        load_after=load_average(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        libraries={name: library_version(names) for name, names in LIBRARIES.items()},
+    )
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def load_average() -> float | None:
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def library_version(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def processor(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
+    """The processor's name and those of its features that matter here."""
+    if not listing.is_file():
+        return platform.processor() or platform.machine(), ()
+    fields: dict[str, str] = {}
+    for line in listing.read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())  # the first processor speaks for all
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return fields.get("model name") or platform.machine(), tuple(name for name in FEATURES if name in flags)
