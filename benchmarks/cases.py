@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import RequestError
 from ..model.config import ModelConfig
 
 
@@ -41,6 +42,14 @@ def cases_for(config: ModelConfig) -> tuple[Case, ...]:
         )
         for case in CASES
     )
+
+
+def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
+    """Cases written as batch x beam x source x target, such as 8x4x32x32."""
+    fields = {text: text.split("x") for text in texts}
+    if wrong := [text for text, sizes in fields.items() if len(sizes) != 4 or not all(map(str.isdecimal, sizes))]:
+        raise RequestError(f"case {', '.join(wrong)}: expected batch x beam x source x target, such as 8x4x32x32")
+    return tuple(Case(text, *map(int, fields[text])) for text in texts)
 
 
 def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:

@@ -19,7 +19,7 @@ PARTS = ("encoder", "step", "end_to_end")
 
 @dataclass(frozen=True)
 class Measure:
-    """One part of one case on one arm. `tokens` is what a call works off: source tokens for the encoder, else output."""
+    """One part of one case on one arm. `tokens` is what a call works off: source tokens (encoder) or output tokens."""
 
     samples: Samples
     tokens: int
@@ -110,8 +110,8 @@ def winner(case: CaseResult, part: str, seed: int) -> tuple[str, str, Ratio] | N
     if len(ranked) < 2:
         return None
     best, second = ranked[:2]
-    times = [case.arms[name].parts[part].samples for name in (second, best)]
-    return best, second, ratio_interval(*times, seed)
+    slower, faster = (case.arms[name].parts[part].samples for name in (second, best))
+    return best, second, ratio_interval(slower, faster, seed)
 
 
 def result_from_dict(values: dict[str, Any]) -> BenchResult:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ import numpy as np
 MEDIAN_FACTOR = 4.0
 WORST_FACTOR = 16.0
 EPSILON = {"fp32": float(np.finfo(np.float32).eps), "fp16": float(np.finfo(np.float16).eps)}  # ulp of a 1.0
-EXCUSED = {"fp32": "tie", "fp16": "drift"}  # what a divergence is called that PyTorch's own error could have made
 
 LEVELS = ("encoder", "steps", "decodes")
 
@@ -149,3 +147,110 @@ def ratio(candidate: float, reference: float, least: float) -> float:
 def times(value: float) -> str:
     """1.04x, 12x, 3e+05x."""
     return f"{value:.2f}x" if value < 10 else f"{value:.0f}x" if value < 1e4 else f"{value:.0e}x"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A source that two decodes end differently, and whether PyTorch's own error explains it.
+
+    `margin` and `budget` are of `parted`: "tokens" (greedy: of the two tokens at `step`), "scores" (beam: of the two
+    outputs) or "beams" (of the prefixes that one search kept and the other dropped, where they first did so).
+    """
+
+    source: int
+    step: int
+    verdict: str
+    parted: str
+    margin: float
+    budget: float
+    reference: tuple[int, ...]
+    candidate: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DecodeResult:
+    """All sources decoded by PyTorch and by the candidate. `failure` says why there is nothing to compare."""
+
+    search: str
+    sources: int
+    divergences: tuple[Divergence, ...] = ()
+    failure: str = ""
+
+    @property
+    def equal(self) -> int:
+        return 0 if self.failure else self.sources - len(self.divergences)
+
+    @property
+    def differing(self) -> tuple[Divergence, ...]:
+        """Those that rounding does not explain, the clearest first."""
+        found = [divergence for divergence in self.divergences if divergence.verdict == "differs"]
+        return tuple(sorted(found, key=lambda d: -ratio(d.margin, d.budget, 0.0)))
+
+    @property
+    def reason(self) -> str:
+        if self.failure:
+            return f"{self.search}: {self.failure}"
+        if not self.differing:
+            return ""
+        worst = self.differing[0]
+        return (
+            f"{self.search}: {len(self.differing)} of {self.sources} sources differ, clearest source {worst.source} "
+            f"at step {worst.step}, margin {worst.margin:.2g} where PyTorch's own error explains {worst.budget:.2g}"
+        )
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """Everything one parity found. True if the candidate says what PyTorch says, as well as PyTorch can say it."""
+
+    backend: str
+    precision: str
+    cache_form: str
+    sources: int
+    max_length: int
+    tensors: tuple[TensorResult, ...]
+    decodes: tuple[DecodeResult, ...]
+
+    @property
+    def candidate(self) -> str:
+        return f"{self.backend} {self.precision}"
+
+    def level(self, name: str) -> tuple[TensorResult | DecodeResult, ...]:
+        return self.decodes if name == "decodes" else tuple(t for t in self.tensors if t.level == name)
+
+    @property
+    def first_failure(self) -> tuple[str, TensorResult | DecodeResult] | None:
+        """The level and the result at which the candidate first went wrong, in the order data flows."""
+        return next(((level, part) for level in LEVELS for part in self.level(level) if not part), None)
+
+    @property
+    def reason(self) -> str:
+        if self.first_failure:
+            level, part = self.first_failure
+            return f"{level}: {part.reason}"
+        worst = max(self.tensors, key=lambda t: t.median_ratio)
+        said = ", ".join(f"{d.search} {d.equal} of {d.sources} equal" for d in self.decodes)
+        return f"errs at most {times(worst.median_ratio)} as much as PyTorch {self.precision} itself; {said}"
+
+    def __bool__(self) -> bool:
+        return self.first_failure is None
+
+    def to_json(self) -> str:
+        """Not a number and infinity become null: JSON has neither."""
+        values = {"verdict": bool(self), "reason": self.reason, **dataclasses.asdict(self)}
+        for part, described in zip(self.tensors, values["tensors"], strict=True):
+            described.update(verdict=bool(part), median_ratio=part.median_ratio, worst_ratio=part.worst_ratio)
+        for part, described in zip(self.decodes, values["decodes"], strict=True):
+            described.update(verdict=bool(part), equal=part.equal)
+        return json.dumps(finite(values), indent=1, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

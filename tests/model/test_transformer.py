@@ -395,7 +395,10 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(*sizes, **options), config.decoder_layers, final[1])
     twin = nn.Transformer(*sizes[:2], custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
     twin = twin.double().eval().requires_grad_(False)
-    for ours, theirs in [*zip(model.encoder, encoder.layers), *zip(model.decoder, decoder.layers)]:
+    for ours, theirs in [
+        *zip(model.encoder, encoder.layers, strict=True),
+        *zip(model.decoder, decoder.layers, strict=True),
+    ]:
         copy_attention(theirs.self_attn, [ours.self_attn.qkv], ours.self_attn.out)
         norms = [ours.self_residual.norm, ours.feed_residual.norm]
         if hasattr(ours, "cross_attn"):

@@ -1,8 +1,8 @@
 """A bundle's backends against each other: the same decode on every arm, outputs compared, then timed in turns.
 
-    encoder      session.encode                                           once per batch of sources
-    step         session.step, repeated as it is halfway through a decode  once per token
-    end_to_end   encode and search to exactly `target` tokens              what a user waits for
+encoder      session.encode: once per batch of sources
+step         session.step as it is halfway through a decode: once per token
+end_to_end   encode and search to exactly `target` tokens: what a user waits for
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def fixed_decode(session: Session, sources: list[list[int]], options: SearchOpti
 
 
 class SeenSession:
-    """A session that keeps what its latest step was given. What is kept of the state are the tensors before the step."""
+    """A session that keeps what its latest step was given: the inputs, and the state's tensors as they were before."""
 
     def __init__(self, session: Session):
         self.session = session

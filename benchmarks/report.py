@@ -1,0 +1,253 @@
+"""A benchmark in words and pictures: a table for the terminal, JSON for programs, one HTML file for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+
+from .result import PARTS, BenchResult, CaseResult, winner
+from .timing import COVERAGE, FEWEST_ROUNDS, Ratio
+
+LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}
+HEAD = ("part", "arm", "median ms", "p90", "p99", "spread", "tokens/s")
+
+
+def bench_json(result: BenchResult) -> str:
+    return result.to_json()
+
+
+def bench_table(result: BenchResult) -> str:
+    """What the command line prints."""
+    lines = []
+    for case in result.cases:
+        rows = [
+            (*cells, versus(case, arm, part, result.first), outputs_text(case, arm) if part == "end_to_end" else "")
+            for arm, part, cells in measures(case)
+        ]
+        lines += [f"{case.case.name}: {case.case}", columns((*HEAD, f"against {result.first}", "outputs"), rows)]
+        lines += [winner_text(case, "end_to_end", result.seed), ""]
+    lines.append(conditions(result))
+    if result.environment.busy:
+        lines.append(busy_text(result))
+    return "\n".join(lines)
+
+
+def bench_html(result: BenchResult) -> str:
+    """The report as one HTML file that needs nothing else."""
+    busy = f"<p>{badge_html('busy machine', 'warn')} {escape(busy_text(result))}.</p>"
+    blocks = [
+        note_html(conditions(result) + "."),
+        *([busy] if result.environment.busy else []),
+        heading_html("End to end at a glance"),
+        table_html(
+            ("case", "fastest", "ahead by", "95 % interval", "outputs"),
+            [glance(case, result.seed) for case in result.cases],
+        ),
+    ]
+    for case in result.cases:
+        blocks += case_html(case, result)
+    blocks += [
+        heading_html("What was loaded"),
+        table_html(
+            ("arm", "on disk", "load time"),
+            [(name, f"{arm.bytes / 1e6:.1f} MB", f"{number(arm.load_ms)} ms") for name, arm in result.arms.items()],
+        ),
+        heading_html("How to read this"),
+        *(note_html(text) for text in explanation(result)),
+        heading_html("Where it ran"),
+        table_html(("what", "value"), environment_rows(result)),
+    ]
+    return page_html(f"Benchmark of {Path(result.bundle).name}", " against ".join(result.arms), blocks)
+
+
+def explanation(result: BenchResult) -> tuple[str, str]:
+    return (
+        f"Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over {result.rounds} "
+        "rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to p90, and spread is "
+        f"that reach against the median. “Ahead by” is a ratio of medians with its {COVERAGE:.0%} bootstrap interval; if "
+        f"that contains 1, or there were fewer than {FEWEST_ROUNDS} rounds, the verdict is “unsure”. Tokens per second "
+        "are source tokens for the encoder, and tokens of the best hypotheses otherwise.",
+        f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
+        "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
+        "same work. The decoder step is the one halfway through a decode, repeated.",
+    )
+
+
+def case_html(case: CaseResult, result: BenchResult) -> Iterable[str]:
+    rows = [
+        (*cells, interval_text(case.arms[arm].parts[part].speedup), verdict_html(case, arm, part, result.first))
+        for arm, part, cells in measures(case)
+    ]
+    cache_head = ("arm", "outputs", "fixed length", "steps", "compactions", "most live slots", "most slots")
+    cache_rows = [
+        (
+            name,
+            same_html(arm.equal, case.case.batch, name == result.first),
+            same_html(arm.equal_timed, case.case.batch, name == result.first),
+            arm.cache.steps,
+            arm.cache.compactions,
+            arm.cache.most_live,
+            arm.cache.most_slots,
+        )
+        for name, arm in case.arms.items()
+    ]
+    return (
+        heading_html(f"{case.case.name}: {case.case}"),
+        bars_html(case, result.first),
+        table_html((*HEAD, f"against {result.first}", "verdict"), rows),
+        table_html(cache_head, cache_rows),
+    )
+
+
+def bars_html(case: CaseResult, first: str) -> str:
+    """The three parts side by side, or below each other where there is no room; each has a scale of its own."""
+    charts = "".join(bars_svg(case, part, first) for part in PARTS)
+    style = "display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.4rem 2rem;margin:.8rem 0"
+    return f'<div style="{style}">{charts}</div>'
+
+
+def bars_svg(case: CaseResult, part: str, first: str) -> str:
+    """One bar per arm. Lengths are percentages, so that text keeps its size when the page is narrow."""
+    samples = {name: arm.parts[part].samples for name, arm in case.arms.items()}
+    full = max(max(times.p90, times.median) for times in samples.values()) * 1.02
+    shapes = [f'<text x="0" y="14" style="font-weight:600">{LABELS[part]}, ms</text>']
+    y = 24
+    for name, times in samples.items():
+        low, middle, high = (f"{100 * value / full:.2f}%" for value in (times.p10, times.median, times.p90))
+        colour = "var(--soft)" if name == first else "var(--accent)"
+        whisker = 'style="stroke:var(--ink);stroke-width:1.5"'
+        shapes += [
+            f'<text x="0" y="{y + 12}">{escape(name)}</text>',
+            f'<text x="100%" y="{y + 12}" text-anchor="end">{number(times.median)}</text>',
+            f'<rect x="0" y="{y + 18}" width="{middle}" height="12" rx="2" style="fill:{colour};opacity:.8"/>',
+            f'<line x1="{low}" x2="{high}" y1="{y + 24}" y2="{y + 24}" {whisker}/>',
+            *(f'<line x1="{end}" x2="{end}" y1="{y + 20}" y2="{y + 28}" {whisker}/>' for end in (low, high)),
+        ]
+        y += 40
+    said = ", ".join(f"{name} {number(times.median)} ms" for name, times in samples.items())
+    title = f"{LABELS[part]}: {said}"
+    return f'<svg role="img" aria-label="{escape(title)}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
+
+
+def measures(case: CaseResult) -> Iterable[tuple[str, str, tuple[str, ...]]]:
+    """Arm, part and the cells under HEAD of every measurement of a case."""
+    for part in PARTS:
+        for arm, found in case.arms.items():
+            measure = found.parts[part]
+            times = measure.samples
+            yield (
+                arm,
+                part,
+                (
+                    LABELS[part],
+                    arm,
+                    *(number(value) for value in (times.median, times.p90, times.p99)),
+                    f"{times.spread:.0%}",
+                    f"{measure.tokens_per_second:,.0f}",
+                ),
+            )
+
+
+def versus(case: CaseResult, arm: str, part: str, first: str) -> str:
+    if arm == first:
+        return "-"
+    speedup = case.arms[arm].parts[part].speedup
+    return interval_text(speedup) + (" unsure" if speedup.verdict == "unsure" else "")
+
+
+def interval_text(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def verdict_html(case: CaseResult, arm: str, part: str, first: str) -> str:
+    if arm == first:
+        return "compared with"
+    verdict = case.arms[arm].parts[part].speedup.verdict
+    return badge_html(verdict, {"faster": "good", "slower": "bad", "unsure": "warn"}[verdict])
+
+
+def same_html(equal: int, batch: int, is_first: bool) -> str:
+    if is_first:
+        return "compared with"
+    return badge_html(f"{equal} of {batch} equal", "good" if equal == batch else "bad")
+
+
+def outputs_text(case: CaseResult, arm: str) -> str:
+    if case.same(arm):
+        return "equal"
+    found = case.arms[arm]
+    return f"DIFFER: {found.equal} and {found.equal_timed} of {case.case.batch} equal"
+
+
+def glance(case: CaseResult, seed: int) -> tuple[str, ...]:
+    differing = [name for name in case.arms if not case.same(name)]
+    outputs = badge_html("differ: " + ", ".join(differing), "bad") if differing else badge_html("equal", "good")
+    found = winner(case, "end_to_end", seed)
+    if found is None:
+        return case.case.name, "only one arm", "-", "-", outputs
+    best, second, ratio = found
+    fastest = "unsure" if ratio.verdict == "unsure" else best
+    interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    return case.case.name, fastest, f"{ratio.value:.2f}x over {second}", interval, outputs
+
+
+def winner_text(case: CaseResult, part: str, seed: int) -> str:
+    found = winner(case, part, seed)
+    if found is None:
+        return f"{LABELS[part]}: only one arm"
+    best, second, ratio = found
+    caution = "" if case.same(best) else ", but its outputs differ"
+    if ratio.verdict == "unsure":
+        return f"{LABELS[part]}: unsure whether {best} or {second} is faster, {interval_text(ratio)}{caution}"
+    return f"{LABELS[part]}: {best} is fastest, {interval_text(ratio)} over {second}{caution}"
+
+
+def conditions(result: BenchResult) -> str:
+    machine = result.environment
+    return f"{machine.cpu}, {machine.threads} of {machine.cores} cores, {result.rounds} rounds, {result.made_at}"
+
+
+def busy_text(result: BenchResult) -> str:
+    machine = result.environment
+    return (
+        f"the machine was busy when the run began (load {machine.load_before} on {machine.cores} cores): "
+        "compare arms with each other, and trust no number alone"
+    )
+
+
+def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
+    machine, model = result.environment, result.model
+    layers = f"{model['encoder_layers']}+{model['decoder_layers']} layers, d_model {model['d_model']}"
+    return [
+        ("processor", machine.cpu),
+        ("instruction sets", ", ".join(machine.features) or "unknown"),
+        ("cores", f"{machine.cores}, of which each arm was given {machine.threads}"),
+        ("load before and after", f"{machine.load_before} and {machine.load_after}"),
+        ("system", machine.platform),
+        ("Python", machine.python),
+        *machine.libraries.items(),
+        ("model", f"{layers}, vocabulary {model['target_vocab']}, {result.cache_form} cache"),
+        ("checkpoint", f"sha256 {result.checkpoint_sha256[:16]}"),
+        ("rounds, warm-up, seed", f"{result.rounds}, {result.warmup}, {result.seed}"),
+        ("measured at", result.made_at),
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits that matter: 0.123, 1.23, 12.3, 123, 1234."""
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest cell: names at both ends, numbers in between and set right."""
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    numbers = range(2, len(head) - 2)
+
+    def line_of(line: Sequence[str]) -> str:
+        return "  ".join(f"{cell:{'>' if i in numbers else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
+
+    return "\n".join(line_of(line) for line in lines)

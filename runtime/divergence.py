@@ -1,0 +1,150 @@
+"""Where two decodes part, and whether PyTorch's own rounding error explains it: a tie (fp32), drift (fp16), or not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .compare import Divergence
+from .forcing import Scored, Tokens, scored
+from .generate import generate
+from .search import Emitted, SearchOptions
+from .session import Session
+
+DIVERGENCE_FACTOR = 1.0
+EXCUSED = {"fp32": "tie", "fp16": "drift"}  # what a divergence is called that PyTorch's own error could have made
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What the oracle puts between two choices, and what PyTorch's own error could have made of it."""
+
+    margin: float
+    budget: float
+
+    def __bool__(self) -> bool:
+        """Whether the two are as good as equal; False also where PyTorch's error is not a number."""
+        return self.margin <= self.budget
+
+
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int:
+    """Where two sequences part; the shorter one's length if it begins the other."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def gap_since_fork(first: Scored, second: Scored) -> Gap:
+    """Between two sequences of one length. What they have in common was scored once and cannot set them apart."""
+    fork = first_difference(first.tokens, second.tokens)
+    margin = abs(float(first.log_probs[fork:].sum() - second.log_probs[fork:].sum()))
+    return Gap(margin, DIVERGENCE_FACTOR * float(np.maximum(first.spreads[fork:], second.spreads[fork:]).sum()))
+
+
+def gap_of_scores(first: Scored, second: Scored, length_penalty: float) -> Gap:
+    """Between two outputs, scored as beam search scores them."""
+    sizes = [len(scored.tokens) ** length_penalty for scored in (first, second)]
+    margin = abs(float(first.log_probs.sum() / sizes[0] - second.log_probs.sum() / sizes[1]))
+    return Gap(margin, DIVERGENCE_FACTOR * float(max(first.spreads.sum() / sizes[0], second.spreads.sum() / sizes[1])))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A batch decoded, with what every step of the search chose: sources [B], tokens and parents [B,K]."""
+
+    tokens: list[Tokens]
+    trail: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def traced(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Traced:
+    trail: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def note(emitted: Emitted) -> None:
+        trail.append((emitted.sources.copy(), emitted.tokens.copy(), emitted.parents.copy()))
+
+    found = generate(session, sources, options, note)
+    return Traced([nbest[0].tokens for nbest in found], trail)
+
+
+Fork = tuple[list[Tokens], list[Tokens]]
+
+
+def fork_of(wanted: Traced, given: Traced, source: int, end: int) -> Fork | None:
+    """The prefixes only one and only the other search kept, where they first kept different ones; None if never.
+
+    Their order among the beams is no difference: it changes nothing that comes after.
+    """
+    for ours, theirs in zip(beams_of(wanted, source, end), beams_of(given, source, end), strict=False):
+        if ours != theirs:
+            return sorted(ours - theirs), sorted(theirs - ours)
+    return None
+
+
+def beams_of(run: Traced, source: int, end: int) -> Iterator[set[Tokens]]:
+    """The running prefixes of a source after every step, as long as it is not done."""
+    prefixes: list[Tokens] = []
+    for sources, tokens, parents in run.trail:
+        row = np.flatnonzero(sources == source)
+        if not row.size or end in tokens[row[0]]:  # a running beam has not ended: from here on it is filler
+            return
+        chosen = zip(tokens[row[0]].tolist(), parents[row[0]].tolist(), strict=True)
+        prefixes = [(*(prefixes[parent] if prefixes else ()), token) for token, parent in chosen]
+        yield set(prefixes)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A source whose two decodes differ, still to be judged. `row` is its place among all sources."""
+
+    row: int
+    source: Sequence[int]
+    wanted: Tokens
+    given: Tokens
+    fork: Fork | None
+
+    @property
+    def step(self) -> int:
+        return first_difference(self.wanted, self.given)
+
+    def judged(self, precision: str, gap: Gap, parted: str) -> Divergence:
+        verdict = EXCUSED[precision] if gap else "differs"
+        return Divergence(self.row, self.step, verdict, parted, gap.margin, gap.budget, self.wanted, self.given)
+
+
+def judge_greedy(oracle: Session, reference: Session, cases: Sequence[Parted], batch: int) -> list[Divergence]:
+    """Up to the step where they part both chose alike, so the margin is that of two tokens of one step."""
+    sources = [case.source for case in cases for _ in range(2)]
+    targets = [tokens[: case.step + 1] for case in cases for tokens in (case.wanted, case.given)]
+    found = scored(oracle, reference, sources, targets, batch)
+    gaps = [gap_since_fork(*found[i : i + 2]) for i in range(0, len(found), 2)]
+    return [case.judged(reference.precision, gap, "tokens") for case, gap in zip(cases, gaps, strict=True)]
+
+
+def judge_beams(
+    oracle: Session, reference: Session, cases: Sequence[Parted], batch: int, length_penalty: float
+) -> list[Divergence]:
+    """Two outputs with the same score are as good as equal. If theirs differ, one search may still have lost the better
+
+    one by no more than rounding, long before its end: at the step where it first kept other prefixes than the other.
+    """
+    sources = [case.source for case in cases for _ in range(2)]
+    found = scored(oracle, reference, sources, [tokens for c in cases for tokens in (c.wanted, c.given)], batch)
+    judged = []
+    for i, case in enumerate(cases):
+        gap, parted = gap_of_scores(*found[2 * i : 2 * i + 2], length_penalty), "scores"
+        if not gap and case.fork is not None:
+            at_fork = widest_gap(oracle, reference, case.source, case.fork, batch)
+            if at_fork:
+                gap, parted = at_fork, "beams"
+        judged.append(case.judged(reference.precision, gap, parted))
+    return judged
+
+
+def widest_gap(oracle: Session, reference: Session, source: Sequence[int], fork: Fork, batch: int) -> Gap:
+    """One search ranked all of the first before all of the second, the other the reverse: the gap least explained."""
+    wanted, given = fork
+    found = scored(oracle, reference, [source] * len(wanted + given), wanted + given, batch)
+    gaps = [gap_since_fork(a, b) for a, b in itertools.product(found[: len(wanted)], found[len(wanted) :])]
+    return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)

@@ -1,0 +1,84 @@
+"""Teacher forcing over sessions: the same tokens fed to several of them, so that their answers can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..model.config import ModelConfig
+from .cache import TreeStep
+from .compare import EPSILON
+from .generate import padded
+from .session import Session
+
+Tokens = tuple[int, ...]
+
+
+class ForcedRun:
+    """One session with one beam per source, fed tokens from outside. The state lives as long as the run."""
+
+    def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int):
+        self.session = session
+        self.state = session.encode(*padded(sources, session.config.pad_id))
+        self.tree = TreeStep(session, self.state, len(sources), 1, steps)
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """tokens [B] -> logits [B,V], valid until the next step."""
+        return self.tree(tokens[:, None], np.zeros((len(tokens), 1), dtype=np.int64))[:, 0]
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self.session.tensor(self.state, name)
+
+
+def forced_tokens(targets: Sequence[Tokens], config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """What to feed so that the model should say `targets`, int64 [B,T], and which of it counts, bool [B,T]."""
+    said, counts = padded(targets, config.end_id)
+    return np.hstack([np.full((len(said), 1), config.start_id, dtype=np.int64), said[:, :-1]]), counts
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Tokens forced through the oracle and PyTorch: the oracle's log-probability of each, and PyTorch's error there.
+
+    That error is the spread of PyTorch's errors over the step's logits: the largest gap between two tokens that it
+    could have turned around. An error common to all logits turns nothing around and is not in it.
+    """
+
+    tokens: Tokens
+    log_probs: np.ndarray = field(repr=False)  # [T]
+    spreads: np.ndarray = field(repr=False)  # [T]
+
+
+def scored(
+    oracle: Session, reference: Session, sources: Sequence[Sequence[int]], targets: Sequence[Tokens], batch: int
+) -> list[Scored]:
+    """Scores one target of every source, in batches."""
+    found: list[Scored] = []
+    for first in range(0, len(sources), batch):
+        found += _scored_batch(oracle, reference, sources[first : first + batch], targets[first : first + batch])
+    return found
+
+
+def _scored_batch(
+    oracle: Session, reference: Session, sources: Sequence[Sequence[int]], targets: Sequence[Tokens]
+) -> list[Scored]:
+    fed, _ = forced_tokens(targets, oracle.config)
+    said, _ = padded(targets, oracle.config.end_id)
+    runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
+    log_probs, spreads = np.zeros(fed.shape), np.zeros(fed.shape)
+    for step in range(fed.shape[1]):
+        exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
+        shifted = exact - exact.max(axis=1, keepdims=True)
+        own = np.take_along_axis(shifted, said[:, step, None], axis=1)[:, 0]
+        log_probs[:, step] = own - np.log(np.exp(shifted).sum(axis=1))
+        with np.errstate(invalid="ignore"):  # a reference that is not finite has a spread that is not a number
+            spread = np.ptp(rounded - exact, axis=1)
+        ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error there is to expect
+        spreads[:, step] = np.maximum(spread, ulp)
+    lengths = [len(target) for target in targets]
+    return [
+        Scored(target, log_probs[row, :length], spreads[row, :length])
+        for row, (target, length) in enumerate(zip(targets, lengths, strict=True))
+    ]

@@ -1,0 +1,204 @@
+"""Running for parity: a candidate beside PyTorch at its precision (the reference) and PyTorch in fp64 (the oracle).
+
+    sources -> encoder           every tensor of the encoder, real positions only
+            -> teacher forcing   the oracle's own outputs fed step by step: logits of each step, then the caches
+            -> free decodes      greedy and beam, reference against candidate, token by token
+
+Everything is run in batches of mixed lengths and compared at once, so memory does not grow with the sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from seq2engine.progress import Progress, silent
+
+from ..errors import ConfigError, RequestError
+from ..export.bundle import Bundle, open_bundle
+from ..model.config import ModelConfig
+from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
+from .divergence import Parted, fork_of, judge_beams, judge_greedy, traced
+from .forcing import ForcedRun, forced_tokens
+from .generate import generate, padded
+from .search import SearchOptions
+from .session import Session, check_request, open_session
+
+TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
+FEWEST_SOURCES = 16  # and never on fewer: a ratio of errors of one single row was measured at up to 17 in good exports
+FEWEST_ROWS = 8  # for the same reason a step is judged by itself only while that many sources are not finished
+
+
+def parity_of(
+    bundle: Bundle | str | os.PathLike[str],
+    backend: str = "onnxruntime",
+    precision: str = "fp32",
+    sources: Sequence[Sequence[int]] | None = None,
+    count: int = 64,
+    seed: int = 0,
+    beam: int = 4,
+    max_length: int | None = None,
+    batch: int = 32,
+    threads: int | None = None,
+    progress: Progress = silent,
+    engine: str | None = None,
+) -> ParityResult:
+    """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources."""
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    with (
+        open_session(opened, backend, precision, threads, engine) as candidate,
+        open_session(opened, "torch", "fp64", threads) as oracle,
+        open_session(opened, "torch", precision, threads) as reference,
+    ):
+        if sources is None:
+            sources = random_sources(opened.config, count, seed, candidate.limits.source)
+        return parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch, progress)
+
+
+def parity_of_sessions(
+    oracle: Session,
+    reference: Session,
+    candidate: Session,
+    sources: Sequence[Sequence[int]],
+    beam: int = 4,
+    max_length: int | None = None,
+    batch: int = 32,
+    progress: Progress = silent,
+) -> ParityResult:
+    """The same over opened sessions. Decodes are cut at `max_length`, or at 64 tokens if the model can do as many."""
+    if batch < 1:
+        raise ConfigError(f"batch {batch}, expected at least 1")
+    limits = candidate.limits
+    searches = [SearchOptions(max_length or min(limits.target, SearchOptions.max_length), k) for k in sorted({1, beam})]
+    rows = [list(source) for source in sources]
+    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, beam, searches[0].max_length)
+    batch = min(batch, limits.batch or batch)
+    shown = sample_of(rows, TENSOR_SOURCES)
+    if len(shown) < FEWEST_SOURCES:
+        shown += random_sources(candidate.config, FEWEST_SOURCES - len(shown), 0, limits.source)
+    return ParityResult(
+        backend=candidate.backend,
+        precision=candidate.precision,
+        cache_form=candidate.cache_form,
+        sources=len(rows),
+        max_length=searches[0].max_length,
+        tensors=compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress),
+        decodes=tuple(compare_decodes(oracle, reference, candidate, rows, s, batch, progress) for s in searches),
+    )
+
+
+def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
+    """Ragged random sources, the extremes first: one token, the longest there may be, one token over and over."""
+    rng = np.random.default_rng(seed)
+    limit = min(config.max_source, longest or config.max_source)
+    tokens = np.array([token for token in range(config.source_vocab) if token != config.pad_id] or [config.pad_id])
+    lengths = [1, limit, *rng.integers(1, limit + 1, size=count).tolist()][:count]
+    sources = [rng.choice(tokens, size=length).tolist() for length in lengths]
+    if count > 2:
+        sources[2] = [sources[2][0]] * len(sources[2])
+    return sources
+
+
+def sample_of(sources: list[list[int]], count: int) -> list[list[int]]:
+    """At most that many of the sources, evenly over their lengths, shortest and longest included, in their order."""
+    if len(sources) <= count:
+        return list(sources)
+    by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    chosen = np.linspace(0, len(sources) - 1, count).round().astype(int)
+    return [sources[i] for i in sorted(by_length[place] for place in chosen)]
+
+
+def mixed_batches(count: int, batch: int) -> list[list[int]]:
+    """Indices in batches that reach over the whole list: sources sorted by length still meet in ragged batches."""
+    batches = -(-count // batch)
+    return [list(range(first, count, batches)) for first in range(batches)]
+
+
+def compare_tensors(
+    oracle: Session,
+    reference: Session,
+    candidate: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    batch: int,
+    progress: Progress = silent,
+) -> tuple[TensorResult, ...]:
+    """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next."""
+    layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
+    encoder = {name: ErrorTally() for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
+    caches = {f"self_{layer}": ErrorTally() for layer in layers}
+    logits = ErrorTally()
+    by_step = [ErrorTally() for _ in range(options.max_length)]
+
+    batches = mixed_batches(len(sources), batch)
+    for done, rows in enumerate(batches):
+        progress("parity: tensors", done / len(batches))
+        chosen = [sources[row] for row in rows]
+        targets = [found[0].tokens for found in generate(oracle, chosen, options)]
+        fed, counts = forced_tokens(targets, oracle.config)
+        runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference, candidate)]
+        _, real = padded(chosen, oracle.config.pad_id)
+        for name, tally in encoder.items():
+            tally.add(*(positions_of(run.tensor(name))[real] for run in runs))
+        for step in range(fed.shape[1]):
+            answers = [run.step(fed[:, step])[counts[:, step]] for run in runs]
+            logits.add(*answers)
+            by_step[step].add(*answers)
+        for name, tally in caches.items():
+            # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
+            tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
+    progress("parity: tensors", 1.0)
+
+    def results(level: str, tallies: dict[str, ErrorTally]) -> Iterator[TensorResult]:
+        return (tally.result(level, name, candidate.precision) for name, tally in tallies.items())
+
+    steps = enumerate(by_step)
+    return (
+        *results("encoder", encoder),
+        *results("steps", {**caches, "logits": logits}),
+        *(t.result("steps", "logits", candidate.precision, step) for step, t in steps if t.rows >= FEWEST_ROWS),
+    )
+
+
+def positions_of(tensor: np.ndarray) -> np.ndarray:
+    """Position by position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
+    return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
+
+
+def compare_decodes(
+    oracle: Session,
+    reference: Session,
+    candidate: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    batch: int,
+    progress: Progress = silent,
+) -> DecodeResult:
+    """Both decode every source freely; where they part, the oracle says by how much."""
+    search = "greedy" if options.beam == 1 else f"beam {options.beam}"
+    divergences: list[Divergence] = []
+    batches = mixed_batches(len(sources), batch)
+    for done, rows in enumerate(batches):
+        progress(f"parity: {search}", done / len(batches))
+        chosen = [sources[row] for row in rows]
+        try:
+            who = "PyTorch"
+            wanted = traced(reference, chosen, options)
+            who = candidate.backend
+            given = traced(candidate, chosen, options)
+        except RequestError as error:  # the request was checked before, so it is the model's answer that is wrong
+            return DecodeResult(search, len(sources), failure=f"{who} stopped in batch {done}: {error}")
+        parted = [
+            Parted(row, source, wanted.tokens[i], given.tokens[i], fork_of(wanted, given, i, oracle.config.end_id))
+            for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
+            if wanted.tokens[i] != given.tokens[i]
+        ]
+        if options.beam == 1:
+            divergences += judge_greedy(oracle, reference, parted, batch)
+        else:
+            divergences += judge_beams(oracle, reference, parted, batch, options.length_penalty)
+    progress(f"parity: {search}", 1.0)
+    return DecodeResult(search, len(sources), tuple(sorted(divergences, key=lambda d: d.source)))

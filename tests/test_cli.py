@@ -1,0 +1,308 @@
+"""Every command as a user types it: what it prints, what it leaves behind, and how it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from io import BytesIO, TextIOWrapper
+
+import pytest
+
+from seq2engine.cli import main
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model, save_checkpoint
+from seq2engine.model.config import PRESETS
+
+SMALL = dataclasses.replace(
+    PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(random_model(SMALL, 1), tmp_path_factory.mktemp("cli") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("cli") / "bundle", ("fp32", "fp16")).root
+
+
+@pytest.fixture
+def own_bundle(bundle, tmp_path):
+    """A copy that a test may damage."""
+    return shutil.copytree(bundle, tmp_path / "bundle")
+
+
+@pytest.fixture
+def cli(capsys):
+    """Runs a command; gives its exit code, its output and its error output."""
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def feed(data):
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(data)))
+
+    return feed
+
+
+def assert_refused(result, *parts):
+    """Exit code 1 and one line that says what is wrong."""
+    code, out, err = result
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 1
+    assert out == ""
+    assert len(lines) == 1, err
+    assert err.rstrip().endswith(lines[0])
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in lines[0]
+
+
+# --- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_export_inspect_run(cli, checkpoint, tmp_path, stdin):
+    out = tmp_path / "out" / "run7"
+    code, text, _ = cli("export", checkpoint, out, "--precision", "fp32", "fp16")
+    assert code == 0
+    assert "decoder_step  fp16" in text
+    assert cli("inspect", out)[0] == 0
+    code, text, _ = cli("inspect", out, "--json")
+    assert json.loads(text)["graphs"]["fp16"]["decoder_step"]["census"]["products"] == {"float16": 21}
+    stdin(b"5 6 7\n8\n")
+    code, greedy, _ = cli("run", out, "--max-length", "6", "--quiet")
+    assert code == 0
+    assert len(greedy.splitlines()) == 2
+    stdin(b"5 6 7\n8\n")
+    assert cli("run", out, "--backend", "torch", "--max-length", "6") == (0, greedy, "")
+    stdin(b"5 6 7\n")
+    code, text, _ = cli(
+        "run", out, "--beam", "3", "--nbest", "2", "--json", "--max-length", "6", "--early-stopping", "never"
+    )
+    scores = [found["score"] for found in json.loads(text)]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_run_reads_a_file_and_keeps_the_order(cli, bundle, tmp_path):
+    lines = ["5 6 7", "8", "9 10 11 12", "13"]
+    (tmp_path / "in.txt").write_bytes("\r\n".join(lines).encode())
+    together = cli("run", bundle, "--input", tmp_path / "in.txt", "--max-length", "5", "--batch", "3")[1].splitlines()
+    for line, expected in zip(lines, together, strict=True):
+        (tmp_path / "one.txt").write_text(line)
+        assert cli("run", bundle, "--input", tmp_path / "one.txt", "--max-length", "5")[1].splitlines() == [expected]
+
+
+def test_export_of_random_weights(cli, tmp_path):
+    code, _, _ = cli("export", "random:tiny:3", tmp_path / "b", "--cache", "growing", "--quiet")
+    assert code == 0
+    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["cache_form"] == "growing"
+
+
+def test_build_and_its_passport(cli, own_bundle):
+    argv = (
+        "build",
+        own_bundle,
+        "--target",
+        "sm89",
+        "--batch",
+        "1:2:4",
+        "--source",
+        "1:8:20",
+        "--length",
+        "16",
+        "--beam",
+        "2",
+    )
+    code, text, err = cli(*argv)
+    assert code == 0
+    assert "4 of 4" in text
+    assert "build: decoder_step fp16: done" in err
+    code, text, _ = cli("inspect", own_bundle)
+    assert "engines/sm89-fp16-beam2" in text
+    assert_refused(cli(*argv), "exists", "--force")
+    assert cli(*argv, "--force", "--json")[0] == 0
+
+
+def test_parity_and_its_reports(cli, own_bundle):
+    code, text, _ = cli("parity", own_bundle, "--count", "8", "--max-length", "8")
+    assert code == 0
+    report = own_bundle / "reports" / "parity-onnxruntime-fp32.html"
+    assert str(report) in text
+    assert "<!doctype html>" in report.read_text()
+    code, text, _ = cli("parity", own_bundle, "--count", "8", "--max-length", "8", "--json", "--quiet")
+    assert json.loads(text) == json.loads(report.with_suffix(".json").read_text())
+
+
+def test_bench_and_its_reports(cli, own_bundle):
+    code, text, _ = cli("bench", own_bundle, "--case", "2x2x8x6", "--rounds", "3", "--threads", "1")
+    assert code == 0
+    assert "onnxruntime" in text
+    assert "<!doctype html>" in (own_bundle / "reports" / "bench.html").read_text()
+    json.loads((own_bundle / "reports" / "bench.json").read_text())
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_usage_errors_exit_with_2(cli):
+    for argv in (["explode"], ["export"], ["run", "x", "--beam", "many"], []):
+        with pytest.raises(SystemExit) as exit_info:
+            main(argv)
+        assert exit_info.value.code == 2
+
+
+def test_export_refusals(cli, checkpoint, tmp_path):
+    out = tmp_path / "out"
+    assert_refused(cli("export", tmp_path / "nowhere", out), "no checkpoint at", "config.json")
+    assert_refused(cli("export", "random:huge", out), "unknown preset 'huge'", "tiny, base, big")
+    assert_refused(cli("export", "random:tiny:x", out), "random:PRESET:SEED")
+    assert_refused(cli("export", checkpoint, out, "--precision", "int3"), "unknown precision 'int3'")
+    assert_refused(cli("export", checkpoint, out, "--cache", "odd"), "unknown cache form 'odd'")
+    truncated = shutil.copytree(checkpoint, tmp_path / "truncated")
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_refused(cli("export", truncated, out), "cannot be read", "copy the checkpoint again")
+    foreign = shutil.copytree(checkpoint, tmp_path / "foreign")
+    (foreign / "config.json").write_text('{"model_type": "marian", "d_model": 512}')
+    assert_refused(cli("export", foreign, out), "a model of marian")
+    wrong = shutil.copytree(checkpoint, tmp_path / "wrong")
+    values = json.loads((wrong / "config.json").read_text()) | {"heads": 5, "norm": "middle", "end_id": 99}
+    (wrong / "config.json").write_text(json.dumps(values))
+    assert_refused(cli("export", wrong, out), "d_model 32 is not divisible by heads 5", "norm is 'middle'", "end_id 99")
+    assert not out.exists()
+    assert cli("export", checkpoint, out)[0] == 0
+    assert_refused(cli("export", checkpoint, out), "exists", "--force")
+    before = (out / "manifest.json").read_bytes()
+    assert cli("export", checkpoint, out, "--force")[0] == 0
+    assert (out / "manifest.json").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    assert_refused(cli("export", checkpoint, tmp_path / "mine", "--force"), "not ours to replace")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"out", "truncated", "foreign", "wrong", "mine"}
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "parity", "bench", "build"])
+def test_missing_bundle(cli, tmp_path, command):
+    assert_refused(cli(command, tmp_path / "nowhere"), "no bundle at", "seq2engine export")
+    (tmp_path / "empty").mkdir()
+    assert_refused(cli(command, tmp_path / "empty"), "no manifest.json")
+
+
+@pytest.mark.parametrize("command", ["run", "parity", "bench", "build"])
+def test_damaged_bundle(cli, own_bundle, command, stdin):
+    stdin(b"5\n")
+    precision = "fp16" if command == "build" else "fp32"
+    data = own_bundle / "onnx" / precision / "decoder_step.onnx.data"
+    data.write_bytes(data.read_bytes()[:-8])
+    assert_refused(cli(command, own_bundle, "--quiet"), "its hash differs", "--force")
+    assert not (own_bundle / "engines").exists()
+
+
+def test_run_refusals(cli, bundle, stdin, tmp_path):
+    for data, parts in (
+        (b"5 six\n", ("line 1", "5 six")),
+        (b"5\n\xff\xfe\n", ("line 2",)),
+        (b"5\n\n6\n", ("source 1 is empty",)),
+        (b"5 99\n", ("token 99", "40")),
+        (b"5 " * 21, ("21 tokens", "at most 20")),
+    ):
+        stdin(data)
+        assert_refused(cli("run", bundle, "--quiet"), *parts)
+    stdin(b"5\n")
+    assert_refused(cli("run", bundle, "--max-length", "25"), "max length 25, at most 24")
+    assert_refused(cli("run", bundle, "--beam", "0", "--nbest", "2"), "beam 0", "nbest 2")
+    assert_refused(cli("run", bundle, "--batch", "0"), "--batch 0")
+    assert_refused(cli("run", bundle, "--backend", "trt"), "unknown backend 'trt'")
+    assert_refused(cli("run", bundle, "--precision", "fp8"), "holds no fp8 graphs")
+    assert_refused(cli("run", bundle, "--input", tmp_path / "none.txt"), "cannot read", "none.txt")
+    assert_refused(
+        cli("run", bundle, "--backend", "tensorrt", "--precision", "fp16"), "no fp16 engine", "seq2engine build"
+    )
+
+
+def test_an_empty_input_decodes_nothing(cli, bundle, stdin):
+    stdin(b"")
+    assert cli("run", bundle) == (0, "", "")
+
+
+def test_build_refusals(cli, own_bundle):
+    assert_refused(cli("build", own_bundle, "--target", "sm90"), "unknown target 'sm90'", "sm89")
+    assert_refused(
+        cli("build", own_bundle, "--target", "sm75", "--precision", "fp32"), "sm75 cannot run fp32", "--precision fp16"
+    )
+    assert_refused(cli("build", own_bundle, "--batch", "8:4:2"), "batch 8:4:2 must rise")
+    assert_refused(cli("build", own_bundle, "--source", "1:8:300"), "source 1:8:300 exceeds the model's maximum of 20")
+    assert_refused(cli("build", own_bundle, "--batch", "1-8"), "'1-8' is not a range")
+    assert_refused(cli("build", own_bundle, "--slots", "3"), "--slots 3 is too few")
+    assert_refused(cli("build", own_bundle, "--flavour", "trt"), "unknown TensorRT flavour")
+    assert not (own_bundle / "engines").exists()
+
+
+def test_engines_on_a_machine_without_a_gpu(cli, own_bundle, stdin):
+    assert cli("build", own_bundle, "--batch", "1:2:4", "--length", "16", "--quiet")[0] == 0
+    stdin(b"5\n")
+    argv = ("run", own_bundle, "--backend", "tensorrt", "--precision", "fp16")
+    assert_refused(cli(*argv), "no NVIDIA GPU on this machine", "--backend onnxruntime")
+    engine = own_bundle / "engines" / "portable-fp16-beam1" / "decoder_step.engine"
+    engine.write_bytes(engine.read_bytes()[: 1 << 12])
+    assert_refused(cli(*argv), "decoder_step.engine", "4096", "seq2engine build")
+
+
+def test_a_failed_parity_exits_with_1(cli, tmp_path):
+    """Graphs of other weights than the reference: the verdict is an exit code, the report is still written."""
+    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a").root
+    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b").root
+    shutil.rmtree(bundle / "onnx")
+    shutil.copytree(other / "onnx", bundle / "onnx")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["checkpoint_sha256"] = json.loads((bundle / "manifest.json").read_text())["checkpoint_sha256"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    code, _, _ = cli("parity", bundle, "--count", "4", "--max-length", "6", "--quiet")
+    assert code == 1
+    assert (bundle / "reports" / "parity-onnxruntime-fp32.html").is_file()
+
+
+def test_bench_refusals(cli, bundle):
+    assert_refused(cli("bench", bundle, "--case", "8x4"), "8x4", "8x4x32x32")
+    assert_refused(cli("bench", bundle, "--backend", "torch", "abacus"), "abacus")
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    """An export that is interrupted exits with 130 and removes what it had written."""
+    argv = [sys.executable, "-m", "seq2engine", "export", "random:base", str(tmp_path / "out" / "b")]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    while not list(tmp_path.rglob("*.safetensors")) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_goes_away_is_not_an_error_report(bundle):
+    command = (
+        f"printf '5\\n%.0s' $(seq 200) | {sys.executable} -m seq2engine run {bundle} --max-length 4 --batch 1 | head -1"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
