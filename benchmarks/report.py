@@ -24,11 +24,17 @@ def bench_table(result: BenchResult) -> str:
     lines = []
     for case in result.cases:
         rows = [
-            (*cells, versus(case, arm, part, result.first), outputs_text(case, arm) if part == "end_to_end" else "")
+            (
+                *cells,
+                versus(case, arm, part, result.first),
+                "" if arm == result.first else case.arms[arm].parts[part].speedup.verdict,
+                outputs_text(case, arm) if part == "end_to_end" else "",
+            )
             for arm, part, cells in measures(case)
         ]
-        lines += [f"{case.case.name}: {case.case}", columns((*HEAD, f"against {result.first}", "outputs"), rows)]
-        lines += [winner_text(case, "end_to_end", result.seed), ""]
+        head = (*HEAD, f"against {result.first}", "verdict", "outputs")
+        lines += [f"{case.case.name}: {case.case}", columns(head, rows)]
+        lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end', result.seed)}", ""]
     lines.append(conditions(result))
     if result.environment.busy:
         lines.append(busy_text(result))
@@ -42,10 +48,7 @@ def bench_html(result: BenchResult) -> str:
         note_html(conditions(result) + "."),
         *([busy] if result.environment.busy else []),
         heading_html("End to end at a glance"),
-        table_html(
-            ("case", "fastest", "ahead by", "95 % interval", "outputs"),
-            [glance(case, result.seed) for case in result.cases],
-        ),
+        *(glance_html(case, result.seed) for case in result.cases),
     ]
     for case in result.cases:
         blocks += case_html(case, result)
@@ -58,18 +61,22 @@ def bench_html(result: BenchResult) -> str:
         heading_html("How to read this"),
         *(note_html(text) for text in explanation(result)),
         heading_html("Where it ran"),
-        table_html(("what", "value"), environment_rows(result)),
+        # Wrapped, because the table would take a value that begins with a digit for a number and set it right.
+        table_html(
+            ("what", "value"), [(what, f"<span>{escape(value)}</span>") for what, value in environment_rows(result)]
+        ),
     ]
-    return page_html(f"Benchmark of {Path(result.bundle).name}", " against ".join(result.arms), blocks)
+    return page_html(f"Benchmark of {Path(result.bundle).name}", ", ".join(result.arms), blocks)
 
 
 def explanation(result: BenchResult) -> tuple[str, str]:
     return (
-        f"Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over {result.rounds} "
-        "rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to p90, and spread is "
-        f"that reach against the median. “Ahead by” is a ratio of medians with its {COVERAGE:.0%} bootstrap interval; if "
-        f"that contains 1, or there were fewer than {FEWEST_ROUNDS} rounds, the verdict is “unsure”. Tokens per second "
-        "are source tokens for the encoder, and tokens of the best hypotheses otherwise.",
+        "Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over "
+        f"{result.rounds} rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to "
+        "p90, and spread is that reach against the median. One arm against another is a ratio of medians, more than 1 "
+        f"being faster, with its {COVERAGE:.0%} bootstrap interval; if that contains 1, or there were fewer than "
+        f"{FEWEST_ROUNDS} rounds, the verdict is “unsure”. Tokens per second are source tokens for the encoder, and "
+        "tokens of the best hypotheses otherwise.",
         f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
         "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
         "same work. The decoder step is the one halfway through a decode, repeated.",
@@ -78,10 +85,10 @@ def explanation(result: BenchResult) -> tuple[str, str]:
 
 def case_html(case: CaseResult, result: BenchResult) -> Iterable[str]:
     rows = [
-        (*cells, interval_text(case.arms[arm].parts[part].speedup), verdict_html(case, arm, part, result.first))
+        (*cells, versus(case, arm, part, result.first), verdict_html(case, arm, part, result.first))
         for arm, part, cells in measures(case)
     ]
-    cache_head = ("arm", "outputs", "fixed length", "steps", "compactions", "most live slots", "most slots")
+    cache_head = ("arm", "outputs", "at fixed length", "steps", "compactions", "most live slots", "most slots")
     cache_rows = [
         (
             name,
@@ -152,10 +159,7 @@ def measures(case: CaseResult) -> Iterable[tuple[str, str, tuple[str, ...]]]:
 
 
 def versus(case: CaseResult, arm: str, part: str, first: str) -> str:
-    if arm == first:
-        return "-"
-    speedup = case.arms[arm].parts[part].speedup
-    return interval_text(speedup) + (" unsure" if speedup.verdict == "unsure" else "")
+    return "1" if arm == first else interval_text(case.arms[arm].parts[part].speedup)
 
 
 def interval_text(ratio: Ratio) -> str:
@@ -164,14 +168,14 @@ def interval_text(ratio: Ratio) -> str:
 
 def verdict_html(case: CaseResult, arm: str, part: str, first: str) -> str:
     if arm == first:
-        return "compared with"
+        return "baseline"
     verdict = case.arms[arm].parts[part].speedup.verdict
     return badge_html(verdict, {"faster": "good", "slower": "bad", "unsure": "warn"}[verdict])
 
 
 def same_html(equal: int, batch: int, is_first: bool) -> str:
     if is_first:
-        return "compared with"
+        return "baseline"
     return badge_html(f"{equal} of {batch} equal", "good" if equal == batch else "bad")
 
 
@@ -182,32 +186,32 @@ def outputs_text(case: CaseResult, arm: str) -> str:
     return f"DIFFER: {found.equal} and {found.equal_timed} of {case.case.batch} equal"
 
 
-def glance(case: CaseResult, seed: int) -> tuple[str, ...]:
+def glance_html(case: CaseResult, seed: int) -> str:
+    """One case in a sentence, which a narrow screen can wrap as it could not wrap a table."""
     differing = [name for name in case.arms if not case.same(name)]
-    outputs = badge_html("differ: " + ", ".join(differing), "bad") if differing else badge_html("equal", "good")
-    found = winner(case, "end_to_end", seed)
-    if found is None:
-        return case.case.name, "only one arm", "-", "-", outputs
-    best, second, ratio = found
-    fastest = "unsure" if ratio.verdict == "unsure" else best
-    interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
-    return case.case.name, fastest, f"{ratio.value:.2f}x over {second}", interval, outputs
+    outputs = badge_html("outputs differ", "bad") if differing else badge_html("outputs equal", "good")
+    said = winner_text(case, "end_to_end", seed)
+    return f"<p><strong>{escape(case.case.name)}</strong>: {escape(said)} {outputs} {escape(', '.join(differing))}</p>"
 
 
 def winner_text(case: CaseResult, part: str, seed: int) -> str:
     found = winner(case, part, seed)
     if found is None:
-        return f"{LABELS[part]}: only one arm"
+        return "there is only one arm"
     best, second, ratio = found
     caution = "" if case.same(best) else ", but its outputs differ"
     if ratio.verdict == "unsure":
-        return f"{LABELS[part]}: unsure whether {best} or {second} is faster, {interval_text(ratio)}{caution}"
-    return f"{LABELS[part]}: {best} is fastest, {interval_text(ratio)} over {second}{caution}"
+        return f"unsure whether {best} or {second} is faster, {interval_text(ratio)}{caution}"
+    return f"{best} is fastest, {interval_text(ratio)} over {second}{caution}"
 
 
 def conditions(result: BenchResult) -> str:
     machine = result.environment
-    return f"{machine.cpu}, {machine.threads} of {machine.cores} cores, {result.rounds} rounds, {result.made_at}"
+    return f"{machine.cpu}, {machine.threads} of {machine.cores} cores, {result.rounds} rounds, {when(result)}"
+
+
+def when(result: BenchResult) -> str:
+    return result.made_at.replace("T", " ").replace("+00:00", " UTC")
 
 
 def busy_text(result: BenchResult) -> str:
@@ -232,7 +236,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
         ("model", f"{layers}, vocabulary {model['target_vocab']}, {result.cache_form} cache"),
         ("checkpoint", f"sha256 {result.checkpoint_sha256[:16]}"),
         ("rounds, warm-up, seed", f"{result.rounds}, {result.warmup}, {result.seed}"),
-        ("measured at", result.made_at),
+        ("measured at", when(result)),
     ]
 
 
@@ -245,7 +249,7 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to their widest cell: names at both ends, numbers in between and set right."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    numbers = range(2, len(head) - 2)
+    numbers = range(2, len(HEAD))
 
     def line_of(line: Sequence[str]) -> str:
         return "  ".join(f"{cell:{'>' if i in numbers else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +30,7 @@ from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
 from ..runtime.greedy import greedy_search
 from ..runtime.search import Hypothesis, SearchOptions, Special
-from ..runtime.session import Session, State, open_session
+from ..runtime.session import BACKENDS, Session, State, open_session
 from .cases import Case, case_problems, cases_for, sources_for
 from .machine import environment, load_average, usable_cores
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
@@ -69,6 +70,8 @@ def bench_bundle(
             for backend in backends:
                 name = f"{backend} {precision}"
                 progress(f"bench: load {name}", 0.0)
+                # Importing the library is not loading the model, and would be charged to the first arm alone.
+                import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
                 started = time.perf_counter()
                 with blaming(name, "loading"):
                     sessions[name] = stack.enter_context(open_session(opened, backend, precision, threads))

@@ -196,7 +196,8 @@ def chunk(w: GraphWriter, x: Value, chunks: int, dim: int) -> list[Value]:
 def reshape(w: GraphWriter, x: Value, shape: tuple[Size, ...]) -> Value:
     """Sizes that stay where they are become 0 (copy), so that a dynamic axis is never written down."""
     sizes = [size if isinstance(size, int) else 0 for size in shape]
-    assert all(shape[i] == x.shape[i] for i, size in enumerate(sizes) if size == 0), "a dynamic axis may not move"
+    kept = [i for i, size in enumerate(sizes) if size == 0]
+    assert all(x.shape[i : i + 1] == (shape[i],) for i in kept), "a dynamic axis may not move"
     return w.node("Reshape", [x, w.ints(*sizes)], (x.dtype, shape))
 
 

@@ -28,7 +28,7 @@ def beam_search(step: Step, batch: int, special: Special, options: SearchOptions
     tokens. Equal scores rank by lower beam, then lower token.
 
     A source has fewer than `nbest` hypotheses where fewer than K sequences exist (a vocabulary no larger than the
-    beam); Hugging Face fills up with copies that score -1e9.
+    beam); Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
     beam = options.beam
     own = np.arange(beam)
@@ -91,13 +91,14 @@ def _settled(ended: np.ndarray, running: np.ndarray, length: int, options: Searc
 def _best_continuations(
     logits: np.ndarray, running: np.ndarray, normaliser: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of the best 2K, best first.
+    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of continuations, best first.
 
-    Fewer than 2K only if there are not as many (V = 1).
+    The best 2K, but for some that could neither end nor run on; fewer only where there are not as many (V = 1).
     """
     batch, beam, vocab = logits.shape
-    # The best 2K of a source are among the best 2K of each of its beams: the rest of the vocabulary is never ranked.
-    count = min(2 * beam, vocab)
+    # Of the 2K, the first K may end, and the first K that are no end token run on. So of one beam no more than its best
+    # K and its end token can matter, and the rest of the vocabulary is never ranked.
+    count = min(beam + 1, vocab)
     tokens = _top_columns(logits.reshape(-1, vocab), count).reshape(batch, beam, count)
     offset = running - normaliser  # [B, K]
     scores = (np.take_along_axis(logits, tokens, axis=-1) + offset[..., None]).reshape(batch, -1)  # [B, K*count]

@@ -23,6 +23,7 @@ import numpy as np
 # room because a ratio of two maxima is a ratio of two single draws.
 MEDIAN_FACTOR = 4.0
 WORST_FACTOR = 16.0
+DIVERGENCE_FACTOR = MEDIAN_FACTOR
 EPSILON = {"fp32": float(np.finfo(np.float32).eps), "fp16": float(np.finfo(np.float16).eps)}  # ulp of a 1.0
 
 LEVELS = ("encoder", "steps", "decodes")
@@ -123,13 +124,15 @@ class TensorResult:
     @property
     def reason(self) -> str:
         if not math.isfinite(self.reference.worst):
-            return f"{self.name}: PyTorch itself is not finite at this precision, so there is nothing to hold it against"
+            return f"{self.name}: PyTorch itself is not finite at this precision, which leaves nothing to compare with"
         if not math.isfinite(self.candidate.worst):
-            return f"{self.name} is not finite"
+            return f"{self.name}: not finite"
         if self.median_ratio > MEDIAN_FACTOR:
-            return f"{self.name} errs {times(self.median_ratio)} as much as PyTorch at the median, allowed {MEDIAN_FACTOR:g}x"
+            much = times(self.median_ratio)
+            return f"{self.name}: {much} PyTorch's own error at the median, allowed {MEDIAN_FACTOR:g}x"
         if self.worst_ratio > WORST_FACTOR:
-            return f"{self.name} errs {times(self.worst_ratio)} as much as PyTorch at worst, allowed {WORST_FACTOR:g}x"
+            much = times(self.worst_ratio)
+            return f"{self.name}: {much} PyTorch's own error at the worst element, allowed {WORST_FACTOR:g}x"
         return ""
 
     def __bool__(self) -> bool:
@@ -181,6 +184,10 @@ class DecodeResult:
         return 0 if self.failure else self.sources - len(self.divergences)
 
     @property
+    def summary(self) -> str:
+        return f"{self.search}: {self.equal} of {self.sources} equal"
+
+    @property
     def differing(self) -> tuple[Divergence, ...]:
         """Those that rounding does not explain, the clearest first."""
         found = [divergence for divergence in self.divergences if divergence.verdict == "differs"]
@@ -195,7 +202,7 @@ class DecodeResult:
         worst = self.differing[0]
         return (
             f"{self.search}: {len(self.differing)} of {self.sources} sources differ, clearest source {worst.source} "
-            f"at step {worst.step}, margin {worst.margin:.2g} where PyTorch's own error explains {worst.budget:.2g}"
+            f"from step {worst.step} by a margin of {worst.margin:.2g}, where rounding explains {worst.budget:.2g}"
         )
 
     def __bool__(self) -> bool:
@@ -231,9 +238,9 @@ class ParityResult:
         if self.first_failure:
             level, part = self.first_failure
             return f"{level}: {part.reason}"
-        worst = max(self.tensors, key=lambda t: t.median_ratio)
-        said = ", ".join(f"{d.search} {d.equal} of {d.sources} equal" for d in self.decodes)
-        return f"errs at most {times(worst.median_ratio)} as much as PyTorch {self.precision} itself; {said}"
+        median, worst = (max(getattr(t, f"{which}_ratio") for t in self.tensors) for which in ("median", "worst"))
+        said = "; ".join(decode.summary for decode in self.decodes)
+        return f"errs at most {times(median)} as much as PyTorch at the median, {times(worst)} at worst; {said}"
 
     def __bool__(self) -> bool:
         return self.first_failure is None
@@ -241,10 +248,10 @@ class ParityResult:
     def to_json(self) -> str:
         """Not a number and infinity become null: JSON has neither."""
         values = {"verdict": bool(self), "reason": self.reason, **dataclasses.asdict(self)}
-        for part, described in zip(self.tensors, values["tensors"], strict=True):
-            described.update(verdict=bool(part), median_ratio=part.median_ratio, worst_ratio=part.worst_ratio)
-        for part, described in zip(self.decodes, values["decodes"], strict=True):
-            described.update(verdict=bool(part), equal=part.equal)
+        for tensor, described in zip(self.tensors, values["tensors"], strict=True):
+            described.update(verdict=bool(tensor), median_ratio=tensor.median_ratio, worst_ratio=tensor.worst_ratio)
+        for decode, described in zip(self.decodes, values["decodes"], strict=True):
+            described.update(verdict=bool(decode), equal=decode.equal)
         return json.dumps(finite(values), indent=1, allow_nan=False) + "\n"
 
 

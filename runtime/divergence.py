@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .compare import Divergence
+from .compare import DIVERGENCE_FACTOR, Divergence
 from .forcing import Scored, Tokens, scored
 from .generate import generate
 from .search import Emitted, SearchOptions
 from .session import Session
 
-DIVERGENCE_FACTOR = 1.0
 EXCUSED = {"fp32": "tie", "fp16": "drift"}  # what a divergence is called that PyTorch's own error could have made
 
 
@@ -118,22 +117,21 @@ def judge_greedy(oracle: Session, reference: Session, cases: Sequence[Parted], b
     sources = [case.source for case in cases for _ in range(2)]
     targets = [tokens[: case.step + 1] for case in cases for tokens in (case.wanted, case.given)]
     found = scored(oracle, reference, sources, targets, batch)
-    gaps = [gap_since_fork(*found[i : i + 2]) for i in range(0, len(found), 2)]
+    gaps = [gap_since_fork(found[i], found[i + 1]) for i in range(0, len(found), 2)]
     return [case.judged(reference.precision, gap, "tokens") for case, gap in zip(cases, gaps, strict=True)]
 
 
 def judge_beams(
     oracle: Session, reference: Session, cases: Sequence[Parted], batch: int, length_penalty: float
 ) -> list[Divergence]:
-    """Two outputs with the same score are as good as equal. If theirs differ, one search may still have lost the better
-
-    one by no more than rounding, long before its end: at the step where it first kept other prefixes than the other.
+    """Two outputs with the same score are as good as equal. If theirs differ, rounding may still have decided it, but
+    long before the end: where one search first kept other prefixes than the other.
     """
     sources = [case.source for case in cases for _ in range(2)]
     found = scored(oracle, reference, sources, [tokens for c in cases for tokens in (c.wanted, c.given)], batch)
     judged = []
     for i, case in enumerate(cases):
-        gap, parted = gap_of_scores(*found[2 * i : 2 * i + 2], length_penalty), "scores"
+        gap, parted = gap_of_scores(found[2 * i], found[2 * i + 1], length_penalty), "scores"
         if not gap and case.fork is not None:
             at_fork = widest_gap(oracle, reference, case.source, case.fork, batch)
             if at_fork:

@@ -75,7 +75,7 @@ def _scored_batch(
         log_probs[:, step] = own - np.log(np.exp(shifted).sum(axis=1))
         with np.errstate(invalid="ignore"):  # a reference that is not finite has a spread that is not a number
             spread = np.ptp(rounded - exact, axis=1)
-        ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error there is to expect
+        ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error to reckon with
         spreads[:, step] = np.maximum(spread, ulp)
     lengths = [len(target) for target in targets]
     return [

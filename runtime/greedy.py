@@ -59,7 +59,7 @@ def log_sum_exp(logits: np.ndarray, sources: np.ndarray) -> np.ndarray:
     if not finite.all():
         raise RequestError(
             f"source {sources[~finite][0]}: the model's logits are not finite, expected numbers; "
-            "look for the first bad layer with: seq2engine parity"
+            "look for the first bad layer with: seq2engine parity BUNDLE"
         )
     shifted = logits - top
     # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit of a

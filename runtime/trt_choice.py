@@ -76,7 +76,11 @@ def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
 def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
     """Refuses engine files that are not those of the passport, and a passport that is not of this bundle's graphs."""
     for name, entry in passport.engines.items():
-        path = bundle.inside(f"{ENGINES}/{folder.name}/{entry.file}")
+        path = folder / entry.file
+        if path.resolve().parent != folder.resolve():
+            raise SessionError(
+                f"{folder / PASSPORT} names {entry.file}, expected a file beside it; {mend(folder, passport)}"
+            )
         if not path.is_file():
             raise SessionError(f"{path} is missing, though its passport lists it; {mend(folder, passport)}")
         if (size := path.stat().st_size) != entry.bytes:

@@ -121,7 +121,7 @@ class Engine:
         recorded = self.entry.aliases.get(output)
         if not hasattr(self.engine, "get_aliased_input_tensor"):
             return recorded
-        told = self.engine.get_aliased_input_tensor(output)
+        told = self.engine.get_aliased_input_tensor(output) or None
         if told != recorded:
             raise SessionError(
                 f"{self.path} wants {output} in the memory of {told}, its passport says {recorded}; {self.refused}"

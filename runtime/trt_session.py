@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from .trt_shapes import call_sizes, check_dtypes, check_places, check_reserved
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that steps of one state and equal shapes have in common, so that a step only moves what is new."""
+    """All that steps of one state have in common while shapes stay, so that a step only moves what is new."""
 
-    shapes: tuple[Shape, ...]  # of the values sent
+    signature: tuple[tuple[Shape, np.dtype], ...]  # of the values sent
     beams: int
     sent: list[Transfer]
     binding: Binding
@@ -128,7 +129,7 @@ class TrtSession(Session):
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         values = [given[t.name] for t in self.sent]
         plan: StepPlan | None = state.plan
-        if plan is None or plan.shapes != tuple(value.shape for value in values):
+        if plan is None or plan.signature != signature_of(values):
             plan = state.plan = self.plan_step(engine, state, {t.name: given[t.name] for t in self.sent})
         check_places("tokens", tokens, self.config.target_vocab)
         check_places("position", position, self.config.max_target)
@@ -164,8 +165,7 @@ class TrtSession(Session):
             name = tensor.name.removeprefix("new_")
             if name in state.memory.next:
                 arrays[tensor.name] = written[name] = state.memory.next[name].reshaped(shape_of(tensor, sizes))
-        shapes_sent = tuple(value.shape for value in values.values())
-        return StepPlan(shapes_sent, sizes["K"], sent, engine.binding(arrays), logits, written)
+        return StepPlan(signature_of(values.values()), sizes["K"], sent, engine.binding(arrays), logits, written)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.opened("decoder_step")
@@ -260,6 +260,10 @@ def send(device: Device, transfers: list[Transfer], values: list[np.ndarray]) ->
             transfer.to_device()
 
     device.run(work)
+
+
+def signature_of(values: Iterable[np.ndarray]) -> tuple[tuple[Shape, np.dtype], ...]:
+    return tuple((value.shape, value.dtype) for value in values)
 
 
 def own(state: State) -> TrtState:

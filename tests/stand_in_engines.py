@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 from pathlib import Path
@@ -29,6 +30,8 @@ BEAMS = ShapeRanges(Range(1, 2, 4), Range(1, 2, 3), Range(1, 8, 16), Range(1, 8,
 THREE_BEAMS = ShapeRanges(Range(1, 2, 4), Range(3, 3, 3), Range(1, 8, 16), Range(1, 8, 12))
 # Pre-norm with learned positions: its decodes wander through the vocabulary and end at different lengths.
 MODEL = random_model(dataclasses.replace(PRESETS["tiny"], norm="pre", positions="learned"), seed=1)
+EXACT_MODEL = copy.deepcopy(MODEL).double()
+ERROR_FACTOR = 20  # between two orders of summation; a wrong slot or source errs ten thousand times more
 SOURCES = [[5, 17, 250, 9, 41], [77, 3], [12, 200, 31, 8, 99, 140, 6]]
 
 
@@ -82,9 +85,7 @@ def put_engines(
             attentions=0,
             build_seconds=0.0,
         )
-    passport = Passport(
-        flavour, VERSIONS[flavour], targets, precision, bundle.cache_form, ranges, slots, entries
-    )
+    passport = Passport(flavour, VERSIONS[flavour], targets, precision, bundle.cache_form, ranges, slots, entries)
     (folder / PASSPORT).write_text(passport.to_json())
     return folder
 
@@ -104,6 +105,14 @@ def reference_logits(model: Transformer, sources: list[list[int]], targets: list
             ids = torch.tensor([source])
             rows.append(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([target]))[0, -1].numpy())
     return np.stack(rows)
+
+
+def check_logits(found: np.ndarray, sources: list[list[int]], targets: list[list[int]]) -> None:
+    """Holds logits [N,V] against fp64: the same best tokens, and errors of the size of PyTorch's own in fp32."""
+    exact, rounded = (reference_logits(model, sources, targets) for model in (EXACT_MODEL, MODEL))
+    assert np.array_equal(found.argmax(-1), exact.argmax(-1))
+    error, allowed = np.abs(found - exact).max(), ERROR_FACTOR * np.abs(rounded - exact).max()
+    assert error <= allowed, f"logits err by {error:.2g}, allowed {allowed:.2g}"
 
 
 def reference_greedy(model: Transformer, source: list[int], length: int) -> list[int]:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -37,6 +38,15 @@ TORCH_TYPE = {"fp32": torch.float32, "fp16": torch.float16}
 FACTOR = 4  # another order of the same sums errs differently, not more: a few times the reference's own error
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Models this small are slower on several threads, by far so where other work shares the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
@@ -45,11 +55,11 @@ def bundles(tmp_path_factory):
     """(model name, cache form) -> a bundle with both precisions. Shared: not to be written to."""
 
     @cache
-    def bundle(name="tiny", cache_form="static"):
+    def export(name, cache_form):
         folder = tmp_path_factory.mktemp("bundles") / f"{name}-{cache_form}"
         return onnx_from_model(random_model(CONFIGS[name]), folder, ("fp32", "fp16"), cache_form)
 
-    return bundle
+    return lambda name="tiny", cache_form="static": export(name, cache_form)
 
 
 @pytest.fixture
@@ -87,27 +97,38 @@ def feeds_for():
 
 
 @pytest.fixture(scope="session")
-def run_onnx():
-    """(model or path, feeds) -> outputs by name, in ONNX Runtime."""
+def open_onnx():
+    """A model or the path of one -> a function from feeds to outputs by name, in ONNX Runtime."""
 
-    def run(model, feeds):
+    def opened(model):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         source = os.fspath(model) if isinstance(model, str | Path) else model.SerializeToString()
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, feeds), strict=True))
+        return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
 
-    return run
+    return opened
+
+
+@pytest.fixture(scope="session")
+def run_onnx(open_onnx):
+    """(model or path, feeds) -> outputs by name, in ONNX Runtime."""
+    return lambda model, feeds: open_onnx(model)(feeds)
 
 
 @pytest.fixture(scope="session")
 def run_torch():
     """(model, spec, feeds, cache form, dtype) -> what the reference model says, by the contract's names."""
 
+    copies = WeakKeyDictionary()  # of a model, by dtype: copying costs more than running
+
     def run(model, spec, feeds, cache_form="static", dtype=torch.float32):
-        model = copy.deepcopy(model).to(dtype)
+        by_dtype = copies.setdefault(model, {})
+        if dtype not in by_dtype:
+            by_dtype[dtype] = copy.deepcopy(model).to(dtype)
+        model = by_dtype[dtype]
         given = {name: torch.tensor(array) for name, array in feeds.items()}  # copies: the cache is written in place
         given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
         layers = range(model.config.decoder_layers)
@@ -196,7 +217,7 @@ def built(bundles):
     beam_ranges = {1: ONE_BEAM, 4: FOUR_BEAMS, "any": ANY_BEAMS}
 
     @cache
-    def build(name="tiny", cache_form="static", precision="fp16", beams=1):
+    def build(name, cache_form, precision, beams):
         bundle, reports, beam = bundles(name, cache_form), [], beam_ranges[beams]
         passport = engines_from_onnx(
             bundle,
@@ -209,4 +230,7 @@ def built(bundles):
         folder = bundle.root / "engines" / engine_name("tensorrt_rtx", ["sm86"], precision, beam)
         return Built(passport, folder, reports)
 
-    return build
+    def get(name="tiny", cache_form="static", precision="fp16", beams=1):
+        return build(name, cache_form, precision, beams)
+
+    return get

@@ -93,7 +93,8 @@ def test_every_unknown_choice_is_named_at_once():
     with pytest.raises(ConfigError) as error:
         graph_specs(CONFIG, "fp8", "paged")
     assert str(error.value) == (
-        "unknown precision 'fp8', expected one of fp32, fp16; unknown cache form 'paged', expected one of static, growing"
+        "unknown precision 'fp8', expected one of fp32, fp16; "
+        "unknown cache form 'paged', expected one of static, growing"
     )
 
 

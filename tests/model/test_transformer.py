@@ -263,11 +263,11 @@ def test_each_source_stands_at_its_own_position(positions: str) -> None:
     source, source_mask = some_sources(model)
     _, cross = model.encode(source, source_mask)
     cache = empty_cache(model, 3, 6, write_slots)
-    ahead = torch.tensor([2, 0, 4])  # tokens a source has been fed already, by steps in which only its own slots count
     for t in range(4):
         step(model, target[:, t], torch.full((3,), t), source_mask, cross, cache)
-    found = step(model, target[range(3), ahead], ahead, source_mask, cross, cache)
-    expected = teacher_forced(model, target)[range(3), ahead]
+    at = torch.tensor([2, 0, 4])  # one source goes on; the others go back, and no longer see their later slots
+    found = step(model, target[range(3), at], at, source_mask, cross, cache)
+    expected = teacher_forced(model, target)[range(3), at]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -338,7 +338,7 @@ def test_a_tree_by_hand(norm: str, positions: str, store: Store) -> None:
 
 
 @each_store
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     variant=st.sampled_from([(norm, positions) for norm in NORMS for positions in POSITIONS]),
     steps=st.integers(1, 8),

@@ -1,0 +1,39 @@
+"""What is noted about the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from seq2engine.benchmarks.machine import environment, library_version, processor
+
+
+def test_this_machine_is_described():
+    found = environment(threads=1, load_before=0.0)
+    assert found.cores >= 1
+    assert found.threads == 1
+    assert found.cpu
+    assert set(found.libraries) == {"torch", "onnxruntime", "numpy"}
+    assert "not installed" not in found.libraries.values()
+
+
+def test_processor_listing(tmp_path):
+    listing = tmp_path / "cpuinfo"
+    listing.write_text("model name\t: Fast One\nflags\t\t: fpu avx2 amx_int8\n\nmodel name\t: Other\nflags\t\t: fpu\n")
+    assert processor(listing) == ("Fast One", ("avx2", "amx_int8"))
+
+
+def test_a_system_without_a_listing_still_has_a_processor(tmp_path):
+    name, features = processor(tmp_path / "none")
+    assert name
+    assert features == ()
+
+
+def test_a_missing_library_is_said_to_be_missing():
+    assert library_version(("no-such-distribution-at-all",)) == "not installed"
+
+
+def test_busy_means_that_others_were_running_before():
+    quiet = dataclasses.replace(environment(threads=1, load_before=0.9), cores=2)
+    assert not quiet.busy
+    assert dataclasses.replace(quiet, load_before=1.1).busy
+    assert not dataclasses.replace(quiet, load_before=None).busy

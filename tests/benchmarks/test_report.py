@@ -1,0 +1,179 @@
+"""Reports of made-up results, so that every verdict can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.machine import Environment
+from seq2engine.benchmarks.report import bench_html, bench_json, bench_table, number
+from seq2engine.benchmarks.result import (
+    PARTS,
+    Arm,
+    ArmResult,
+    BenchResult,
+    CaseResult,
+    Measure,
+    result_from_dict,
+    winner,
+)
+from seq2engine.benchmarks.timing import Samples, ratio_interval
+from seq2engine.errors import ConfigError
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.cache import CacheCounts
+
+CASE = Case("pair", batch=2, beam=4, source=8, target=16)
+
+
+def samples(*milliseconds):
+    return Samples(tuple(round(value * 1e6) for value in milliseconds))
+
+
+def result(times, equal=None, load_before=0.1):
+    """A result in which every part of an arm took the times given for that arm."""
+    first = next(iter(times.values()))
+    equal = dict.fromkeys(times, 2) | (equal or {})
+    arms = {
+        name: ArmResult(
+            equal=equal[name],
+            equal_timed=equal[name],
+            parts={part: Measure(taken, 2 * 16, ratio_interval(first, taken)) for part in PARTS},
+            cache=CacheCounts(steps=16, compactions=1, most_live=40, most_slots=48),
+        )
+        for name, taken in times.items()
+    }
+    return BenchResult(
+        bundle="out/run7",
+        checkpoint_sha256="ab" * 32,
+        model=dataclasses.asdict(PRESETS["tiny"]),
+        cache_form="static",
+        arms={name: Arm(*name.split(" "), bytes=2_500_000, load_ms=12.5) for name in times},
+        cases=(CaseResult(CASE, arms),),
+        environment=Environment(
+            "Some CPU", ("avx2",), 2, 1, load_before, 0.5, "Linux", "3.11.7", {"torch": "2.13.0", "numpy": "2.4.6"}
+        ),
+        rounds=8,
+        warmup=2,
+        seed=0,
+        made_at="2026-01-02T03:04:05+00:00",
+    )
+
+
+STEADY = {"torch fp32": samples(*[8] * 8), "onnxruntime fp32": samples(*[4] * 8)}
+NOISY = {"torch fp32": samples(8, 9, 7, 8, 9, 7, 8, 9), "onnxruntime fp32": samples(9, 7, 8, 7, 8, 9, 7, 8)}
+
+
+def test_json_round_trips():
+    for found in (result(STEADY), result(NOISY, equal={"onnxruntime fp32": 1}, load_before=None)):
+        assert result_from_dict(json.loads(bench_json(found))) == found
+
+
+def test_json_says_what_the_samples_come_to():
+    values = json.loads(bench_json(result(STEADY)))
+    arm = values["cases"][0]["arms"]["onnxruntime fp32"]["parts"]["end_to_end"]
+    assert arm["samples"]["nanoseconds"] == [4_000_000] * 8
+    assert arm["summary"] == {
+        "median_ms": 4.0,
+        "p10_ms": 4.0,
+        "p90_ms": 4.0,
+        "p99_ms": 4.0,
+        "spread": 0.0,
+        "tokens_per_second": 8000.0,
+        "verdict": "faster",
+    }
+
+
+@pytest.mark.parametrize("other", [None, 0, 99])
+def test_a_result_of_another_format_is_refused(other):
+    values = {**json.loads(bench_json(result(STEADY))), "format": other}
+    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 1; .* seq2engine bench"):
+        result_from_dict(values)
+
+
+def test_the_winner_is_measured_against_the_next_best():
+    three = {**STEADY, "onnxruntime fp16": samples(*[2] * 8)}
+    best, second, ratio = winner(result(three).cases[0], "step", seed=0)
+    assert (best, second, ratio.value) == ("onnxruntime fp16", "onnxruntime fp32", 2.0)
+    assert winner(result({"torch fp32": STEADY["torch fp32"]}).cases[0], "step", seed=0) is None
+
+
+def test_table():
+    text = bench_table(result(STEADY))
+    row = next(line for line in text.splitlines() if line.startswith("end to end    onnxruntime"))
+    assert re.sub(" +", " ", row) == (
+        "end to end onnxruntime fp32 4.00 4.00 4.00 0% 8,000 2.00x (2.00 to 2.00) faster equal"
+    )
+    assert "end to end: onnxruntime fp32 is fastest, 2.00x (2.00 to 2.00) over torch fp32\n" in text
+    assert "pair: batch 2, beam 4, source 8, target 16" in text
+    assert "Some CPU, 1 of 2 cores, 8 rounds, 2026-01-02 03:04:05 UTC" in text
+    assert "busy" not in text
+
+
+def test_noise_is_called_unsure():
+    assert "unsure whether" in bench_table(result(NOISY))
+    page = bench_html(result(NOISY))
+    assert '<span class="badge warn">unsure</span>' in page
+    assert "is fastest" not in page
+
+
+def test_outputs_that_differ_are_shown_everywhere():
+    found = result(STEADY, equal={"onnxruntime fp32": 1})
+    text, page = bench_table(found), bench_html(found)
+    assert "DIFFER: 1 and 1 of 2 equal" in text
+    assert "over torch fp32, but its outputs differ" in text
+    assert '<span class="badge bad">1 of 2 equal</span>' in page
+    assert '<span class="badge bad">outputs differ</span> onnxruntime fp32' in page
+    assert "outputs equal" not in page
+
+
+@pytest.mark.parametrize("counts", [{"equal": 1}, {"equal_timed": 1}])
+def test_one_differing_decode_of_the_two_is_enough(counts):
+    (case,) = result(STEADY).cases
+    arms = {**case.arms, "onnxruntime fp32": dataclasses.replace(case.arms["onnxruntime fp32"], **counts)}
+    assert not CaseResult(CASE, arms).same("onnxruntime fp32")
+    assert CaseResult(CASE, arms).same("torch fp32")
+
+
+def test_a_busy_machine_is_named():
+    found = result(STEADY, load_before=3.5)
+    assert "the machine was busy when the run began (load 3.5 on 2 cores)" in bench_table(found)
+    assert "busy machine" in bench_html(found)
+
+
+def test_one_arm_has_nobody_to_beat():
+    found = result({"torch fp32": STEADY["torch fp32"]})
+    assert "there is only one arm" in bench_table(found)
+    assert "there is only one arm" in bench_html(found)
+
+
+def test_the_page_needs_nothing_else():
+    page = bench_html(result(STEADY))
+    assert not re.search(r"https?:|//|<script|<link|<img|<iframe|@import|url\(|\ssrc=", page)
+    assert page.count("<svg") == len(PARTS)
+    assert page.count("<") == page.count(">")
+
+
+def test_bars_and_whiskers_are_drawn_to_scale():
+    times = {"torch fp32": samples(*[10] * 8), "onnxruntime fp32": samples(*range(1, 9))}
+    page = bench_html(result(times))
+    full = 10 * 1.02
+    widths = [float(value) for value in re.findall(r'<rect [^>]*width="([\d.]+)%"', page)]
+    assert widths[:2] == pytest.approx([100 * 10 / full, 100 * 4.5 / full], abs=0.01)
+    whisker = re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%"', page)[3]  # after the first arm's whisker and its ends
+    assert [float(end) for end in whisker] == pytest.approx([100 * 1.7 / full, 100 * 7.3 / full], abs=0.01)
+
+
+def test_names_are_escaped():
+    found = dataclasses.replace(result(STEADY), bundle="out/<b>&co")
+    assert "Benchmark of &lt;b&gt;&amp;co" in bench_html(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (1234.5, "1234")]
+)
+def test_numbers_have_three_digits(value, text):
+    assert number(value) == text

@@ -1,0 +1,120 @@
+"""The timing primitive, with a clock that is wound by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from seq2engine.benchmarks.timing import Ratio, Samples, interleaved, ratio_interval
+
+MS = 1_000_000
+
+
+class HandClock:
+    """A clock that only moves when an arm says so."""
+
+    def __init__(self):
+        self.now = 0
+        self.calls = []
+
+    def __call__(self):
+        return self.now
+
+    def arm(self, name, *costs):
+        """An arm whose calls cost these nanoseconds, the last one for ever."""
+        left = list(costs)
+
+        def call():
+            self.calls.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+    def sleep(self, seconds):
+        self.calls.append("rest")
+        self.now += round(seconds * 1e9)
+
+
+def samples(*milliseconds):
+    return Samples(tuple(round(value * MS) for value in milliseconds))
+
+
+def test_arms_take_turns_and_nobody_is_always_first():
+    clock = HandClock()
+    arms = {"a": clock.arm("a", 1), "b": clock.arm("b", 2), "c": clock.arm("c", 3)}
+    found = interleaved(arms, rounds=4, warmup=0, clock=clock)
+    assert "".join(clock.calls) == "abcbcacababc"
+    assert found == {"a": Samples((1,) * 4), "b": Samples((2,) * 4), "c": Samples((3,) * 4)}
+
+
+def test_samples_are_kept_in_order_and_warm_up_is_not_among_them():
+    clock = HandClock()
+    found = interleaved({"a": clock.arm("a", 900, 800, 5, 7, 6)}, rounds=3, warmup=2, clock=clock)
+    assert found["a"].nanoseconds == (5, 7, 6)
+
+
+def test_rest_and_lead_are_not_timed():
+    clock = HandClock()
+    arms = {"a": clock.arm("a", 50, 4, 3, 50, 4, 3), "b": clock.arm("b", 9)}
+    found = interleaved(arms, rounds=2, warmup=0, lead=2, rest=0.5, clock=clock, sleep=clock.sleep)
+    assert found == {"a": Samples((3, 3)), "b": Samples((9, 9))}
+    assert clock.calls[:8] == ["rest", "a", "a", "a", "rest", "b", "b", "b"]
+
+
+def test_progress_ends_at_one():
+    told = []
+    interleaved({"a": lambda: None}, rounds=4, progress=lambda *report: told.append(report), stage="x")
+    assert told == [("x", 0.0), ("x", 0.25), ("x", 0.5), ("x", 0.75), ("x", 1.0)]
+
+
+def test_an_arm_that_fails_ends_the_run():
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interleaved({"a": lambda: None, "b": broken}, rounds=2)
+
+
+def test_percentiles_of_known_numbers():
+    found = samples(*range(100, 0, -1))
+    assert found.median == pytest.approx(50.5)
+    assert (found.p10, found.p90, found.p99) == pytest.approx((10.9, 90.1, 99.01))
+    assert found.spread == pytest.approx((90.1 - 10.9) / 50.5)
+    assert samples(3).p99 == pytest.approx(3)
+    assert samples(3).spread == 0
+
+
+def test_an_arm_that_always_takes_half_the_time_is_twice_as_fast():
+    slow, fast = samples(*[2] * 8), samples(*[1] * 8)
+    assert ratio_interval(slow, fast) == Ratio(2.0, 2.0, 2.0, rounds=8)
+    assert ratio_interval(slow, fast).verdict == "faster"
+    assert ratio_interval(fast, slow).verdict == "slower"
+
+
+def test_the_interval_is_that_of_the_median():
+    # A resampled median of 1..25 is at most k when 13 of 25 draws are: a chance below 2.5 % for k = 7, above it for 8.
+    found = ratio_interval(samples(*range(1, 26)), samples(*[1] * 25))
+    assert (found.value, found.low, found.high) == pytest.approx((13, 8, 18))
+
+
+def test_noise_that_both_arms_share_cancels():
+    noise = [1, 9, 2, 30, 4, 11, 3]
+    found = ratio_interval(samples(*(3 * value for value in noise)), samples(*noise))
+    assert (found.low, found.high) == pytest.approx((3, 3))
+
+
+def test_an_interval_around_one_is_no_verdict():
+    a, b = samples(10, 11, 12, 13, 10, 12, 11, 13), samples(13, 10, 12, 11, 12, 10, 13, 11)
+    found = ratio_interval(a, b)
+    assert found.low < 1 < found.high
+    assert found.verdict == "unsure"
+    assert ratio_interval(a, a).verdict == "unsure"
+
+
+def test_five_rounds_are_no_verdict():
+    assert ratio_interval(samples(*[2] * 5), samples(*[1] * 5)).verdict == "unsure"
+    assert ratio_interval(samples(*[2] * 6), samples(*[1] * 6)).verdict == "faster"
+
+
+def test_the_same_seed_draws_the_same_interval():
+    a, b = samples(5, 9, 7, 6, 8, 5.5), samples(4, 6, 9, 5, 7, 6.5)
+    assert ratio_interval(a, b, seed=3) == ratio_interval(a, b, seed=3)

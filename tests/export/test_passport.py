@@ -1,0 +1,103 @@
+"""A passport is read back as it was written, and refused in one line when it is not one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from seq2engine.errors import BundleError
+from seq2engine.export.passport import EngineEntry, EngineTensor, Passport, passport_from_dict, read_passport
+from seq2engine.export.profiles import Range, ShapeRanges
+
+ENTRY = EngineEntry(
+    file="decoder_step.engine",
+    bytes=12345,
+    sha256="ab" * 32,
+    onnx_sha256="cd" * 32,
+    inputs=(
+        EngineTensor("tokens", "int64", ("B", "K"), ((1, 1), (2, 1), (4, 1))),
+        EngineTensor("self_k.0", "float16", ("B", 4, "L", 16), ((1, 4, 32, 16), (2, 4, 32, 16), (4, 4, 32, 16))),
+    ),
+    outputs=(EngineTensor("new_self_k.0", "float16", ("B", 4, "L", 16)),),
+    aliases={"new_self_k.0": "self_k.0"},
+    launches=27,
+    fused_attentions=4,
+    attentions=4,
+    build_seconds=1.25,
+)
+PASSPORT = Passport(
+    flavour="tensorrt_rtx",
+    version="1.7.1",
+    targets=("sm86", "sm120"),
+    precision="fp16",
+    cache_form="static",
+    ranges=ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 32)),
+    slots=32,
+    engines={"encoder": dataclasses.replace(ENTRY, file="encoder.engine", aliases={}), "decoder_step": ENTRY},
+)
+
+
+def refusal(path):
+    with pytest.raises(BundleError) as error:
+        read_passport(path)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path} ")
+    assert message.endswith("; build the engine again with: seq2engine build")
+    return message
+
+
+def test_a_passport_survives_the_round_trip(tmp_path):
+    path = tmp_path / "passport.json"
+    path.write_text(PASSPORT.to_json())
+    assert read_passport(path) == PASSPORT
+    # Equal is not enough for a tuple that came back as a list inside a frozen value: it could not be hashed.
+    assert hash(read_passport(path).engines["decoder_step"].inputs) == hash(ENTRY.inputs)
+
+
+def test_the_file_is_plain_json(tmp_path):
+    values = json.loads(PASSPORT.to_json())
+    assert values["format"] == 1
+    assert values["ranges"]["source"] == {"min": 1, "opt": 8, "max": 32}
+    assert values["engines"]["decoder_step"]["aliases"] == {"new_self_k.0": "self_k.0"}
+
+
+def test_a_missing_passport(tmp_path):
+    assert "cannot be read (No such file or directory)" in refusal(tmp_path / "passport.json")
+
+
+def changed(**fields):
+    return json.dumps({**json.loads(PASSPORT.to_json()), **fields})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Expecting value"),
+        ("[]", "list"),
+        ("null", "NoneType"),
+        ("{}", "format"),
+        (changed(format=2), "format 2, this version reads 1"),
+        (changed(colour="green"), "colour"),
+        (changed(ranges=[]), "list"),
+        (changed(ranges={"batch": {"min": 1}}), "missing"),
+        (changed(ranges={"batch": {"min": 1, "opt": 1, "max": 1}}), "missing"),
+        (changed(engines=["encoder"]), "list"),
+        (changed(engines={"encoder": {"file": "encoder.engine"}}), "inputs"),
+    ],
+)
+def test_a_file_that_is_no_passport(content, reason, tmp_path):
+    path = tmp_path / "passport.json"
+    path.write_text(content)
+    message = refusal(path)
+    assert "cannot be used (" in message
+    assert reason in message
+
+
+def test_every_field_is_needed():
+    values = json.loads(PASSPORT.to_json())
+    for name in values.keys() - {"format"}:
+        with pytest.raises((KeyError, TypeError)):
+            passport_from_dict({key: value for key, value in values.items() if key != name})

@@ -1,0 +1,338 @@
+"""Bundles to engines: what TensorRT makes of our graphs, and everything that is refused before it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from seq2engine.errors import BuildError, BundleError
+from seq2engine.export import to_engine
+from seq2engine.export.bundle import open_bundle
+from seq2engine.export.passport import read_passport
+from seq2engine.export.profiles import Range, check_ranges
+from seq2engine.export.to_engine import check_slots, check_targets, default_ranges, engine_name, engines_from_onnx
+from seq2engine.export.trt_module import load_tensorrt
+from seq2engine.folders import sha256_of
+from seq2engine.model.config import PRESETS, ModelConfig
+
+# Kernel launches of a decoder step: so many around the layers, and so many in each. A layer with one beam is
+#   qkv, cache write, attention, out, norm | q, attention, out, norm | up, down, norm
+# Around the layers are the embedding and the output; fp16 casts the logits back; beams also fold the mask.
+LAUNCHES = {
+    ("fp16", 1): (3, 12),
+    ("fp32", 1): (2, 12),
+    ("fp16", 4): (4, 15),
+    ("fp32", 4): (3, 15),
+}
+
+
+# --- what is built ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tiny", "base"])
+@pytest.mark.parametrize(("precision", "beams"), LAUNCHES)
+def test_every_attention_of_the_decoder_step_is_fused_and_launches_are_few(name, precision, beams, built):
+    step = built(name, "static", precision, beams).passport.engines["decoder_step"]
+    around, per_layer = LAUNCHES[precision, beams]
+    layers = 2
+    assert step.attentions == 2 * layers
+    assert step.fused_attentions == step.attentions
+    assert step.launches <= around + per_layer * layers
+
+
+@pytest.mark.parametrize("name", ["tiny", "base"])
+def test_every_attention_of_the_fp16_encoder_is_fused(name, built):
+    encoder = built(name).passport.engines["encoder"]
+    assert (encoder.fused_attentions, encoder.attentions) == (2, 2)
+
+
+def test_beams_may_stay_dynamic(built):
+    passport = built("tiny", "static", "fp16", "any").passport
+    step = passport.engines["decoder_step"]
+    assert step.fused_attentions == step.attentions == 4
+    tokens = next(tensor for tensor in step.inputs if tensor.name == "tokens")
+    assert tokens.shapes == ((1, 1), (2, 2), (4, 4))
+
+
+def test_the_growing_cache_builds_from_empty(built):
+    step = built("tiny", "growing", "fp16", 1).passport.engines["decoder_step"]
+    past = next(tensor for tensor in step.inputs if tensor.name == "self_k.0")
+    assert past.shapes == ((1, 4, 0, 16), (2, 4, 7, 16), (4, 4, 31, 16))
+    assert step.fused_attentions == step.attentions == 4
+
+
+def test_cache_outputs_share_the_memory_of_their_inputs_in_the_static_form_only(built):
+    static, growing = (built("tiny", form).passport.engines for form in ("static", "growing"))
+    cache_outputs = [t.name for t in static["decoder_step"].outputs if t.name != "logits"]
+    assert len(cache_outputs) == 4
+    assert static["decoder_step"].aliases == {name: name.removeprefix("new_") for name in cache_outputs}
+    assert set(static["decoder_step"].aliases.values()) <= {t.name for t in static["decoder_step"].inputs}
+    assert static["encoder"].aliases == growing["encoder"].aliases == growing["decoder_step"].aliases == {}
+
+
+def test_the_passport_is_written_and_says_what_was_built(built, bundles, ranges):
+    made, bundle = built(), bundles("tiny")
+    passport = read_passport(made.folder / "passport.json")
+    assert passport == made.passport
+    assert (passport.flavour, passport.targets, passport.precision) == ("tensorrt_rtx", ("sm86",), "fp16")
+    assert (passport.cache_form, passport.ranges, passport.slots) == ("static", ranges, 32)
+    assert passport.version == load_tensorrt("tensorrt_rtx").__version__
+    for graph, entry in passport.engines.items():
+        file = made.folder / entry.file
+        assert (entry.bytes, entry.sha256) == (file.stat().st_size, sha256_of(file))
+        assert entry.onnx_sha256 == bundle.graph("fp16", graph).sha256
+        spec = bundle.specs("fp16")[graph]
+        for have, want in ((entry.inputs, spec.inputs), (entry.outputs, spec.outputs)):
+            assert [(t.name, t.dtype, t.axes) for t in have] == [(t.name, t.dtype, t.axes) for t in want]
+        assert entry.build_seconds > 0
+    assert sorted(path.name for path in made.folder.iterdir()) == [
+        "decoder_step.engine",
+        "encoder.engine",
+        "passport.json",
+    ]
+
+
+def test_progress_rises_to_one_for_each_graph(built):
+    reports = built().reports
+    assert list(dict.fromkeys(stage for stage, _ in reports)) == ["build: encoder fp16", "build: decoder_step fp16"]
+    for stage in ("build: encoder fp16", "build: decoder_step fp16"):
+        fractions = [fraction for name, fraction in reports if name == stage]
+        assert fractions == sorted(fractions)
+        assert fractions[0] < 0.1
+        assert fractions[-1] == 1.0
+        assert len(set(fractions)) > 20  # a bar that moves
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import json, os, signal, sys
+from seq2engine.export.profiles import Range, ShapeRanges
+from seq2engine.export.to_engine import engines_from_onnx
+
+reports = []
+
+def interrupt(stage, fraction):
+    if stage == "build: decoder_step fp16" and (stage, 0) not in reports:
+        reports.append((stage, 0))
+        os.kill(os.getpid(), signal.SIGINT)
+    reports.append((stage, fraction))
+
+ranges = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 32))
+try:
+    engines_from_onnx(sys.argv[1], ["sm86"], ranges, "fp16", flavour="tensorrt_rtx", force=True, progress=interrupt)
+except KeyboardInterrupt:
+    print(json.dumps(reports[-1]))
+    raise
+"""
+
+
+def interrupted_build(root):
+    """Builds in a process of its own that gets SIGINT while the second graph is built."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, root], capture_output=True, text=True, timeout=120)
+    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    stage, fraction = json.loads(done.stdout)
+    assert stage == "build: decoder_step fp16"
+    assert fraction < 1
+
+
+def test_a_cancelled_build_leaves_nothing_or_what_was_there(own_bundle):
+    """The first engine was finished when the interrupt came; not even that may stay."""
+    pytest.importorskip("tensorrt_rtx")
+    before = sorted(path.name for path in own_bundle.root.iterdir())
+    interrupted_build(own_bundle.root)
+    assert sorted(path.name for path in own_bundle.root.iterdir()) == before
+
+    old = own_bundle.root / "engines" / "sm86-fp16-beam1"
+    old.mkdir(parents=True)
+    (old / "passport.json").write_text("an engine of last week")
+    interrupted_build(own_bundle.root)
+    assert (old / "passport.json").read_text() == "an engine of last week"
+    assert list(old.iterdir()) == [old / "passport.json"]
+    assert list(old.parent.iterdir()) == [old]
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_building(monkeypatch):
+    """Engines that are a few bytes; returns the arguments of every build."""
+    pytest.importorskip("tensorrt_rtx")
+    calls = []
+
+    def stand_in(trt, model, path, shapes, targets, progress):
+        calls.append((path.name, tuple(targets)))
+        return b"engine of " + path.name.encode()
+
+    monkeypatch.setattr(to_engine, "build_engine", stand_in)
+    return calls
+
+
+def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, ranges, without_building):
+    def build(**options):
+        return engines_from_onnx(own_bundle.root, ["sm89"], ranges, "fp32", flavour="tensorrt_rtx", **options)
+
+    first = build()
+    assert without_building == [("encoder.onnx", ("sm89",)), ("decoder_step.onnx", ("sm89",))]
+    folder = own_bundle.root / "engines" / "sm89-fp32-beam1"
+    with pytest.raises(BundleError, match="sm89-fp32-beam1 exists; name another folder, or add --force to replace it"):
+        build()
+    assert len(without_building) == 2  # refused before anything was built
+    second = build(slots=40, force=True)
+    assert (first.slots, second.slots) == (32, 40)
+    assert read_passport(folder / "passport.json") == second
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_folder_that_is_not_ours_is_never_replaced(own_bundle, ranges, without_building):
+    folder = own_bundle.root / "engines" / "portable-fp16-beam1"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"has no passport\.json, so it is not ours to replace"):
+        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx", force=True)
+    assert without_building == []
+
+
+def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
+    pytest.importorskip("tensorrt_rtx")
+
+    def failing(*_):
+        raise BuildError("no luck")
+
+    monkeypatch.setattr(to_engine, "build_engine", failing)
+    with pytest.raises(BuildError, match="no luck"):
+        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx")
+    assert not (own_bundle.root / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("flavour", "targets", "beam", "name"),
+    [
+        ("tensorrt_rtx", (), Range(1, 1, 1), "portable-fp16-beam1"),
+        ("tensorrt_rtx", ("sm86", "sm120"), Range(4, 4, 4), "sm86-sm120-fp16-beam4"),
+        ("tensorrt", (), Range(1, 2, 8), "local-fp16-beam1to8"),
+    ],
+)
+def test_a_folder_name_tells_builds_apart(flavour, targets, beam, name):
+    assert engine_name(flavour, targets, "fp16", beam) == name
+
+
+# --- refused before any build -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(own_bundle, ranges, without_building):
+    """Options -> the one line in which they are refused, with nothing built and nothing written."""
+
+    def refusal(error=BuildError, **options):
+        options = {"ranges": ranges, "flavour": "tensorrt_rtx", **options}
+        with pytest.raises(error) as raised:
+            engines_from_onnx(own_bundle, **options)
+        assert "\n" not in str(raised.value)
+        assert without_building == []
+        assert not (own_bundle.root / "engines").exists()
+        return str(raised.value)
+
+    return refusal
+
+
+def test_fp32_on_turing_names_the_reason_and_the_nearest_command(refused, own_bundle):
+    assert refused(targets=["sm89", "sm75"], precision="fp32") == (
+        "sm75 cannot run fp32 (Turing has no fp32 matrix kernel in TensorRT-RTX); "
+        f"build with: seq2engine build {own_bundle.root} --target sm75 --precision fp16"
+    )
+
+
+def test_unknown_targets_are_all_named_with_the_known_ones(refused):
+    message = refused(targets=["sm90", "sm86", "rtx4090"])
+    assert message == (
+        "unknown target 'sm90', expected one of sm75, sm80, sm86, sm89, sm120, sm121; "
+        "unknown target 'rtx4090', expected one of sm75, sm80, sm86, sm89, sm120, sm121"
+    )
+
+
+def test_ranges_beyond_the_model(refused, ranges):
+    longer = dataclasses.replace(ranges, source=Range(1, 32, 65), target=Range(1, 32, 100))
+    assert refused(ranges=longer) == (
+        "shape ranges: source 1:32:65 exceeds the model's maximum of 64; "
+        "target 1:32:100 exceeds the model's maximum of 64"
+    )
+
+
+def test_ranges_that_fall(refused, ranges):
+    assert "batch 8:4:2 must rise from at least 1" in refused(ranges=dataclasses.replace(ranges, batch=Range(8, 4, 2)))
+
+
+def test_too_few_slots(refused, ranges):
+    assert refused(slots=31) == "--slots 31 is too few: one path of 32 tokens needs at least 32"
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+def test_slots_suffice_from_one_path_and_a_step_of_every_beam(beam, ranges):
+    wide = dataclasses.replace(ranges, beam=Range(beam, beam, beam))
+    assert check_slots(None, wide) == wide.slots == 32 * beam
+    assert check_slots(wide.slots, wide) == wide.slots  # what is chosen by default may be asked for, too
+    least = 31 + beam
+    assert check_slots(least, wide) == least
+    with pytest.raises(BuildError, match=f"needs at least {least}"):
+        check_slots(least - 1, wide)
+
+
+def test_a_precision_that_was_not_exported(refused, own_bundle):
+    message = refused(BundleError, precision="bf16")
+    assert message.startswith(f"{own_bundle.root} holds no bf16 graphs, only fp32, fp16; ")
+    assert message.endswith(" --force --precision fp32 fp16 bf16")
+
+
+def test_a_graph_that_was_changed(refused, own_bundle):
+    path = own_bundle.root / "onnx/fp16/encoder.onnx.data"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert "is not the file the manifest describes" in refused(BundleError)
+
+
+def test_a_flavour_that_is_not_installed(refused, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for flavour, what in (("tensorrt", "tensorrt"), (None, "tensorrt or tensorrt_rtx")):
+        assert refused(flavour=flavour) == (
+            f"{what} is not installed; install it with: pip install 'seq2engine[rtx]' "
+            "(builds without a GPU) or 'seq2engine[gpu]'"
+        )
+
+
+def test_a_flavour_nobody_knows(refused):
+    assert refused(flavour="onnx") == "unknown TensorRT flavour 'onnx', expected one of tensorrt, tensorrt_rtx"
+
+
+def test_the_tensorrt_of_this_machines_gpu_takes_no_targets(tmp_path):
+    local = SimpleNamespace(__name__="tensorrt")  # has no list of compute capabilities
+    check_targets(local, [], "fp32", tmp_path)
+    with pytest.raises(BuildError, match="tensorrt builds for the GPU of this machine only; leave --target out"):
+        check_targets(local, ["sm89"], "fp32", tmp_path)
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["base"], ModelConfig(max_source=5, max_target=1)])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_default_ranges_suit_every_model(config, beam):
+    ranges = default_ranges(config, beam)
+    check_ranges(ranges, config)
+    assert ranges.beam == Range(beam, beam, beam)
+    assert ranges.source.max == min(config.max_source, 256)
+
+
+def test_ranges_may_be_left_out(own_bundle, without_building):
+    passport = engines_from_onnx(own_bundle, flavour="tensorrt_rtx")
+    assert passport.ranges == default_ranges(PRESETS["tiny"])
+    assert (passport.targets, passport.precision, passport.slots) == ((), "fp16", 64)
+    assert open_bundle(own_bundle.root).root.joinpath("engines", "portable-fp16-beam1").is_dir()
+    assert os.listdir(own_bundle.root / "engines") == ["portable-fp16-beam1"]

@@ -1,0 +1,297 @@
+"""Checkpoints come back as they went, and a damaged or foreign one says what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seq2engine.errors import BundleError, CheckpointError, ConfigError
+from seq2engine.model import checkpoint
+from seq2engine.model.checkpoint import load_checkpoint, model_from_weights, random_model, save_checkpoint
+from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.transformer import Transformer
+
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "heads": 2,
+    "d_model": 8,
+    "d_ff": 12,
+    "max_source": 6,
+    "max_target": 6,
+}
+
+
+def small_config(**values: object) -> ModelConfig:
+    return ModelConfig(**SMALL | {"source_vocab": 11, "target_vocab": 11} | values)
+
+
+def small_model(seed: int = 0, **values: object) -> Transformer:
+    return random_model(small_config(**values), seed)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_checkpoint(small_model(tie_output=False), tmp_path / "saved")
+
+
+def error_of(folder: Path) -> str:
+    """What loading a folder complains about."""
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def same_weights(one: Transformer, other: Transformer) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def logits_of(model: Transformer) -> torch.Tensor:
+    with torch.no_grad():
+        source = torch.tensor([[3, 4, 5, 0]])
+        return model(source, source != 0, torch.tensor([[1, 6, 7]]))
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "unshared"])
+def test_a_model_comes_back_to_the_bit(tmp_path: Path, share: bool, tie: bool) -> None:
+    model = small_model(share_embeddings=share, tie_output=tie)
+    assert save_checkpoint(model, tmp_path / "saved") == tmp_path / "saved"
+    loaded = load_checkpoint(tmp_path / "saved")
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert same_weights(loaded, model)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    table = loaded.target_embedding.tokens.weight
+    assert (loaded.source_embedding.tokens.weight is table) == share
+    assert (loaded.output.weight is table) == tie
+    stored = load_file(tmp_path / "saved" / "model.safetensors")  # one table is one tensor in the file too
+    assert ("source_embedding.tokens.weight" not in stored) == share
+    assert ("output.weight" not in stored) == tie
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"positions": "learned"},
+        {"positions": "rotary", "norm": "pre"},
+        {"output_bias": True, "activation": "silu"},
+        {"source_vocab": 7, "share_embeddings": False},
+    ],
+    ids=lambda variant: ",".join(map(str, variant)),
+)
+def test_every_variant_comes_back(tmp_path: Path, variant: dict[str, object]) -> None:
+    model = small_model(**variant)
+    loaded = load_checkpoint(save_checkpoint(model, tmp_path / "saved"))
+    assert loaded.config == model.config
+    assert same_weights(loaded, model)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+
+
+def test_a_checkpoint_is_two_files_of_plain_data(saved: Path) -> None:
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((saved / "config.json").read_text())["d_model"] == 8
+
+
+def test_half_precision_weights_load_as_fp32(tmp_path: Path) -> None:
+    model = small_model().half()
+    loaded = load_checkpoint(save_checkpoint(model, str(tmp_path / "saved")))
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    assert same_weights(loaded, model.float())
+
+
+# What is not a checkpoint
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    expected = f"no checkpoint at {tmp_path}/none; expected a folder with config.json and model.safetensors"
+    assert error_of(tmp_path / "none") == expected
+
+
+def test_a_file_is_not_a_folder(saved: Path) -> None:
+    assert error_of(saved / "config.json").startswith(f"no checkpoint at {saved}/config.json;")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    assert error_of(saved) == f"{saved} has no {name}; expected a folder with config.json and model.safetensors"
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_weights(saved: Path, keep: int) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    message = error_of(saved)
+    assert message.startswith(f"{file} cannot be read (")
+    assert message.endswith("); copy the checkpoint again")
+
+
+def test_weights_of_another_format(saved: Path) -> None:
+    (saved / "model.safetensors").write_bytes(b"PK\x03\x04" + bytes(100))  # how a pickled torch file begins
+    assert "model.safetensors cannot be read (" in error_of(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"heads: 8\n", b"\xff\xfe{}"])
+def test_a_config_that_is_not_json(saved: Path, content: bytes) -> None:
+    (saved / "config.json").write_bytes(content)
+    message = error_of(saved)
+    assert message.startswith(f"{saved}/config.json is not JSON (")
+    assert message.endswith("); copy the checkpoint again")
+
+
+@pytest.mark.parametrize(("content", "kind"), [("[]", "list"), ("3", "int"), ("null", "NoneType")])
+def test_a_config_that_holds_no_fields(saved: Path, content: str, kind: str) -> None:
+    (saved / "config.json").write_text(content)
+    assert error_of(saved) == f"{saved}/config.json holds a {kind}; expected the fields of a seq2engine config"
+
+
+@pytest.mark.parametrize(
+    ("foreign", "kind"),
+    [
+        ({"model_type": "marian", "architectures": ["MarianMTModel"], "d_model": 512}, "marian"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "another library"),
+    ],
+)
+def test_the_config_of_another_library(saved: Path, foreign: dict[str, object], kind: str) -> None:
+    (saved / "config.json").write_text(json.dumps(foreign))
+    assert error_of(saved) == f"{saved}/config.json describes a model of {kind}; expected a seq2engine checkpoint"
+
+
+def test_a_config_with_other_fields_lists_them(saved: Path) -> None:
+    values = json.loads((saved / "config.json").read_text())
+    del values["heads"]
+    (saved / "config.json").write_text(json.dumps(values | {"n_heads": 2}))
+    assert error_of(saved) == f"{saved}/config.json: unknown field 'n_heads'; missing field 'heads'"
+
+
+def test_a_config_with_wrong_values_names_its_file(saved: Path) -> None:
+    values = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(values | {"heads": 3, "norm": "both"}))
+    problems = "norm is 'both', expected one of post, pre; d_model 8 is not divisible by heads 3"
+    assert error_of(saved) == f"{saved}/config.json: {problems}"
+
+
+def test_weights_that_do_not_fit_are_all_listed(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    del weights["output.weight"], weights["decoder.0.cross_attn.q.bias"]
+    weights["encoder.1.extra"] = torch.zeros(1)
+    weights["encoder.0.feed_forward.up.weight"] = torch.zeros(8, 12)
+    save_file(weights, saved / "model.safetensors")
+    assert error_of(saved) == (
+        f"{saved}/model.safetensors does not fit its config: missing decoder.0.cross_attn.q.bias; "
+        "missing output.weight; unexpected encoder.1.extra; "
+        "encoder.0.feed_forward.up.weight is [8, 12], expected [12, 8]"
+    )
+
+
+def test_a_tied_name_in_the_file_is_unexpected(tmp_path: Path) -> None:
+    # It would be a second opinion on a weight that the model has only once.
+    saved = save_checkpoint(small_model(), tmp_path / "tied")
+    weights = load_file(saved / "model.safetensors") | {"output.weight": torch.zeros(11, 8)}
+    save_file(weights, saved / "model.safetensors")
+    assert error_of(saved).endswith(" does not fit its config: unexpected output.weight")
+
+
+def test_a_long_list_of_problems_is_cut_and_counted() -> None:
+    model = small_model()
+    expected = len(model.state_dict()) - 2  # but for the two tied names
+    with pytest.raises(CheckpointError) as caught:
+        model_from_weights(model.config, {}, where="here")
+    message = str(caught.value)
+    assert message.count("missing ") == 8
+    assert message.endswith(f"; and {expected - 8} more")
+
+
+# Random models
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    torch.manual_seed(1)
+    one = small_model(seed=5, positions="learned", output_bias=True, norm="pre")
+    torch.manual_seed(2)
+    other = small_model(seed=5, positions="learned", output_bias=True, norm="pre")
+    assert same_weights(one, other)
+
+
+def test_another_seed_changes_every_weight() -> None:
+    one, other = (small_model(seed, positions="learned", output_bias=True, norm="pre").state_dict() for seed in (1, 2))
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_no_two_weights_of_a_random_model_are_equal() -> None:
+    weights = list(small_model(share_embeddings=False, tie_output=False, positions="learned", norm="pre").parameters())
+    for i, one in enumerate(weights):
+        assert one.isfinite().all()
+        assert one.std() > 0
+        assert not any(torch.equal(one, other) for other in weights[i + 1 :])
+
+
+def test_a_preset_is_a_name_or_a_config() -> None:
+    by_name = random_model("tiny", seed=3)
+    assert by_name.config == PRESETS["tiny"]
+    assert not by_name.training
+    assert same_weights(by_name, random_model(PRESETS["tiny"], seed=3))
+
+
+def test_an_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        random_model("huge")
+    assert str(caught.value) == "unknown preset 'huge', expected one of tiny, base, big"
+
+
+# Saving over something
+
+
+def test_an_existing_folder_is_refused(saved: Path) -> None:
+    before = (saved / "model.safetensors").read_bytes()
+    with pytest.raises(BundleError, match="exists; name another folder, or add --force to replace it"):
+        save_checkpoint(small_model(seed=1), saved)
+    assert (saved / "model.safetensors").read_bytes() == before
+
+
+def test_force_replaces_all_of_it(saved: Path) -> None:
+    (saved / "notes.txt").write_text("of the old one")
+    model = small_model(seed=1)
+    save_checkpoint(model, saved, force=True)
+    assert same_weights(load_checkpoint(saved), model)
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_force_does_not_replace_what_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(BundleError, match=r"has no config\.json, so it is not ours to replace"):
+        save_checkpoint(small_model(), tmp_path, force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("force", [True, False], ids=["replacing", "new"])
+def test_a_failure_half_way_leaves_things_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, force: bool
+) -> None:
+    model = small_model()
+    if force:
+        save_checkpoint(model, tmp_path / "saved")
+
+    def fail_half_way(weights: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half of")
+        raise failure
+
+    monkeypatch.setattr(checkpoint, "save_file", fail_half_way)
+    with pytest.raises(type(failure)):
+        save_checkpoint(small_model(seed=1), tmp_path / "saved", force)
+    assert list(tmp_path.iterdir()) == ([tmp_path / "saved"] if force else [])
+    if force:
+        assert same_weights(load_checkpoint(tmp_path / "saved"), model)

@@ -1,0 +1,141 @@
+"""Parity reports: the verdict comes first, everything that failed is named, the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from seq2engine.runtime.compare import DecodeResult, Divergence, Errors, ParityResult, TensorResult
+from seq2engine.runtime.parity_report import EXAMPLES, parity_html, parity_table
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+def tensor(level, name, ratio=1.0, step=None):
+    errors = Errors(ratio * 1e-6, ratio * 1e-5)
+    return TensorResult(level, name, step, 100, 1.0, 1e-7, Errors(1e-6, 1e-5), errors)
+
+
+def divergence(source, verdict="differs", margin=0.5, parted="tokens"):
+    return Divergence(source, 6, verdict, parted, margin, 0.1, (*range(10, 20), 71), (*range(10, 16), 99, 2))
+
+
+def result_of(*tensors, divergences=(), failure=""):
+    encoder = tensor("encoder", "encoder_states")
+    steps = [tensor("steps", "logits", ratio, step) for ratio, step in ((1.1, None), (1.2, 3), (1.6, 4))]
+    decodes = (DecodeResult("greedy", 40, tuple(divergences), failure), DecodeResult("beam 4", 40))
+    return ParityResult("onnxruntime", "fp32", "static", 40, 32, (encoder, *tensors, *steps), decodes)
+
+
+GOOD = result_of()
+BAD = result_of(tensor("steps", "self_v.1", 3e4), divergences=[divergence(3), divergence(5, "tie", 0.05)])
+
+
+class Balance(HTMLParser):
+    """Holds a page to closing what it opens, and collects its text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], ""
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} " if self.open[-1:] in (["td"], ["th"]) else data
+
+
+def text_of(page):
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    return parser.text
+
+
+@pytest.mark.parametrize("render", [parity_table, lambda result: text_of(parity_html(result))], ids=["text", "html"])
+class TestBoth:
+    def test_a_pass_says_so_and_why(self, render):
+        text = render(GOOD)
+        assert "passed" in text
+        assert "FAIL" not in text
+        assert "errs at most 1.60x as much as PyTorch at the median" in text
+
+    def test_a_failure_names_the_first_tensor(self, render):
+        text = render(BAD)
+        assert "steps: self_v.1: 3e+04x PyTorch's own error at the median, allowed 4x" in text
+        assert text.index("self_v.1: 3e+04x") < text.index("encoder_states")  # the verdict is read before any table
+
+    def test_of_the_single_steps_only_the_worst_is_listed(self, render):
+        assert "logits, step 4" in render(GOOD)
+        assert "logits, step 3" not in render(GOOD)
+
+    def test_decodes_are_counted(self, render):
+        words = render(BAD).split()
+        head = words.index("search")
+        assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "differs"]
+        assert words[head + 6 : head + 12] == ["greedy", "40", "38", "1", "0", "1"]
+
+    def test_divergences_are_shown_clearest_first(self, render):
+        text = render(BAD)
+        assert "greedy, source 3, from step 6: margin 0.5 between the two tokens, budget 0.1" in text
+        assert text.index("source 3, from") < text.index("source 5, from")
+
+    def test_only_some_divergences_are_shown(self, render):
+        many = result_of(divergences=[divergence(source) for source in range(20)])
+        assert render(many).count("from step 6: margin") == EXAMPLES
+
+    def test_all_ways_to_part_have_words(self, render):
+        text = render(result_of(divergences=[divergence(i, "tie", 0.0, p) for i, p in enumerate(("scores", "beams"))]))
+        assert "between the scores of the two outputs" in text
+        assert "between the prefixes that only one of the searches kept" in text
+
+    def test_a_decode_that_stopped_is_told(self, render):
+        stopped = "onnxruntime stopped in batch 0: <nan>"
+        assert f"greedy: {stopped}" in render(result_of(failure=stopped))
+
+    def test_numbers_that_are_none_are_words(self, render):
+        broken = TensorResult("steps", "self_k.0", None, 4, 1.0, 1e-7, Errors(1e-6, 1e-5), Errors(math.inf, math.inf))
+        assert "not finite" in render(result_of(broken))
+
+
+def test_text_opens_with_the_verdict_and_marks_the_token():
+    lines = parity_table(BAD).splitlines()
+    assert lines[0].startswith("parity FAILED: onnxruntime fp32: steps: self_v.1")
+    assert parity_table(GOOD).startswith("parity passed: onnxruntime fp32: ")
+    assert "  PyTorch    ... 12 13 14 15 [16] 17 18 19 71" in lines
+    assert "  candidate  ... 12 13 14 15 [99] 2" in lines
+
+
+def test_text_columns_line_up():
+    table = parity_table(GOOD).split("\n\n")[3].splitlines()
+    assert len({len(line) for line in table}) == 1
+
+
+def test_page_marks_the_token_in_both_rows():
+    page = parity_html(BAD)
+    assert '15 <mark class="bad">16</mark> <span class="after">17 18 19 71</span>' in page
+    assert '15 <mark class="bad">99</mark> <span class="after">2</span>' in page
+    assert '<mark class="warn">16</mark>' in page  # of the tie
+
+
+def test_page_shows_the_verdict_before_everything_else():
+    page = parity_html(BAD)
+    assert page.index('<span class="badge bad">failed</span>') < page.index("<h2>")
+    assert '<span class="badge bad">' not in parity_html(GOOD)
+
+
+def test_page_needs_nothing_from_elsewhere():
+    page = parity_html(BAD)
+    assert not re.search(r"https?://|<script|<img|<link|@import|url\(", page)
+
+
+def test_page_without_divergences_has_no_empty_section():
+    assert "<h2>Where they part</h2>" not in parity_html(GOOD)
+    assert "<h2>Where they part</h2>" in parity_html(BAD)

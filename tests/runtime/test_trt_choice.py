@@ -1,0 +1,436 @@
+"""Opening engines: every refusal before and while one is opened, and what is kept beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stand_in_engines import BEAMS, ONE_BEAM, copied, exported, put_engines, session_over
+from tensorrt_stand_in import HostDevice, tensorrt_stand_in
+
+from seq2engine.errors import BundleError, SessionError
+from seq2engine.export.bundle import Bundle
+from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
+from seq2engine.runtime import trt_device, trt_session
+from seq2engine.runtime.generate import padded
+from seq2engine.runtime.session import open_session
+from seq2engine.runtime.trt_device import NO_GPU, CudaDevice, import_tensorrt
+
+BUILD = "seq2engine build {root} --precision fp32"
+REBUILD = (
+    f"rebuild with: {BUILD} --target sm86 sm89 --flavour tensorrt_rtx "
+    "--batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
+)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return exported(tmp_path_factory.mktemp("bundles"))
+
+
+@pytest.fixture
+def bundle(bundles: dict[str, Path], tmp_path: Path) -> Bundle:
+    return copied(bundles["static"], tmp_path / "run7")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and TensorRT, as far as a session can tell."""
+    monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
+    monkeypatch.setattr(trt_session, "import_tensorrt", tensorrt_stand_in)
+
+
+def refusal(bundle: Bundle, engine: str | None = None, kind: type[Exception] = SessionError) -> str:
+    """The message with which opening fails, one line, with the bundle's folder as {root}."""
+    with pytest.raises(kind) as caught:
+        open_session(bundle, "tensorrt", "fp32", engine=engine)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(bundle.root), "{root}")
+
+
+def change_passport(folder: Path, change: Callable[[Passport], Passport]) -> None:
+    (folder / PASSPORT).write_text(change(read_passport(folder / PASSPORT)).to_json())
+
+
+def change_entry(folder: Path, graph: str, **values: Any) -> None:
+    def change(passport: Passport) -> Passport:
+        entry: EngineEntry = dataclasses.replace(passport.engines[graph], **values)
+        return dataclasses.replace(passport, engines={**passport.engines, graph: entry})
+
+    change_passport(folder, change)
+
+
+def test_no_engine(bundle: Bundle) -> None:
+    expected = f"no fp32 engine in {{root}}; build one with: {BUILD} --target sm89"
+    assert refusal(bundle) == expected
+    put_engines(bundle, precision="fp16", name="half")
+    assert refusal(bundle) == expected
+
+
+def test_several_engines(bundle: Bundle, gpu: None) -> None:
+    put_engines(bundle, name="one")
+    put_engines(bundle, BEAMS, name="more")
+    put_engines(bundle, precision="fp16", name="half")
+    assert refusal(bundle) == "{root} has 2 fp32 engines (more, one); choose one with: --engine more"
+    with open_session(bundle, "tensorrt", "fp32", engine="more") as session:
+        assert session.limits.beam == 3
+    assert refusal(bundle, "half") == "engine half of {root} is fp16, not fp32; ask for it with: --precision fp16"
+
+
+def test_an_engine_that_is_not_there(bundle: Bundle) -> None:
+    built = f"build one with: {BUILD} --target sm89"
+    assert refusal(bundle, "big") == f"{{root}} has no engine 'big', none at all; {built}"
+    put_engines(bundle, name="one")
+    assert refusal(bundle, "big") == f"{{root}} has no engine 'big', only one; {built}"
+    assert refusal(bundle, "../engines/one") == f"{{root}} has no engine '../engines/one', only one; {built}"
+
+
+def test_a_build_that_was_killed_is_not_an_engine(bundle: Bundle) -> None:
+    (bundle.root / "engines" / ".one.x7k2").mkdir(parents=True)
+    (bundle.root / "engines" / "note.txt").write_text("")
+    assert refusal(bundle).startswith("no fp32 engine in")
+
+
+def test_a_passport_that_is_missing_or_unreadable(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    (folder / PASSPORT).write_text("{")
+    assert "passport.json cannot be used (" in refusal(bundle, kind=BundleError)
+    (folder / PASSPORT).unlink()
+    assert "passport.json cannot be read (No such file" in refusal(bundle, kind=BundleError)
+
+
+def test_a_passport_of_half_the_engines(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    change_passport(folder, lambda p: dataclasses.replace(p, engines={"encoder": p.engines["encoder"]}))
+    assert refusal(bundle, kind=BundleError) == (
+        f"{{root}}/engines/{folder.name}/passport.json describes encoder, expected encoder, decoder_step; {REBUILD}"
+    )
+
+
+def test_a_missing_engine_file(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    (folder / "decoder_step.engine").unlink()
+    path = f"{{root}}/engines/{folder.name}/decoder_step.engine"
+    assert refusal(bundle) == f"{path} is missing, though its passport lists it; {REBUILD}"
+
+
+def test_a_truncated_engine_file(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    path = folder / "decoder_step.engine"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:1000])
+    shown = f"{{root}}/engines/{folder.name}/decoder_step.engine"
+    assert refusal(bundle) == f"{shown} has 1000 bytes, its passport says {size}; copy it again, or {REBUILD}"
+
+
+def test_a_damaged_engine_file(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    path = folder / "encoder.engine"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    shown = f"{{root}}/engines/{folder.name}/encoder.engine"
+    assert refusal(bundle) == (
+        f"{shown} is not the file its passport describes (its hash differs); copy it again, or {REBUILD}"
+    )
+
+
+def test_an_engine_of_other_graphs(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    change_entry(folder, "decoder_step", onnx_sha256="0" * 64)
+    shown = f"{{root}}/engines/{folder.name}/decoder_step.engine"
+    assert refusal(bundle) == (
+        f"{shown} is stale: it was built from another decoder_step graph than the bundle now holds; {REBUILD}"
+    )
+
+
+def test_an_engine_file_outside_the_bundle(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    change_entry(folder, "encoder", file="../../../secret.engine")
+    assert refusal(bundle) == (
+        f"{{root}}/engines/{folder.name}/passport.json names ../../../secret.engine, "
+        f"expected a file beside it; {REBUILD}"
+    )
+
+
+def test_no_gpu(bundle: Bundle) -> None:
+    put_engines(bundle)
+    assert not torch.cuda.is_available()
+    assert refusal(bundle) == NO_GPU
+    assert NO_GPU == (
+        "no NVIDIA GPU on this machine, which running a TensorRT engine needs; "
+        "use --backend onnxruntime, or copy the bundle to a GPU machine"
+    )
+
+
+def test_files_are_checked_before_the_gpu(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    (folder / "encoder.engine").write_bytes(b"")
+    assert "has 0 bytes" in refusal(bundle)
+
+
+def test_a_flavour_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    monkeypatch.setattr(trt_session, "import_tensorrt", import_tensorrt)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    put_engines(bundle)
+    assert refusal(bundle) == (
+        "the engine needs the package tensorrt_rtx, which cannot be imported (import of tensorrt_rtx halted; "
+        "None in sys.modules); install it with: pip install 'seq2engine[rtx]'"
+    )
+
+
+def test_nothing_but_tensorrt_is_imported(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    monkeypatch.setattr(trt_session, "import_tensorrt", import_tensorrt)
+    folder = put_engines(bundle)
+    change_passport(folder, lambda p: dataclasses.replace(p, flavour="antigravity"))
+    assert refusal(bundle) == "unknown TensorRT flavour 'antigravity', expected one of tensorrt_rtx, tensorrt"
+
+
+def test_another_version(bundle: Bundle, gpu: None) -> None:
+    folder = put_engines(bundle)
+    change_passport(folder, lambda p: dataclasses.replace(p, version="1.6.0"))
+    assert refusal(bundle) == (
+        f"engine {folder.name} was built with tensorrt_rtx 1.6.0, installed is 1.7.1.116; {REBUILD}"
+    )
+
+
+def test_another_gpu(bundle: Bundle, gpu: None) -> None:
+    put_engines(bundle, targets=("sm120",), name="blackwell", slots=20)
+    assert refusal(bundle) == (
+        "engine blackwell was built for sm120, this GPU is sm89 (stand-in GPU); build one for it with: "
+        f"{BUILD} --target sm89 --flavour tensorrt_rtx "
+        "--batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --slots 20"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flavour", "targets", "capability", "runs"),
+    [
+        ("tensorrt_rtx", (), "sm80", True),
+        ("tensorrt_rtx", (), "sm120", True),
+        ("tensorrt_rtx", (), "sm75", False),
+        ("tensorrt_rtx", ("sm75",), "sm75", True),
+        ("tensorrt", (), "sm90", True),
+        ("tensorrt", ("stand-in GPU",), "sm90", True),
+        ("tensorrt", ("NVIDIA H100",), "sm90", False),
+    ],
+)
+def test_which_engine_runs_where(
+    flavour: str,
+    targets: tuple[str, ...],
+    capability: str,
+    runs: bool,
+    bundle: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: None,
+) -> None:
+    monkeypatch.setattr(trt_session, "CudaDevice", lambda: HostDevice(capability))
+    put_engines(bundle, flavour=flavour, targets=targets, name="one")
+    if runs:
+        open_session(bundle, "tensorrt", "fp32").close()
+    else:
+        assert f"this GPU is {capability} (stand-in GPU); build one for it with: " in refusal(bundle)
+
+
+def test_an_engine_that_tensorrt_will_not_open(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    (folder / "encoder.engine").write_bytes(b"not an engine")
+    trt = tensorrt_stand_in()
+    with pytest.raises(SessionError) as caught:
+        session_over(folder, trt)
+    assert str(caught.value).replace(str(bundle.root), "{root}") == (
+        f"{{root}}/engines/{folder.name}/encoder.engine cannot be opened by tensorrt_rtx 1.7.1.116 "
+        f"(Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.); {REBUILD}"
+    )
+
+
+def test_the_real_tensorrt_rtx_takes_our_logger(bundle: Bundle) -> None:
+    """As far as it goes without a GPU: the real bindings read the file, refuse it, and tell our logger why."""
+    tensorrt_rtx = pytest.importorskip("tensorrt_rtx")
+    folder = put_engines(bundle)
+    with pytest.raises(SessionError, match=r"encoder.engine cannot be opened by tensorrt_rtx 1[.0-9]+ \(.+\); rebuild"):
+        session_over(folder, tensorrt_rtx)
+
+
+def test_a_gpu_without_room(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    trt = tensorrt_stand_in()
+    trt.has_room = False
+    with pytest.raises(SessionError, match=r"stand-in GPU cannot run it \(.*OutOfMemory\); free some GPU memory, or "):
+        session_over(folder, trt)
+    assert not trt.broken
+
+
+def test_a_second_engine_that_fails_closes_the_first(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    (folder / "decoder_step.engine").write_bytes(b"not an engine")
+    trt = tensorrt_stand_in()
+    with pytest.raises(SessionError, match=r"decoder_step.engine cannot be opened"):
+        session_over(folder, trt)
+    assert not trt.contexts
+    assert not trt.broken
+
+
+@pytest.mark.parametrize("what", ["dtype", "name", "shapes"])
+def test_an_engine_that_is_not_what_its_passport_says(what: str, bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    inputs = read_passport(folder / PASSPORT).engines["decoder_step"].inputs
+    wrong = {"dtype": "int32", "name": "token", "shapes": ((1, 1), (2, 1), (8, 1))}[what]
+    changed = (dataclasses.replace(inputs[0], **{what: wrong}), *inputs[1:])
+    change_entry(folder, "decoder_step", inputs=changed)
+    named = r"\(token, tokens\)" if what == "name" else r"\(tokens\)"
+    with pytest.raises(SessionError, match=rf"decoder_step.engine is not what its passport says {named}; rebuild"):
+        session_over(folder)
+
+
+def test_aliases_that_differ_from_the_passport(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    change_entry(folder, "decoder_step", aliases={"new_self_k.0": "self_v.0"})
+    with pytest.raises(SessionError, match=r"wants new_self_k.0 in the memory of self_k.0, its passport says self_v.0"):
+        session_over(folder)
+
+
+def test_a_tensorrt_that_cannot_tell_aliases_goes_by_the_passport(bundle: Bundle) -> None:
+    folder = put_engines(bundle, flavour="tensorrt")
+    with session_over(folder, tensorrt_stand_in("tensorrt", tells_aliases=False)) as session:
+        aliases = session.engines["decoder_step"].aliases
+    assert aliases == {f"new_self_{part}.{layer}": f"self_{part}.{layer}" for layer in range(2) for part in "kv"}
+
+
+def one_step(session: Any) -> None:
+    state = session.encode(*padded([[5, 6, 7]], 0))
+    session.reserve(state, ONE_BEAM.slots)
+    zero = np.zeros(1, dtype=np.int64)
+    session.step(state, np.full((1, 1), 7), zero, zero, np.ones((1, 1, ONE_BEAM.slots), dtype=bool))
+
+
+def test_compiled_kernels_are_kept_beside_the_engine(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    trt = tensorrt_stand_in()
+    with session_over(folder, trt) as session:
+        first = (folder / "decoder_step.runtime_cache").read_bytes()  # there as soon as the engine is open
+        one_step(session)
+    assert len((folder / "decoder_step.runtime_cache").read_bytes()) > len(first)
+    assert len(trt.compiled) == 4  # of two engines: one when opened, one for the shapes
+
+    again = tensorrt_stand_in()
+    before = (folder / "encoder.runtime_cache").stat().st_mtime_ns
+    with session_over(folder, again) as session:
+        one_step(session)
+    assert not again.compiled
+    assert (folder / "encoder.runtime_cache").stat().st_mtime_ns == before
+
+    elsewhere = tensorrt_stand_in()
+    elsewhere.environment = "sm120 driver 590"
+    with session_over(folder, elsewhere) as session:
+        one_step(session)
+    assert len(elsewhere.compiled) == 4
+    assert (folder / "encoder.runtime_cache").read_bytes().startswith(b"sm120 driver 590")
+
+
+def test_a_bundle_that_cannot_be_written_to_costs_only_the_cache(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextlib.contextmanager
+    def read_only(path: Path) -> Any:
+        raise OSError(30, "Read-only file system")
+        yield
+
+    monkeypatch.setattr("seq2engine.runtime.trt_engine.new_file", read_only)
+    folder = put_engines(bundle)
+    with session_over(folder) as session, caplog.at_level(logging.WARNING):
+        one_step(session)
+    assert "encoder.runtime_cache not written (Read-only file system): the next start compiles" in caplog.text
+
+
+def test_tensorrt_without_runtime_cache_writes_none(bundle: Bundle) -> None:
+    folder = put_engines(bundle, flavour="tensorrt")
+    with session_over(folder) as session:
+        one_step(session)
+    assert {path.name for path in folder.iterdir()} == {"encoder.engine", "decoder_step.engine", PASSPORT}
+
+
+class FakeCuda:
+    """Just enough of torch.cuda to see what a CudaDevice asks of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.calls: list[str] = []
+        self.current: object = None
+        self.stream = SimpleNamespace(cuda_stream=4711, synchronize=lambda: self.calls.append("synchronize"))
+        for name, value in {
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda device: (12, 0),
+            "get_device_name": lambda device: "a GPU",
+            "Stream": lambda device: self.stream,
+            "stream": self.on,
+            "CUDAGraph": lambda: self,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(trt_device, "ALIGNMENT", 1)
+
+    @contextlib.contextmanager
+    def on(self, stream: object) -> Any:
+        self.current = stream
+        yield
+        self.current = None
+
+    def note(self, call: str) -> None:
+        assert self.current is self.stream, f"{call} on the default stream"
+        self.calls.append(call)
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self.note(f"begin {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.note("end")
+
+    def replay(self) -> None:
+        self.note("replay")
+
+
+def test_the_cuda_device_works_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice()
+    assert (device.capability, device.name, device.stream) == ("sm120", "a GPU", 4711)
+    device.run(lambda: cuda.note("work"))
+    replay = device.capture(lambda: cuda.note("launch"))
+    replay()
+    replay()
+    device.synchronize()
+    assert cuda.calls == ["work", "begin thread_local", "launch", "end", "replay", "replay", "synchronize"]
+
+    def fail() -> None:
+        raise SessionError("no launch")
+
+    with pytest.raises(SessionError, match="no launch"):
+        device.capture(fail)
+    assert cuda.calls[-2:] == ["begin thread_local", "end"]  # the stream does not stay in capture
+
+
+def test_the_cuda_device_reports_failures_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice()
+    device.device = torch.device("cpu")
+    assert device.allocate(0).numel() == 1
+    assert device.allocate(300).dtype == torch.uint8
+
+    def no_room(*sizes: int, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    def failed() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+
+    monkeypatch.setattr(torch, "empty", no_room)
+    with pytest.raises(SessionError, match=r"^a GPU has no room for 5.0 MB more; free some of its memory, or build "):
+        device.allocate(5_000_000)
+    cuda.stream.synchronize = failed
+    with pytest.raises(SessionError, match=r"^a GPU failed \(CUDA error: an illegal memory access was encountered\)"):
+        device.synchronize()
