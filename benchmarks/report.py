@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.tables import text_table
 
 from .result import PARTS, BenchResult, CaseResult, winner
 from .timing import COVERAGE, FEWEST_ROUNDS, Ratio
@@ -33,7 +34,7 @@ def bench_table(result: BenchResult) -> str:
             for arm, part, cells in measures(case)
         ]
         head = (*HEAD, f"against {result.first}", "verdict", "outputs")
-        lines += [f"{case.case.name}: {case.case}", columns(head, rows)]
+        lines += [f"{case.case.name}: {case.case}", text_table(head, rows)]
         lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end', result.seed)}", ""]
     lines.append(conditions(result))
     if result.environment.busy:
@@ -243,15 +244,3 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
 def number(value: float) -> str:
     """Three digits that matter: 0.123, 1.23, 12.3, 123, 1234."""
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell: names at both ends, numbers in between and set right."""
-    lines = [head, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    numbers = range(2, len(HEAD))
-
-    def line_of(line: Sequence[str]) -> str:
-        return "  ".join(f"{cell:{'>' if i in numbers else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
-
-    return "\n".join(line_of(line) for line in lines)

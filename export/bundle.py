@@ -11,6 +11,7 @@ Loading checks what it uses: a file whose hash is not the manifest's is refused 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shlex
@@ -41,6 +42,11 @@ class GraphEntry:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     census: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash of the graph and its weights: the graph file alone is the same for all weights of one shape."""
+        return hashlib.sha256(f"{self.sha256} {self.data_sha256}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ MODULES: dict[type, Callable[..., Value]] = {
     nn.GELU: lower_gelu,
     nn.SiLU: lower_silu,
     nn.Identity: lower_identity,
+    nn.Dropout: lower_identity,  # graphs are for inference
 }
 
 

@@ -32,7 +32,7 @@ class EngineEntry:
     file: str
     bytes: int
     sha256: str
-    onnx_sha256: str
+    onnx_fingerprint: str
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     aliases: dict[str, str]

@@ -143,7 +143,7 @@ def entry_of(
         file=file.name,
         bytes=len(engine),
         sha256=sha256_of(file),
-        onnx_sha256=graph.sha256,
+        onnx_fingerprint=graph.fingerprint,
         inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
         outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
         aliases={name: name.removeprefix("new_") for name in in_place} if static else {},

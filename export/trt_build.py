@@ -35,6 +35,7 @@ def build_engine(
         raise BuildError(f"{trt.__name__} cannot read {path.name}: {parse_errors(parser) or logger.last()}")
     allow_decomposition(trt, network)
     config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # on by default; an fp32 graph is to be computed in fp32
     if targets:
         config.num_compute_capabilities = len(targets)
         for i, target in enumerate(targets):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -15,7 +16,7 @@ from seq2engine.folders import new_folder
 
 from ..errors import CheckpointError, ConfigError
 from .config import PRESETS, ModelConfig, config_from_dict
-from .transformer import Transformer
+from .transformer import DecoderLayer, EncoderLayer, Transformer
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -108,9 +109,10 @@ def build_model(config: ModelConfig) -> Transformer:
 def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
     """A model with seeded random weights: the same seed gives the same model on every machine.
 
-    Norms and biases are random too, so that no weight can be swapped for another without a test noticing. Branches are
-    strong against the skip connection and the end token's row is long, so that decodes wander and end at various
-    lengths instead of repeating one token for ever.
+    Norms and biases are random too, so that no weight can be swapped for another without a test noticing. And decodes
+    wander and end at various lengths instead of repeating one token for ever: branches are strong against the skip
+    connection, the source's say is weak, the end token's row is long, and the feed-forward's output is centred, because
+    the mean of its activations would push every state the same way.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}, expected one of {', '.join(PRESETS)}")
@@ -123,6 +125,11 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
         for table in (model.source_embedding.positions, model.target_embedding.positions):
             if isinstance(table, nn.Parameter):
                 table.normal_(0.0, 1.0, generator=generator)
+        for layer in (*model.encoder, *model.decoder):
+            down = cast(EncoderLayer | DecoderLayer, layer).feed_forward.down.weight
+            down -= down.mean(dim=1, keepdim=True)
+        for layer in model.decoder:
+            cast(DecoderLayer, layer).cross_attn.out.weight *= 0.3
         model.output.weight[config.end_id] *= 3
     return model
 

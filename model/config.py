@@ -38,6 +38,7 @@ class ModelConfig:
     scale_embeddings: bool = True  # by sqrt(d_model), as in the paper
     output_bias: bool = False
     norm_epsilon: float = 1e-5
+    dropout: float = 0.0  # in training only, on embeddings and on every residual branch
     max_source: int = 512
     max_target: int = 512
     pad_id: int = 0
@@ -86,6 +87,8 @@ def _problems(config: ModelConfig) -> list[str]:
         found.append(
             f"share_embeddings needs equal vocabularies, got source {config.source_vocab}, target {config.target_vocab}"
         )
+    if not 0 <= config.dropout < 1:
+        found.append(f"dropout is {config.dropout}, expected 0 to below 1")
     if not 0 < config.norm_epsilon < 1:
         found.append(f"norm_epsilon is {config.norm_epsilon}, expected between 0 and 1")
     for name in ("pad_id", "start_id", "end_id"):

@@ -34,6 +34,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = config.d_model**0.5 if config.scale_embeddings else 1.0
         self.tokens = nn.Embedding(vocab, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
         self.positions: Tensor | None
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.empty(length, config.d_model))
@@ -46,7 +47,7 @@ class Embedding(nn.Module):
         x = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
-        return x if self.positions is None else x + self.positions[positions]
+        return self.dropout(x if self.positions is None else x + self.positions[positions])
 
 
 class Residual(nn.Module):
@@ -56,11 +57,13 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = config.norm == "pre"
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+        self.dropout = nn.Dropout(config.dropout)
 
     def enter(self, x: Tensor) -> Tensor:
         return self.norm(x) if self.pre else x
 
     def leave(self, x: Tensor, part: Tensor) -> Tensor:
+        part = self.dropout(part)
         return x + part if self.pre else self.norm(x + part)
 
 

@@ -27,7 +27,8 @@ class CacheCounts:
     """What a decode did with its cache, for reports."""
 
     steps: int = 0
-    compactions: int = 0
+    compactions: int = 0  # dead slots dropped
+    growths: int = 0  # the cache moved to more slots
     most_live: int = 0  # slots of one source that were alive at once
     most_slots: int = 0  # slots of one source that were allocated at once
 
@@ -40,7 +41,7 @@ class TreeStep:
         self.total = beams * max_steps  # more slots than this are never needed
         self.position = 0
         self.used = np.zeros(batch, dtype=np.int64)  # slots of each source that are written
-        self.counts = CacheCounts()
+        self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
             self.capacity = 0
@@ -66,9 +67,15 @@ class TreeStep:
         logits = self.session.step(self.state, tokens, position, self.used, self.mask)
         self.used += self.beams
         self.position += 1
-        self.counts.steps += 1
-        self.counts.most_slots = max(self.counts.most_slots, self.capacity)
+        self.tally.steps += 1
+        self.tally.most_slots = max(self.tally.most_slots, self.capacity)
         return logits
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What was done so far. Living slots are counted when room runs out, and here: between, they only grow."""
+        self.live_slots()
+        return self.tally
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
@@ -105,7 +112,7 @@ class TreeStep:
 
     def live_slots(self) -> int:
         live = int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
-        self.counts.most_live = max(self.counts.most_live, live)
+        self.tally.most_live = max(self.tally.most_live, live)
         return live
 
     def compact(self, capacity: int) -> None:
@@ -120,8 +127,11 @@ class TreeStep:
         slots[~valid] = 0
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
         self.session.select(self.state, None, slots)
+        if capacity > self.capacity:
+            self.tally.growths += 1
+        else:
+            self.tally.compactions += 1
         self.capacity = capacity
-        self.counts.compactions += 1
 
 
 def rounded(slots: int) -> int:

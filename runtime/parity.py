@@ -91,14 +91,18 @@ def parity_of_sessions(
 
 
 def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
-    """Ragged random sources, the extremes first: one token, the longest there may be, one token over and over."""
+    """Ragged random sources, the extremes first: one token, the longest there may be, one token over and over.
+
+    Lengths are drawn evenly on a logarithmic scale: many short ones beside a few long ones find a mask that leaks.
+    """
     rng = np.random.default_rng(seed)
     limit = min(config.max_source, longest or config.max_source)
     tokens = np.array([token for token in range(config.source_vocab) if token != config.pad_id] or [config.pad_id])
-    lengths = [1, limit, *rng.integers(1, limit + 1, size=count).tolist()][:count]
+    drawn = np.exp(rng.uniform(0.0, np.log(limit + 1), size=count)).astype(int)
+    lengths = [1, limit, *drawn.clip(1, limit).tolist()][:count]
     sources = [rng.choice(tokens, size=length).tolist() for length in lengths]
     if count > 2:
-        sources[2] = [sources[2][0]] * len(sources[2])
+        sources[2] = [sources[2][0]] * max(len(sources[2]), limit // 2)
     return sources
 
 

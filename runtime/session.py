@@ -82,7 +82,11 @@ def open_session(
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     module, name = BACKENDS[backend]
-    session_class = getattr(importlib.import_module(f".{module}", __package__), name)
+    try:
+        session_class = getattr(importlib.import_module(f".{module}", __package__), name)
+    except ModuleNotFoundError as error:
+        command = f"pip install {error.name}"
+        raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
     options = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
     return session_class.from_bundle(opened, precision, **options)
 

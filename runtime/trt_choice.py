@@ -92,7 +92,7 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
                 f"{path} is not the file its passport describes (its hash differs); "
                 f"copy it again, or {mend(folder, passport)}"
             )
-        if entry.onnx_sha256 != bundle.graph(passport.precision, name).sha256:
+        if entry.onnx_fingerprint != bundle.graph(passport.precision, name).fingerprint:
             raise SessionError(
                 f"{path} is stale: it was built from another {name} graph than the bundle now holds; "
                 f"{mend(folder, passport)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ DTYPES = {  # TensorRT's name -> the passport's
     "BOOL": "bool",
 }
 PROFILE = 0  # the only one our builds make
+ECHO = "catchCudaError"  # in a line that TensorRT-RTX adds to every other error
 log = logging.getLogger("seq2engine")
 
 
@@ -217,21 +217,20 @@ class RuntimeCache:
 
 
 def make_logger(trt: Any) -> Any:
-    """A TensorRT logger that keeps the latest errors for our own messages and prints nothing."""
+    """A TensorRT logger that keeps the latest error for our own messages and prints nothing."""
 
     class ErrorKeeper(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.errors: deque[str] = deque(maxlen=8)
+            self.latest = "no reason given"
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self.errors.append(" ".join(message.split()))
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR) and ECHO not in message:
+                self.latest = " ".join(message.split())
 
         def reason(self) -> str:
-            """The first error since the last call; those after it are mostly echoes of it."""
-            reason = next(iter(self.errors), "no reason given")
-            self.errors.clear()
+            """The latest error, told once."""
+            reason, self.latest = self.latest, "no reason given"
             return reason
 
     return ErrorKeeper()

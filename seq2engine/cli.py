@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
     )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
-    sub.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
+    sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     add_json(sub)
     return parser
 
@@ -132,6 +132,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
+    parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +221,7 @@ def run_run(args: argparse.Namespace) -> int:
 
     if args.batch < 1:
         raise RequestError(f"--batch {args.batch}, expected at least 1")
-    with open_session(args.bundle, args.backend, args.precision, args.threads) as session:
+    with open_session(args.bundle, args.backend, args.precision, args.threads, args.engine) as session:
         options = SearchOptions(
             max_length=session.limits.target if args.max_length is None else args.max_length,
             beam=args.beam,
@@ -269,6 +270,7 @@ def run_parity(args: argparse.Namespace) -> int:
         beam=args.beam,
         max_length=args.max_length,
         threads=args.threads,
+        engine=args.engine,
         progress=progress_for(args),
     )
     report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"

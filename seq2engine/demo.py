@@ -8,7 +8,6 @@ from pathlib import Path
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.report import bench_html, bench_table
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.describe import text_table
 from seq2engine.export.bundle import Bundle, write_text
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range
@@ -21,9 +20,11 @@ from seq2engine.runtime.parity import parity_of, random_sources
 from seq2engine.runtime.parity_report import parity_html
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
+from seq2engine.tables import text_table
 
 TARGET = "sm89"
 BEAM = 4
+THREADS = 1  # for a model this small a second thread costs more than it brings
 
 
 def demo(out: Path, progress: Progress) -> str:
@@ -50,6 +51,7 @@ def demo(out: Path, progress: Progress) -> str:
         precisions=("fp32",),
         cases=(Case("1x1x16x32", 1, 1, 16, 32), Case("8x4x16x32", 8, BEAM, 16, 32)),
         rounds=10,
+        threads=THREADS,
         progress=progress,
     )
     write_text(bundle.root / "reports" / "bench.html", bench_html(bench))
@@ -73,7 +75,7 @@ def demo(out: Path, progress: Progress) -> str:
 
 
 def parity_stage(bundle: Bundle, precision: str, progress: Progress) -> str:
-    result = parity_of(bundle, precision=precision, count=64, progress=progress)
+    result = parity_of(bundle, precision=precision, count=64, threads=THREADS, progress=progress)
     report = bundle.root / "reports" / f"parity-onnxruntime-{precision}.html"
     write_text(report, parity_html(result))
     write_text(report.with_suffix(".json"), result.to_json())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, Passport, read_passport
+from seq2engine.tables import text_table
 
 
 def engines_of(bundle: Bundle) -> dict[str, Passport]:
@@ -79,16 +79,3 @@ def engine_text(passport: Passport) -> str:
 
 def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def text_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns padded to their widest cell; columns of numbers are set right."""
-    cells = [[str(value) for value in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(head), *cells]) for i in range(len(head))]
-    right = [all(line[i][:1].isdigit() for line in cells) for i in range(len(head))]
-
-    def line_of(line: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
-        return "  ".join(padded).rstrip()
-
-    return "\n".join(line_of(line) for line in [list(head), *cells])

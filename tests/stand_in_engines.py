@@ -76,7 +76,7 @@ def put_engines(
             file=file.name,
             bytes=file.stat().st_size,
             sha256=sha256_of(file),
-            onnx_sha256=bundle.graph(precision, graph).sha256,
+            onnx_fingerprint=bundle.graph(precision, graph).fingerprint,
             inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
             outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
             aliases={output: output.removeprefix("new_") for output in updated},

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 from torch import nn
@@ -288,6 +288,7 @@ def test_a_size_that_would_have_to_be_written_down_is_refused(function, message)
 sizes = st.lists(st.integers(2, 9), min_size=0, max_size=4)
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(sizes, st.data())
 def test_broadcast_shapes_are_numpys(full, data):
     def thinned():

@@ -15,7 +15,7 @@ ENTRY = EngineEntry(
     file="decoder_step.engine",
     bytes=12345,
     sha256="ab" * 32,
-    onnx_sha256="cd" * 32,
+    onnx_fingerprint="cd" * 32,
     inputs=(
         EngineTensor("tokens", "int64", ("B", "K"), ((1, 1), (2, 1), (4, 1))),
         EngineTensor("self_k.0", "float16", ("B", 4, "L", 16), ((1, 4, 32, 16), (2, 4, 32, 16), (4, 4, 32, 16))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.errors import BuildError
@@ -42,6 +42,7 @@ def all_shapes(ranges, cache_form):
             yield tensor.axes, *shapes[tensor.name]
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(valid, forms)
 def test_valid_ranges_pass_and_every_shape_rises_from_least_to_most(ranges, cache_form):
     check_ranges(ranges, TINY)
@@ -53,6 +54,7 @@ def test_valid_ranges_pass_and_every_shape_rises_from_least_to_most(ranges, cach
                 assert low == mid == high == axis
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(valid, forms)
 def test_a_letter_has_one_size_across_all_inputs(ranges, cache_form):
     for kind in range(3):
@@ -66,12 +68,14 @@ def test_a_letter_has_one_size_across_all_inputs(ranges, cache_form):
             assert sizes[letter] == getattr(getattr(ranges, name), wanted)
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(valid)
 def test_a_static_cache_has_one_length_that_always_suffices(ranges):
     sizes = sizes_from_ranges(ranges, "static", ranges.slots)
     assert {size["L"] for size in sizes} == {size["M"] for size in sizes} == {ranges.beam.max * ranges.target.max}
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(valid)
 def test_a_growing_cache_starts_empty_and_holds_every_step_but_the_last(ranges):
     least, usual, most = sizes_from_ranges(ranges, "growing", ranges.slots)
@@ -98,6 +102,7 @@ def test_every_problem_is_listed_at_once():
     )
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(valid, st.sampled_from(["batch", "beam", "source", "target"]), st.integers(0, 2), st.integers(-3, 70))
 def test_a_range_that_does_not_rise_is_refused_and_named(ranges, name, which, number):
     numbers = list(dataclasses.astuple(getattr(ranges, name)))

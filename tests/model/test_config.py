@@ -107,6 +107,12 @@ def test_norm_epsilon_lies_between_zero_and_one(epsilon: float) -> None:
     assert problems(norm_epsilon=epsilon) == [f"norm_epsilon is {epsilon}, expected between 0 and 1"]
 
 
+@pytest.mark.parametrize("dropout", [-0.1, 1, 1.0, math.nan])
+def test_dropout_leaves_something(dropout: float) -> None:
+    assert problems(dropout=dropout) == [f"dropout is {dropout}, expected 0 to below 1"]
+    assert ModelConfig(dropout=0).dropout == ModelConfig().dropout == 0
+
+
 def test_widths_fit_the_positions() -> None:
     odd = {"heads": 3, "d_model": 9}
     assert problems(**odd) == ["sinusoidal positions need an even d_model, got 9"]
@@ -149,10 +155,13 @@ def test_a_config_survives_json(name: str) -> None:
 def test_unknown_and_missing_fields_are_listed_together() -> None:
     values = json.loads(ModelConfig().to_json())
     del values["heads"], values["d_ff"]
-    values |= {"n_heads": 8, "dropout": 0.1}
+    values |= {"n_heads": 8, "layerdrop": 0.1}
     with pytest.raises(ConfigError) as caught:
         config_from_dict(values, where="some/config.json")
-    unknown, missing = "unknown field 'dropout'; unknown field 'n_heads'", "missing field 'd_ff'; missing field 'heads'"
+    unknown, missing = (
+        "unknown field 'layerdrop'; unknown field 'n_heads'",
+        "missing field 'd_ff'; missing field 'heads'",
+    )
     assert str(caught.value) == f"some/config.json: {unknown}; {missing}"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
 from seq2engine.model.layers import KeyValue, Store, append_slots, sinusoids, write_slots
-from seq2engine.model.transformer import Embedding, Transformer
+from seq2engine.model.transformer import Embedding, Residual, Transformer
 
 VOCAB, PAD, START = 13, 0, 1
 NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
@@ -127,6 +127,51 @@ def test_tables_are_one_where_the_config_says_so(share: bool, tie: bool) -> None
     assert (model.output.weight is table) == tie
 
 
+def test_the_output_bias_is_added_to_the_logits() -> None:
+    model = random_model(small_config(output_bias=True), seed=1).double().requires_grad_(False)
+    target = some_targets(3)
+    with_bias = teacher_forced(model, target)
+    bias = model.output.bias.clone()
+    model.output.bias.zero_()
+    assert bias.abs().min() > 0
+    torch.testing.assert_close(with_bias - teacher_forced(model, target), bias.expand(3, 3, -1))
+
+
+@each_norm
+def test_dropout_is_for_training_only(norm: str) -> None:
+    model = random_model(small_config(norm=norm, dropout=0.5), seed=1).double().requires_grad_(False)
+    target = some_targets(3)
+    assert torch.equal(teacher_forced(model, target), teacher_forced(small_model(norm=norm), target))
+    model.train()
+    assert not torch.isclose(teacher_forced(model, target), teacher_forced(model, target)).any(dim=-1).all()
+
+
+def test_dropout_drops_from_the_branch_and_never_from_the_skip_connection() -> None:
+    residual = Residual(small_config(norm="pre", dropout=0.5))
+    left = residual.leave(torch.full((50, 16), 10.0), torch.ones(50, 16))
+    assert left.unique().tolist() == [10, 12]  # what stays is doubled, so that the mean stays
+
+
+# Positions
+
+
+@each_positions
+def test_the_order_of_the_source_counts(positions: str) -> None:
+    model = small_model(positions=positions)
+    source, mask = random_ids(2, 5, seed=3), torch.ones(2, 5, dtype=torch.bool)
+    states, _ = model.encode(source, mask)
+    reversed_states, _ = model.encode(source.flip(1), mask)
+    assert not torch.isclose(reversed_states.flip(1), states).all(dim=-1).any()
+
+
+@each_norm
+def test_a_rotary_decoder_knows_distances_only(norm: str) -> None:
+    model = small_model(norm=norm, positions="rotary", max_target=16)
+    target = some_targets(5)
+    found = stepped(model, target, write_slots, first_position=7)
+    torch.testing.assert_close(found, teacher_forced(model, target), rtol=0, atol=1e-4)  # the table is in fp32
+
+
 # Masks
 
 
@@ -209,7 +254,9 @@ def test_a_row_of_padding_only_is_finite_and_harmless(norm: str, positions: str,
 # Steps
 
 
-def stepped(model: Transformer, target: Tensor, store: Store, first_slot: list[int] | None = None) -> Tensor:
+def stepped(
+    model: Transformer, target: Tensor, store: Store, first_slot: list[int] | None = None, first_position: int = 0
+) -> Tensor:
     """The logits [B, T, V] of a target that is fed one token at a time."""
     batch, length = target.shape
     source, source_mask = some_sources(model)
@@ -221,8 +268,9 @@ def stepped(model: Transformer, target: Tensor, store: Store, first_slot: list[i
     for t in range(length):
         index = torch.arange(t + 1 if store is append_slots else slots)
         self_mask = ((index >= offset[:, None]) & (index <= offset[:, None] + t))[:, None]  # [B, 1, L]
+        position = torch.full((batch,), first_position + t)
         now, cache = model.decode_step(
-            target[:, t : t + 1], torch.full((batch,), t), offset + t, self_mask, source_mask, cross, cache, store
+            target[:, t : t + 1], position, offset + t, self_mask, source_mask, cross, cache, store
         )
         logits.append(now)
     return torch.cat(logits, dim=1)

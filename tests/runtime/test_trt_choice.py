@@ -20,6 +20,7 @@ from tensorrt_stand_in import HostDevice, tensorrt_stand_in
 from seq2engine.errors import BundleError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
+from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.runtime import trt_device, trt_session
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.session import open_session
@@ -144,7 +145,7 @@ def test_a_damaged_engine_file(bundle: Bundle) -> None:
 
 def test_an_engine_of_other_graphs(bundle: Bundle) -> None:
     folder = put_engines(bundle)
-    change_entry(folder, "decoder_step", onnx_sha256="0" * 64)
+    change_entry(folder, "decoder_step", onnx_fingerprint="0" * 64)
     shown = f"{{root}}/engines/{folder.name}/decoder_step.engine"
     assert refusal(bundle) == (
         f"{shown} is stale: it was built from another decoder_step graph than the bundle now holds; {REBUILD}"
@@ -168,6 +169,22 @@ def test_no_gpu(bundle: Bundle) -> None:
         "no NVIDIA GPU on this machine, which running a TensorRT engine needs; "
         "use --backend onnxruntime, or copy the bundle to a GPU machine"
     )
+
+
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_a_real_build_has_the_passport_that_sessions_are_tested_with(
+    form: str, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    bundle = copied(bundles[form], tmp_path / "run7")
+    real = engines_from_onnx(bundle, ["sm86", "sm89"], ONE_BEAM, "fp32", flavour="tensorrt_rtx")
+    assert refusal(bundle) == NO_GPU  # its files are in order
+    stand_in = read_passport(put_engines(bundle, name="stand-in") / PASSPORT)
+    for graph, entry in real.engines.items():
+        for part in ("file", "onnx_fingerprint", "inputs", "outputs", "aliases"):
+            assert getattr(entry, part) == getattr(stand_in.engines[graph], part)
+    for part in ("flavour", "targets", "precision", "cache_form", "ranges", "slots"):
+        assert getattr(real, part) == getattr(stand_in, part)
 
 
 def test_files_are_checked_before_the_gpu(bundle: Bundle) -> None:
