@@ -47,6 +47,8 @@ def parity_of(
     engine: str | None = None,
 ) -> ParityResult:
     """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources."""
+    if sources is None and count < 1:
+        raise ConfigError(f"{count} random sources, expected at least 1")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     with (
         open_session(opened, backend, precision, threads, engine) as candidate,
@@ -72,9 +74,10 @@ def parity_of_sessions(
     if batch < 1:
         raise ConfigError(f"batch {batch}, expected at least 1")
     limits = candidate.limits
-    searches = [SearchOptions(max_length or min(limits.target, SearchOptions.max_length), k) for k in sorted({1, beam})]
+    longest = min(limits.target, SearchOptions.max_length) if max_length is None else max_length
+    searches = [SearchOptions(longest, width) for width in sorted({1, beam})]
     rows = [list(source) for source in sources]
-    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, beam, searches[0].max_length)
+    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, beam, longest)
     batch = min(batch, limits.batch or batch)
     shown = sample_of(rows, TENSOR_SOURCES)
     if len(shown) < FEWEST_SOURCES:
@@ -84,7 +87,7 @@ def parity_of_sessions(
         precision=candidate.precision,
         cache_form=candidate.cache_form,
         sources=len(rows),
-        max_length=searches[0].max_length,
+        max_length=longest,
         tensors=compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress),
         decodes=tuple(compare_decodes(oracle, reference, candidate, rows, s, batch, progress) for s in searches),
     )

@@ -35,7 +35,9 @@ CONFIGS = {
 STORES = {"static": write_slots, "growing": append_slots}
 EPSILON = {"fp32": np.finfo(np.float32).eps, "fp16": np.finfo(np.float16).eps}
 TORCH_TYPE = {"fp32": torch.float32, "fp16": torch.float16}
-FACTOR = 4  # another order of the same sums errs differently, not more: a few times the reference's own error
+# Another order of the same sums errs differently, and a few numbers may be right by luck: the worst seen in a thousand
+# comparisons was 8 times the reference's own error, and a weight that is off by a thousandth is hundreds of times that.
+FACTOR = 16
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -168,7 +170,7 @@ def check_close(run_torch):
             one_ulp = EPSILON[precision] * np.abs(exact[name]).max(initial=0)
             budget = FACTOR * max(np.abs(reference[name] - exact[name]).max(initial=0), one_ulp)
             error = np.abs(have[name] - exact[name]).max(initial=0)
-            assert error <= budget, f"{name} errs by {error:.3g}, PyTorch in {precision} would by {budget / FACTOR:.3g}"
+            assert error <= budget, f"{name} errs by {error:.3g}, PyTorch in {precision} by {budget / FACTOR:.3g}"
 
     return check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import re
@@ -56,6 +57,15 @@ def test_an_opened_bundle_says_what_it_holds(bundles):
 def test_a_bundle_may_be_moved(own_bundle):
     moved = own_bundle.root.rename(own_bundle.root.with_name("elsewhere"))
     assert open_bundle(moved).graph_path("fp32", "encoder").is_file()
+
+
+def test_the_fingerprint_of_a_graph_tells_its_weights_apart(bundles):
+    """The graph file alone is the same for all weights of one shape."""
+    entry = bundles("tiny").graph("fp32", "encoder")
+    others = [dataclasses.replace(entry, **{field: "0" * 64}) for field in ("sha256", "data_sha256")]
+    swapped = dataclasses.replace(entry, sha256=entry.data_sha256, data_sha256=entry.sha256)
+    assert len({made.fingerprint for made in (entry, swapped, *others)}) == 4
+    assert dataclasses.replace(entry, path="elsewhere.onnx").fingerprint == entry.fingerprint
 
 
 def test_a_small_file_is_written_whole_and_readable_by_all(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,12 @@ def test_every_attention_of_the_decoder_step_is_fused_and_launches_are_few(name,
 def test_every_attention_of_the_fp16_encoder_is_fused(name, built):
     encoder = built(name).passport.engines["encoder"]
     assert (encoder.fused_attentions, encoder.attentions) == (2, 2)
+
+
+def test_fp32_engines_compute_in_fp32(built):
+    """TF32, which keeps 10 bits of 23, is on by default; an engine notes the options it was made by."""
+    for graph in ("encoder", "decoder_step"):
+        assert re.findall(rb"\btf32=(\d)", built(precision="fp32").bytes_of(graph)) == [b"0"]
 
 
 def test_beams_may_stay_dynamic(built):

@@ -147,7 +147,7 @@ def test_step_by_step_the_graphs_follow_teacher_forcing(name, cache_form, open_o
         with torch.no_grad():
             exact = model.double()(*given, torch.from_numpy(targets[:, beam])).numpy()
             error = np.abs(model.float()(*given, torch.from_numpy(targets[:, beam])).numpy() - exact).max()
-        assert np.abs(have[:, beam] - exact).max() <= 4 * error
+        assert np.abs(have[:, beam] - exact).max() <= 16 * error
 
 
 def test_a_source_with_nothing_to_look_at_makes_no_nan(feeds_for, run_onnx, check_close):

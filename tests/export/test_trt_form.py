@@ -83,7 +83,7 @@ def test_both_forms_agree_with_each_other(cache_form, beams, portable, feeds_for
     fp32 = run_torch(MODELS["tiny"], spec, feeds, cache_form)
     fp64 = run_torch(MODELS["tiny"], spec, feeds, cache_form, dtype=torch.float64)
     for name in first:
-        assert np.abs(first[name] - second[name]).max() <= 4 * np.abs(fp32[name] - fp64[name]).max()
+        assert np.abs(first[name] - second[name]).max() <= 16 * np.abs(fp32[name] - fp64[name]).max()
 
 
 @pytest.mark.parametrize("beams", [2, 4])

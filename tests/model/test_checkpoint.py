@@ -237,6 +237,21 @@ def test_no_two_weights_of_a_random_model_are_equal() -> None:
         assert not any(torch.equal(one, other) for other in weights[i + 1 :])
 
 
+def test_decodes_of_a_random_model_wander_and_end() -> None:
+    # One that repeats a token for ever would let any search and any cache look right.
+    model = random_model("tiny")
+    source = torch.randint(3, 256, (16, 12), generator=torch.Generator().manual_seed(0))
+    said = torch.full((16, 1), model.config.start_id)
+    with torch.no_grad():
+        for _ in range(40):
+            logits = model(source, torch.ones_like(source, dtype=torch.bool), said)
+            said = torch.cat((said, logits[:, -1:].argmax(dim=-1)), dim=1)
+    end = model.config.end_id
+    decodes = [row[: row.index(end)] if end in row else row for row in said.tolist()]
+    assert len({len(decode) for decode in decodes}) >= 4
+    assert sum(len(set(decode)) >= 4 for decode in decodes) >= 6
+
+
 def test_a_preset_is_a_name_or_a_config() -> None:
     by_name = random_model("tiny", seed=3)
     assert by_name.config == PRESETS["tiny"]

@@ -143,7 +143,14 @@ def test_dropout_is_for_training_only(norm: str) -> None:
     target = some_targets(3)
     assert torch.equal(teacher_forced(model, target), teacher_forced(small_model(norm=norm), target))
     model.train()
-    assert not torch.isclose(teacher_forced(model, target), teacher_forced(model, target)).any(dim=-1).all()
+    assert not torch.isclose(teacher_forced(model, target), teacher_forced(model, target)).all(dim=-1).any()
+
+
+def test_dropout_drops_from_embeddings() -> None:
+    part = embedding(positions="rotary", dropout=0.5)
+    nn.init.constant_(part.tokens.weight, 0.5)
+    found = part(torch.zeros(50, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64))
+    assert found.unique().tolist() == [0, 4]  # 0.5 * sqrt(16), doubled where it stays
 
 
 def test_dropout_drops_from_the_branch_and_never_from_the_skip_connection() -> None:
@@ -162,6 +169,16 @@ def test_the_order_of_the_source_counts(positions: str) -> None:
     states, _ = model.encode(source, mask)
     reversed_states, _ = model.encode(source.flip(1), mask)
     assert not torch.isclose(reversed_states.flip(1), states).all(dim=-1).any()
+
+
+@each_positions
+def test_the_order_of_the_target_counts(positions: str) -> None:
+    model = small_model(positions=positions, decoder_layers=1)  # a second layer tells order by the causal mask alone
+    target = some_targets(4)
+    target[:, 1:3] = torch.tensor([5, 6])
+    swapped = target[:, [0, 2, 1, 3]]
+    last, last_swapped = teacher_forced(model, target)[:, -1], teacher_forced(model, swapped)[:, -1]
+    assert not torch.isclose(last, last_swapped).all(dim=-1).any()
 
 
 @each_norm

@@ -173,6 +173,15 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="batch 0, expected at least 1"):
             parity_of(bundle, batch=0, threads=1)
 
+    def test_no_random_sources(self, bundle):
+        with pytest.raises(ConfigError, match="0 random sources, expected at least 1"):
+            parity_of(bundle, count=0, threads=1)
+
+    @pytest.mark.parametrize("options", [{"beam": 0}, {"max_length": 0}])
+    def test_searches_that_cannot_be(self, bundle, options):
+        with pytest.raises(ConfigError, match="0, expected at least 1"):
+            parity_of(bundle, threads=1, **options)
+
     def test_sources_that_cannot_be_run(self, bundle):
         with pytest.raises(RequestError, match=r"source 1 is empty; source 2 has 99 tokens, at most 20"):
             parity_of(bundle, sources=[[5], [], [5] * 99], threads=1)
