@@ -1,25 +1,28 @@
-"""The TensorRT package that is installed. The only place that imports it."""
+"""The TensorRT package that is installed, for builds and for sessions. The only place that imports it."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-from ..errors import BuildError
+from ..errors import SessionError
 
-FLAVOURS = ("tensorrt", "tensorrt_rtx")  # tried in this order: a machine with `tensorrt` has the GPU it builds for
+# Flavour -> our extra that installs it. Tried in this order: a machine with `tensorrt` has the GPU it builds for.
+FLAVOURS = {"tensorrt": "gpu", "tensorrt_rtx": "rtx"}
 
 
 def load_tensorrt(flavour: str | None = None) -> Any:
-    """The module of that flavour, or of the first that is installed."""
+    """The module of that flavour, or of the first that can be imported. Nothing else is ever imported by name."""
     if flavour is not None and flavour not in FLAVOURS:
-        raise BuildError(f"unknown TensorRT flavour {flavour!r}, expected one of {', '.join(FLAVOURS)}")
-    wanted = [flavour] if flavour else list(FLAVOURS)
+        raise SessionError(f"unknown TensorRT flavour {flavour!r}, expected one of {', '.join(FLAVOURS)}")
+    wanted = (flavour,) if flavour else tuple(FLAVOURS)
+    reasons = []
     for name in wanted:
-        if importlib.util.find_spec(name) is not None:
+        try:
             return importlib.import_module(name)
-    raise BuildError(
-        f"{' or '.join(wanted)} is not installed; install it with: pip install 'seq2engine[rtx]' "
-        "(builds without a GPU) or 'seq2engine[gpu]'"
+        except ImportError as error:
+            reasons.append(str(error))
+    extras = " or ".join(f"'seq2engine[{FLAVOURS[name]}]'" for name in wanted)
+    raise SessionError(
+        f"{' or '.join(wanted)} cannot be imported ({'; '.join(reasons)}); install it with: pip install {extras}"
     )

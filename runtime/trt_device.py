@@ -1,4 +1,4 @@
-"""The GPU as a TensorRT session needs it, and the one place of the runtime that imports TensorRT.
+"""The GPU as a TensorRT session needs it.
 
 A session sees a `Device`: memory as torch tensors, one stream on which everything happens in order, and a way to
 record what is launched on it. Nothing here knows what is computed.
@@ -6,9 +6,8 @@ record what is launched on it. Nothing here knows what is computed.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from ..errors import SessionError
 
 ALIGNMENT = 256  # bytes: TensorRT's rule for the address of every input and output
-EXTRAS = {"tensorrt_rtx": "rtx", "tensorrt": "gpu"}  # flavour -> our extra that installs it
 NO_GPU = (
     "no NVIDIA GPU on this machine, which running a TensorRT engine needs; "
     "use --backend onnxruntime, or copy the bundle to a GPU machine"
@@ -98,16 +96,3 @@ class CudaDevice:
             finally:
                 graph.capture_end()
         return lambda: self.run(graph.replay)
-
-
-def import_tensorrt(flavour: str) -> Any:
-    """The module `tensorrt` or `tensorrt_rtx`. A passport names the flavour, so nothing else is ever imported."""
-    if flavour not in EXTRAS:
-        raise SessionError(f"unknown TensorRT flavour {flavour!r}, expected one of {', '.join(EXTRAS)}")
-    try:
-        return importlib.import_module(flavour)
-    except ImportError as error:
-        raise SessionError(
-            f"the engine needs the package {flavour}, which cannot be imported ({error}); "
-            f"install it with: pip install 'seq2engine[{EXTRAS[flavour]}]'"
-        ) from error

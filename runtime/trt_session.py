@@ -15,10 +15,11 @@ from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle
 from ..export.passport import Passport
 from ..export.profiles import sizes_from_ranges
+from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
 from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
-from .trt_device import CudaDevice, Device, import_tensorrt
+from .trt_device import CudaDevice, Device
 from .trt_engine import Binding, Engine
 from .trt_memory import BatchMemory, DeviceArray, Shape, SharedMemory, Transfer, TrtState, shape_of
 from .trt_shapes import call_sizes, check_dtypes, check_places, check_reserved
@@ -83,7 +84,7 @@ class TrtSession(Session):
         folder, passport = choose_engine(bundle, precision, engine)
         check_files(bundle, folder, passport)
         device = CudaDevice()
-        trt = import_tensorrt(passport.flavour)
+        trt = load_tensorrt(passport.flavour)
         check_machine(folder, passport, trt, device)
         return cls(trt, device, folder, passport, bundle.config)
 

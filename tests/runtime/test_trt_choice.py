@@ -21,10 +21,11 @@ from seq2engine.errors import BundleError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
 from seq2engine.export.to_engine import engines_from_onnx
+from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.runtime import trt_device, trt_session
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.session import open_session
-from seq2engine.runtime.trt_device import NO_GPU, CudaDevice, import_tensorrt
+from seq2engine.runtime.trt_device import NO_GPU, CudaDevice
 
 BUILD = "seq2engine build {root} --precision fp32"
 REBUILD = (
@@ -47,7 +48,7 @@ def bundle(bundles: dict[str, Path], tmp_path: Path) -> Bundle:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and TensorRT, as far as a session can tell."""
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
-    monkeypatch.setattr(trt_session, "import_tensorrt", tensorrt_stand_in)
+    monkeypatch.setattr(trt_session, "load_tensorrt", tensorrt_stand_in)
 
 
 def refusal(bundle: Bundle, engine: str | None = None, kind: type[Exception] = SessionError) -> str:
@@ -194,20 +195,20 @@ def test_files_are_checked_before_the_gpu(bundle: Bundle) -> None:
 
 
 def test_a_flavour_that_is_not_installed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
-    monkeypatch.setattr(trt_session, "import_tensorrt", import_tensorrt)
+    monkeypatch.setattr(trt_session, "load_tensorrt", load_tensorrt)
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     put_engines(bundle)
     assert refusal(bundle) == (
-        "the engine needs the package tensorrt_rtx, which cannot be imported (import of tensorrt_rtx halted; "
-        "None in sys.modules); install it with: pip install 'seq2engine[rtx]'"
+        "tensorrt_rtx cannot be imported (import of tensorrt_rtx halted; None in sys.modules); "
+        "install it with: pip install 'seq2engine[rtx]'"
     )
 
 
 def test_nothing_but_tensorrt_is_imported(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
-    monkeypatch.setattr(trt_session, "import_tensorrt", import_tensorrt)
+    monkeypatch.setattr(trt_session, "load_tensorrt", load_tensorrt)
     folder = put_engines(bundle)
     change_passport(folder, lambda p: dataclasses.replace(p, flavour="antigravity"))
-    assert refusal(bundle) == "unknown TensorRT flavour 'antigravity', expected one of tensorrt_rtx, tensorrt"
+    assert refusal(bundle) == "unknown TensorRT flavour 'antigravity', expected one of tensorrt, tensorrt_rtx"
 
 
 def test_another_version(bundle: Bundle, gpu: None) -> None:

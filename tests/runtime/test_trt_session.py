@@ -419,7 +419,7 @@ def test_open_session_opens_the_only_engine(
     bundle = copied(bundles["static"], tmp_path / "run7")
     put_engines(bundle)
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
-    monkeypatch.setattr(trt_session, "import_tensorrt", tensorrt_stand_in)
+    monkeypatch.setattr(trt_session, "load_tensorrt", tensorrt_stand_in)
     with open_session(bundle.root, "tensorrt", "fp32") as session:
         assert session.backend == "tensorrt"
         assert session.precision == "fp32"
