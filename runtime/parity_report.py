@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from html import escape
 
 from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.tables import text_table
 
 from .compare import (
     DIVERGENCE_FACTOR,
@@ -45,9 +45,9 @@ def parity_table(result: ParityResult) -> str:
     allowed = f"allowed: {MEDIAN_FACTOR:g}x at the median, {WORST_FACTOR:g}x at worst"
     blocks = [
         f"parity {'passed' if result else 'FAILED'}: {result.candidate}: {result.reason}",
-        columns(LEVEL_HEAD, level_rows(result)),
-        columns(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed,
-        columns(DECODE_HEAD, decode_rows(result)),
+        text_table(LEVEL_HEAD, level_rows(result)),
+        text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed,
+        text_table(DECODE_HEAD, decode_rows(result)),
         *(divergence_text(search, divergence) for search, divergence in examples(result)),
     ]
     return "\n\n".join(blocks)
@@ -206,14 +206,3 @@ def wrapped(text: str) -> str:
 
 def number(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else "not finite"
-
-
-def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned columns, numbers to the right."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    right = [all(line[i][:1].isdigit() for line in lines[1:]) and len(lines) > 1 for i in range(len(head))]
-    return "\n".join(
-        "  ".join(f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(line, widths, right, strict=True)).rstrip()
-        for line in lines
-    )
