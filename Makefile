@@ -11,7 +11,8 @@ demo: $(VENV)/installed
 	$(BIN)/seq2engine demo --out out/demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --junitxml=out/tests.xml
+	@$(BIN)/python tests/summary.py out/tests.xml
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -29,6 +30,7 @@ clean:
 # Every version is pinned in constraints.txt; the editable install links the folders, so sources need no reinstall.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,rtx,dev]'
-	touch $@
+	@echo "making $(VENV) with the pinned packages; this happens once and takes a few minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[cpu,rtx,dev]'
+	@touch $@

@@ -112,37 +112,44 @@ class Parted:
         return Divergence(self.row, self.step, verdict, parted, gap.margin, gap.budget, self.wanted, self.given)
 
 
-def judge_greedy(oracle: Session, reference: Session, cases: Sequence[Parted], batch: int) -> list[Divergence]:
-    """Up to the step where they part both chose alike, so the margin is that of two tokens of one step."""
-    sources = [case.source for case in cases for _ in range(2)]
-    targets = [tokens[: case.step + 1] for case in cases for tokens in (case.wanted, case.given)]
-    found = scored(oracle, reference, sources, targets, batch)
-    gaps = [gap_since_fork(found[i], found[i + 1]) for i in range(0, len(found), 2)]
-    return [case.judged(reference.precision, gap, "tokens") for case, gap in zip(cases, gaps, strict=True)]
+@dataclass(frozen=True)
+class Judge:
+    """Weighs divergences by forcing both decodes through the oracle and PyTorch, `batch` of them at a time."""
 
+    oracle: Session
+    reference: Session
+    batch: int
+    usual: float  # the spread of PyTorch's usual errors in a step's logits; no step is judged by less
 
-def judge_beams(
-    oracle: Session, reference: Session, cases: Sequence[Parted], batch: int, length_penalty: float
-) -> list[Divergence]:
-    """Two outputs with the same score are as good as equal. If theirs differ, rounding may still have decided it, but
-    long before the end: where one search first kept other prefixes than the other.
-    """
-    sources = [case.source for case in cases for _ in range(2)]
-    found = scored(oracle, reference, sources, [tokens for c in cases for tokens in (c.wanted, c.given)], batch)
-    judged = []
-    for i, case in enumerate(cases):
-        gap, parted = gap_of_scores(found[2 * i], found[2 * i + 1], length_penalty), "scores"
-        if not gap and case.fork is not None:
-            at_fork = widest_gap(oracle, reference, case.source, case.fork, batch)
-            if at_fork:
-                gap, parted = at_fork, "beams"
-        judged.append(case.judged(reference.precision, gap, parted))
-    return judged
+    def greedy(self, cases: Sequence[Parted]) -> list[Divergence]:
+        """Up to the step where they part both chose alike, so the margin is that of two tokens of one step."""
+        pairs = [(case.source, tokens[: case.step + 1]) for case in cases for tokens in (case.wanted, case.given)]
+        found = self.scored(pairs)
+        gaps = [gap_since_fork(found[i], found[i + 1]) for i in range(0, len(found), 2)]
+        return [case.judged(self.reference.precision, gap, "tokens") for case, gap in zip(cases, gaps, strict=True)]
 
+    def beams(self, cases: Sequence[Parted], length_penalty: float) -> list[Divergence]:
+        """Two outputs with the same score are as good as equal. If theirs differ, rounding may still have decided it,
+        but long before the end: where one search first kept other prefixes than the other.
+        """
+        found = self.scored([(case.source, tokens) for case in cases for tokens in (case.wanted, case.given)])
+        judged = []
+        for i, case in enumerate(cases):
+            gap, parted = gap_of_scores(found[2 * i], found[2 * i + 1], length_penalty), "scores"
+            if not gap and case.fork is not None:
+                at_fork = self.widest_gap(case.source, case.fork)
+                if at_fork:
+                    gap, parted = at_fork, "beams"
+            judged.append(case.judged(self.reference.precision, gap, parted))
+        return judged
 
-def widest_gap(oracle: Session, reference: Session, source: Sequence[int], fork: Fork, batch: int) -> Gap:
-    """One search ranked all of the first before all of the second, the other the reverse: the gap least explained."""
-    wanted, given = fork
-    found = scored(oracle, reference, [source] * len(wanted + given), wanted + given, batch)
-    gaps = [gap_since_fork(a, b) for a, b in itertools.product(found[: len(wanted)], found[len(wanted) :])]
-    return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
+    def widest_gap(self, source: Sequence[int], fork: Fork) -> Gap:
+        """One search ranked all of the first before all of the second, the other the reverse: the least explained."""
+        found = self.scored([(source, prefix) for side in fork for prefix in side])
+        ours, theirs = found[: len(fork[0])], found[len(fork[0]) :]
+        gaps = [gap_since_fork(a, b) for a, b in itertools.product(ours, theirs)]
+        return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
+
+    def scored(self, pairs: Sequence[tuple[Sequence[int], Tokens]]) -> list[Scored]:
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        return scored(self.oracle, self.reference, sources, targets, self.batch, self.usual)

@@ -40,11 +40,7 @@ def forced_tokens(targets: Sequence[Tokens], config: ModelConfig) -> tuple[np.nd
 
 @dataclass(frozen=True)
 class Scored:
-    """Tokens forced through the oracle and PyTorch: the oracle's log-probability of each, and PyTorch's error there.
-
-    That error is the spread of PyTorch's errors over the step's logits: the largest gap between two tokens that it
-    could have turned around. An error common to all logits turns nothing around and is not in it.
-    """
+    """Tokens forced through the oracle and PyTorch: the oracle's log-probability of each, and PyTorch's error there."""
 
     tokens: Tokens
     log_probs: np.ndarray = field(repr=False)  # [T]
@@ -52,17 +48,36 @@ class Scored:
 
 
 def scored(
-    oracle: Session, reference: Session, sources: Sequence[Sequence[int]], targets: Sequence[Tokens], batch: int
+    oracle: Session,
+    reference: Session,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Tokens],
+    batch: int,
+    usual: float = 0.0,
 ) -> list[Scored]:
-    """Scores one target of every source, in batches."""
+    """Scores one target of every source, in batches. No spread is put at less than `usual`."""
     found: list[Scored] = []
     for first in range(0, len(sources), batch):
-        found += _scored_batch(oracle, reference, sources[first : first + batch], targets[first : first + batch])
+        found += _scored_batch(oracle, reference, sources[first : first + batch], targets[first : first + batch], usual)
     return found
 
 
+def error_spread(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """Logits [B,V] of the oracle and of PyTorch -> how far apart [B] PyTorch's errors lie.
+
+    It is the largest gap between two tokens that they could have turned around: an error common to all logits turns
+    nothing around. Not a number where PyTorch's logits are not finite.
+    """
+    with np.errstate(invalid="ignore"):
+        return np.ptp(rounded.astype(np.float64) - exact, axis=1)
+
+
 def _scored_batch(
-    oracle: Session, reference: Session, sources: Sequence[Sequence[int]], targets: Sequence[Tokens]
+    oracle: Session,
+    reference: Session,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Tokens],
+    usual: float,
 ) -> list[Scored]:
     fed, _ = forced_tokens(targets, oracle.config)
     said, _ = padded(targets, oracle.config.end_id)
@@ -73,10 +88,8 @@ def _scored_batch(
         shifted = exact - exact.max(axis=1, keepdims=True)
         own = np.take_along_axis(shifted, said[:, step, None], axis=1)[:, 0]
         log_probs[:, step] = own - np.log(np.exp(shifted).sum(axis=1))
-        with np.errstate(invalid="ignore"):  # a reference that is not finite has a spread that is not a number
-            spread = np.ptp(rounded - exact, axis=1)
         ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error to reckon with
-        spreads[:, step] = np.maximum(spread, ulp)
+        spreads[:, step] = np.maximum(error_spread(exact, rounded), np.maximum(ulp, usual))
     lengths = [len(target) for target in targets]
     return [
         Scored(target, log_probs[row, :length], spreads[row, :length])

@@ -21,8 +21,8 @@ from ..errors import ConfigError, RequestError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
 from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
-from .divergence import Parted, fork_of, judge_beams, judge_greedy, traced
-from .forcing import ForcedRun, forced_tokens
+from .divergence import Judge, Parted, fork_of, traced
+from .forcing import ForcedRun, error_spread, forced_tokens
 from .generate import generate, padded
 from .search import SearchOptions
 from .session import Session, check_request, open_session
@@ -82,14 +82,15 @@ def parity_of_sessions(
     shown = sample_of(rows, TENSOR_SOURCES)
     if len(shown) < FEWEST_SOURCES:
         shown += random_sources(candidate.config, FEWEST_SOURCES - len(shown), 0, limits.source)
+    tensors, usual = compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress)
     return ParityResult(
         backend=candidate.backend,
         precision=candidate.precision,
         cache_form=candidate.cache_form,
         sources=len(rows),
         max_length=longest,
-        tensors=compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress),
-        decodes=tuple(compare_decodes(oracle, reference, candidate, rows, s, batch, progress) for s in searches),
+        tensors=tensors,
+        decodes=tuple(compare_decodes(oracle, reference, candidate, rows, s, batch, usual, progress) for s in searches),
     )
 
 
@@ -132,13 +133,16 @@ def compare_tensors(
     options: SearchOptions,
     batch: int,
     progress: Progress = silent,
-) -> tuple[TensorResult, ...]:
-    """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next."""
+) -> tuple[tuple[TensorResult, ...], float]:
+    """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next;
+    and the spread of the errors that PyTorch usually makes in the logits of a step.
+    """
     layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
     encoder = {name: ErrorTally() for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
     caches = {f"self_{layer}": ErrorTally() for layer in layers}
     logits = ErrorTally()
     by_step = [ErrorTally() for _ in range(options.max_length)]
+    spreads: list[np.ndarray] = []
 
     batches = mixed_batches(len(sources), batch)
     for done, rows in enumerate(batches):
@@ -154,6 +158,7 @@ def compare_tensors(
             answers = [run.step(fed[:, step])[counts[:, step]] for run in runs]
             logits.add(*answers)
             by_step[step].add(*answers)
+            spreads.append(error_spread(answers[0], answers[1]))
         for name, tally in caches.items():
             # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
             tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
@@ -163,11 +168,12 @@ def compare_tensors(
         return (tally.result(level, name, candidate.precision) for name, tally in tallies.items())
 
     steps = enumerate(by_step)
-    return (
+    found = (
         *results("encoder", encoder),
         *results("steps", {**caches, "logits": logits}),
         *(t.result("steps", "logits", candidate.precision, step) for step, t in steps if t.rows >= FEWEST_ROWS),
     )
+    return found, float(np.median(np.concatenate(spreads)))
 
 
 def positions_of(tensor: np.ndarray) -> np.ndarray:
@@ -182,9 +188,15 @@ def compare_decodes(
     sources: Sequence[Sequence[int]],
     options: SearchOptions,
     batch: int,
+    usual: float = 0.0,
     progress: Progress = silent,
 ) -> DecodeResult:
-    """Both decode every source freely; where they part, the oracle says by how much."""
+    """Both decode every source freely; where they part, the oracle says by how much.
+
+    `usual` is the spread of the errors that PyTorch usually makes: what a step's budget rests on where PyTorch happens
+    to be luckier than that.
+    """
+    judge = Judge(oracle, reference, batch, usual)
     search = "greedy" if options.beam == 1 else f"beam {options.beam}"
     divergences: list[Divergence] = []
     batches = mixed_batches(len(sources), batch)
@@ -203,9 +215,6 @@ def compare_decodes(
             for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
             if wanted.tokens[i] != given.tokens[i]
         ]
-        if options.beam == 1:
-            divergences += judge_greedy(oracle, reference, parted, batch)
-        else:
-            divergences += judge_beams(oracle, reference, parted, batch, options.length_penalty)
+        divergences += judge.greedy(parted) if options.beam == 1 else judge.beams(parted, options.length_penalty)
     progress(f"parity: {search}", 1.0)
     return DecodeResult(search, len(sources), tuple(sorted(divergences, key=lambda d: d.source)))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from io import BytesIO, TextIOWrapper
 
 import pytest
@@ -287,7 +288,9 @@ def test_bench_refusals(cli, bundle):
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """An export that is interrupted exits with 130 and removes what it had written."""
     argv = [sys.executable, "-m", "seq2engine", "export", "random:base", str(tmp_path / "out" / "b")]
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A shell that starts the tests in the background has told its children to ignore the interrupt.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed)
     assert process.stderr is not None
     while not list(tmp_path.rglob("*.safetensors")) and process.poll() is None:
         time.sleep(0.01)

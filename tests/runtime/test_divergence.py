@@ -12,6 +12,7 @@ from scripted_step import from_table
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.divergence import Judge
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.parity import compare_decodes, parity_of_sessions, random_sources
 from seq2engine.runtime.search import SearchOptions
@@ -144,9 +145,9 @@ def pruning(b, c):
 
 
 class TestBeams:
-    def judged(self, exact, wanted, given, noise=0.0):
+    def judged(self, exact, wanted, given, noise=0.0, usual=0.0):
         sessions = Scripted(exact, "fp64"), Scripted(wanted, noise=noise), Scripted(given)
-        (divergence,) = compare_decodes(*sessions, [[3]], SearchOptions(max_length=6, beam=2), 4).divergences
+        (divergence,) = compare_decodes(*sessions, [[3]], SearchOptions(max_length=6, beam=2), 4, usual).divergences
         assert divergence.reference == (B, END)
         return divergence
 
@@ -154,6 +155,24 @@ class TestBeams:
         divergence = self.judged(pruning(0.2, 0.2), pruning(0.2 + 1e-6, 0.2), pruning(0.2, 0.2 + 1e-6))
         assert (divergence.verdict, divergence.parted) == ("tie", "beams")
         assert divergence.margin == pytest.approx(0.0, abs=1e-7)
+
+    def test_the_last_place_of_the_precision_is_always_free(self):
+        """Even where PyTorch makes no error at all."""
+        exact = pruning(0.2 + 1e-7, 0.2)
+        divergence = self.judged(exact, exact, pruning(0.2, 0.2 + 1e-6))
+        assert (divergence.verdict, divergence.parted) == ("tie", "beams")
+        assert 0 < divergence.margin < divergence.budget < 1e-5
+
+    def test_pytorch_is_not_judged_by_its_luckiest_step(self):
+        cases = [pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21)]
+        assert self.judged(*cases, usual=0.02).verdict == "differs"
+        assert self.judged(*cases, usual=0.03).verdict == "tie"
+
+    def test_of_several_prefixes_the_gap_least_explained_counts(self):
+        exact = Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}, "fp64")
+        judge = Judge(exact, Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}), 4, 0.01)
+        for fork in (([(A,)], [(B,), (C,)]), ([(C,), (B,)], [(A,)])):
+            assert judge.widest_gap([3], fork).margin == pytest.approx(np.log(0.5 / 0.05))
 
     def test_a_beam_that_was_clearly_better_must_be_kept(self):
         divergence = self.judged(pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21))

@@ -11,7 +11,7 @@ from parity_cases import SMALL, bundle_of, changed, parity_with
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity import FEWEST_ROWS, mixed_batches, parity_of, random_sources, sample_of
+from seq2engine.runtime.parity import FEWEST_ROWS, FEWEST_SOURCES, mixed_batches, parity_of, random_sources, sample_of
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 
@@ -57,6 +57,7 @@ class TestGoodExports:
         result = parity_of(bundle, sources=[[5]], max_length=8, threads=1)
         assert result, result.reason
         assert result.sources == result.decodes[0].sources == 1
+        assert result.tensors[0].elements >= FEWEST_SOURCES * SMALL.d_model
 
     def test_progress_is_reported_and_ends(self, bundle):
         seen = []
