@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
 from .result import PARTS, BenchResult, CaseResult, winner
@@ -64,7 +64,8 @@ def bench_html(result: BenchResult) -> str:
         heading_html("Where it ran"),
         # Wrapped, because the table would take a value that begins with a digit for a number and set it right.
         table_html(
-            ("what", "value"), [(what, f"<span>{escape(value)}</span>") for what, value in environment_rows(result)]
+            ("what", "value"),
+            [(what, Html(f"<span>{escape(value)}</span>")) for what, value in environment_rows(result)],
         ),
     ]
     return page_html(f"Benchmark of {Path(result.bundle).name}", ", ".join(result.arms), blocks)

@@ -61,7 +61,7 @@ def engines_from_onnx(
     specs = opened.specs(precision)
     trt = load_tensorrt(flavour)
     check_ranges(ranges, opened.config)
-    slots = check_slots(slots, ranges)
+    slots = check_slots(slots, ranges, opened.cache_form)
     check_targets(trt, targets, precision, opened.root)
     name = engine_name(trt.__name__, targets, precision, ranges.beam)
     folder = opened.root / "engines" / name
@@ -98,9 +98,11 @@ def engines_from_onnx(
     return passport
 
 
-def check_slots(slots: int | None, ranges: ShapeRanges) -> int:
+def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
     if slots is None:
         return ranges.slots
+    if cache_form == "growing":
+        raise BuildError("--slots sets the length of a static cache, but this bundle's cache grows; leave --slots out")
     least = ranges.target.max - 1 + ranges.beam.max  # a path all beams share, and the last step of each
     if slots < least:
         raise BuildError(f"--slots {slots} is too few: one path of {ranges.target.max} tokens needs at least {least}")

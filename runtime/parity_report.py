@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from html import escape
 
-from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
 from .compare import (
@@ -201,7 +201,7 @@ def marked(verdict: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    return f'<span class="wrapped">{escape(text)}</span>'
+    return Html(f'<span class="wrapped">{escape(text)}</span>')
 
 
 def number(value: float) -> str:

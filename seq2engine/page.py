@@ -27,6 +27,10 @@ code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
 
 
+class Html(str):
+    """Text that is HTML already and must not be escaped again."""
+
+
 def page_html(title: str, subtitle: str, blocks: Iterable[str]) -> str:
     """A whole page from blocks that are HTML already (made by the functions below)."""
     return (
@@ -45,18 +49,19 @@ def note_html(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def badge_html(text: str, kind: str) -> str:
+def badge_html(text: str, kind: str) -> Html:
     """kind: good, bad or warn."""
-    return f'<span class="badge {kind}">{escape(text)}</span>'
+    return Html(f'<span class="badge {kind}">{escape(text)}</span>')
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table that scrolls sideways on a narrow screen. Numbers are set right; a str that starts with < is HTML."""
+    """A table that scrolls sideways on a narrow screen. Numbers are set right; cells are text unless they are Html."""
 
     def cell(tag: str, value: object) -> str:
         text = str(value)
         number = bool(text) and text[0] in "+-.0123456789"
-        return f"<{tag}{' class=number' if number else ''}>{text if text.startswith('<') else escape(text)}</{tag}>"
+        content = value if isinstance(value, Html) else escape(text)
+        return f"<{tag}{' class=number' if number else ''}>{content}</{tag}>"
 
     body = [list(row) for row in rows]
     numeric = [bool(body) and str(body[0][i])[:1] in set("+-.0123456789") for i in range(len(head))]

@@ -285,12 +285,17 @@ def test_too_few_slots(refused, ranges):
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_slots_suffice_from_one_path_and_a_step_of_every_beam(beam, ranges):
     wide = dataclasses.replace(ranges, beam=Range(beam, beam, beam))
-    assert check_slots(None, wide) == wide.slots == 32 * beam
-    assert check_slots(wide.slots, wide) == wide.slots  # what is chosen by default may be asked for, too
+    assert check_slots(None, wide, "static") == wide.slots == 32 * beam
+    assert check_slots(wide.slots, wide, "static") == wide.slots  # what is chosen by default may be asked for, too
     least = 31 + beam
-    assert check_slots(least, wide) == least
+    assert check_slots(least, wide, "static") == least
     with pytest.raises(BuildError, match=f"needs at least {least}"):
-        check_slots(least - 1, wide)
+        check_slots(least - 1, wide, "static")
+
+
+def test_a_growing_cache_has_no_slots_to_set():
+    with pytest.raises(BuildError, match="this bundle's cache grows; leave --slots out"):
+        check_slots(64, default_ranges(PRESETS["tiny"]), "growing")
 
 
 def test_a_precision_that_was_not_exported(refused, own_bundle):

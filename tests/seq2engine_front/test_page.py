@@ -151,3 +151,8 @@ def test_a_table_may_be_empty_and_may_come_from_a_generator() -> None:
     assert page.text_of("td") == ["torch", "1", "trt", "2"]
     assert page.numbers("th") == [False, True]
     assert ("div", {"class": "scroll"}) in page.tags  # wide tables scroll, the page does not
+
+
+def test_a_token_that_looks_like_html_is_text():
+    """Special tokens such as </s> must show in a report, not vanish in it."""
+    assert "<td>&lt;unk&gt;</td>" in table_html(("token",), [("<unk>",)])
