@@ -77,8 +77,8 @@ def parity_html(result: ParityResult) -> str:
         note_html(
             "Every source decoded freely by PyTorch and by the candidate. Where they part, the margin is what fp64 "
             "puts between the two choices, in nats, and the budget is what rounding could have turned around: "
-            f"{DIVERGENCE_FACTOR:g} times PyTorch's own error there. Within it, the divergence is a tie (fp32) or "
-            "drift (fp16); beyond it, the two differ."
+            f"{DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its usual error where that is larger. Within "
+            "it, the divergence is a tie (fp32) or drift (fp16); beyond it, the two differ."
         ),
         table_html(DECODE_HEAD, decode_rows(result)),
     ]
