@@ -4,9 +4,15 @@ Portable attention is five primitive ops that run anywhere. TensorRT has one fus
 query and writes better code around its Attention op in some places, so the decoder step is rewritten here:
 
     one beam, static cache    self-attention becomes an Attention op (6 launches fewer for six layers)
-    K beams, K fixed          every attention becomes an Attention op with one query: beams become extra query heads
-                              over the source's shared key heads (grouped-query form). The fused kernel then serves
-                              beams too, in fp32 as well, and reads each key once for all beams.
+    beams in fp16             the kernel for several queries wants keys and values in a layout of its own, one copy
+                              launch each; what is ready at the same time is packed into one tensor first, so that one
+                              launch lays out all of it. Any number of beams.
+
+      cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
+      new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer
+
+    K beams in fp32, K fixed  that kernel does not exist in fp32, so beams become extra query heads over the source's
+                              shared key heads (grouped-query form) for the kernel that takes one query
 
       q [B,H,K,E] -Reshape-> [B,H*K,1,E] --+
       k, v [B,H,L,E] ----------------------+--Attention--> [B,H*K,1,E] -Reshape-> [B,H,K,E]
@@ -23,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 ATTENTION_OPSET = 23
 
@@ -58,13 +64,59 @@ def step_for_tensorrt(model: onnx.ModelProto, cache_form: str, beams: int | None
     form = onnx.ModelProto()
     form.CopyFrom(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
-    if beams is None or (beams == 1 and cache_form == "growing"):
+    if beams == 1:
+        chosen = [a for a in find_attentions(form) if a.is_self] if cache_form == "static" else []
+    elif precision_of(form) == TensorProto.FLOAT16:
+        pack_keys_and_values(form)
         return form
-    attentions = [a for a in find_attentions(form) if beams > 1 or a.is_self]
-    rewrite_attentions(form, attentions, heads_of(form), beams)
-    for opset in form.opset_import:
-        opset.version = max(opset.version, ATTENTION_OPSET)
+    else:
+        chosen = find_attentions(form) if beams else []
+    if chosen:
+        rewrite_attentions(form, chosen, heads_of(form), beams or 1)
+        for opset in form.opset_import:
+            opset.version = max(opset.version, ATTENTION_OPSET)
     return form
+
+
+def precision_of(model: onnx.ModelProto) -> int:
+    """The element type of the cache, which is what the graph computes in."""
+    return next(value.type.tensor_type.elem_type for value in model.graph.input if value.name == "self_k.0")
+
+
+def pack_keys_and_values(model: onnx.ModelProto) -> None:
+    """Passes the keys and values that attentions read through one tensor: all of the source's, and each layer's own."""
+    nodes = list(model.graph.node)
+    cross = [value.name for value in model.graph.input if value.name.startswith("cross_")]
+    packed: dict[str, str] = {}
+    ordered = packed_together(cross, "cross", packed)
+    made: set[str] = set()
+    for node in nodes:
+        node.input[:] = [packed.get(name, name) for name in node.input]
+        ordered.append(node)
+        made.update(name for name in node.output if name.startswith("new_self_"))
+        for layer in {name.rsplit(".")[-1] for name in node.output if name in made}:
+            pair = [f"new_self_k.{layer}", f"new_self_v.{layer}"]
+            if made.issuperset(pair):
+                ordered += packed_together(pair, f"new_self.{layer}", packed)
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+
+
+def packed_together(names: list[str], label: str, packed: dict[str, str]) -> list[onnx.NodeProto]:
+    """Concat and Split of tensors [B,H,L,E] along their heads; `packed` learns the names they go by afterwards."""
+    packed.update({name: f"{name}/packed" for name in names})
+    together = f"trt/{label}"
+    return [
+        helper.make_node("Concat", names, [together], name=f"{together}/Concat", axis=1),
+        helper.make_node(
+            "Split",
+            [together],
+            [packed[name] for name in names],
+            name=f"{together}/Split",
+            axis=1,
+            num_outputs=len(names),
+        ),
+    ]
 
 
 def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
