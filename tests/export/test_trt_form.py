@@ -152,6 +152,21 @@ def test_attentions_are_rewritten_where_it_helps(cache_form, beams, rewritten, p
     assert ops(form).count("Expand") == (1 if beams == 4 else 0)
 
 
+@pytest.mark.parametrize("beams", [None, 4])
+def test_fp16_beams_read_packed_keys_and_values(beams, portable):
+    """One pack for all of the source's keys and values and one for each layer's cache; attentions read nothing else."""
+    before = portable("rotary, three layers", "static", "fp16")
+    form = step_for_tensorrt(before, "static", beams, slots=32)
+    packs = [node for node in form.graph.node if node.name.endswith("/Concat") and node.name.startswith("trt/")]
+    layers = len(find_attentions(before)) // 2
+    assert [len(node.input) for node in packs] == [2 * layers] + [2] * layers
+    assert len(form.graph.node) == len(before.graph.node) + 2 * len(packs)
+    for attention in find_attentions(form):
+        assert attention.k.endswith("/packed")
+        assert attention.v.endswith("/packed")
+    onnx.checker.check_model(form, full_check=True)
+
+
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
 def test_dynamic_beams_leave_the_nodes_alone(cache_form, portable):
     step = portable("tiny", cache_form)
