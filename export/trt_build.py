@@ -13,10 +13,12 @@ import onnx
 
 from ..errors import BuildError
 from .profiles import Shapes
+from .trt_module import collector_held
 
 NOISE = "catchCudaError"  # TensorRT-RTX adds this to every message on a machine without a driver
 
 
+@collector_held()
 def build_engine(
     trt: Any,
     model: onnx.ModelProto,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import SessionError
@@ -26,3 +29,19 @@ def load_tensorrt(flavour: str | None = None) -> Any:
     raise SessionError(
         f"{' or '.join(wanted)} cannot be imported ({'; '.join(reasons)}); install it with: pip install {extras}"
     )
+
+
+@contextmanager
+def collector_held() -> Iterator[None]:
+    """No garbage collection inside, for calls into TensorRT that log to Python.
+
+    TensorRT logs under a lock. Were the collector to run in that moment and to find an old builder, its end would wait
+    for the same lock for ever.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

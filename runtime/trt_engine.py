@@ -12,6 +12,7 @@ from seq2engine.folders import new_file
 
 from ..errors import SessionError
 from ..export.passport import EngineEntry
+from ..export.trt_module import collector_held
 from .trt_device import Device
 from .trt_memory import DeviceArray, Shape
 
@@ -44,6 +45,7 @@ class Engine:
     of errors that only another build mends.
     """
 
+    @collector_held()
     def __init__(
         self, trt: Any, device: Device, path: Path, entry: EngineEntry, repeats: bool, grows: bool, refused: str
     ):

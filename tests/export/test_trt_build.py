@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -202,3 +203,14 @@ def test_an_interrupt_sets_the_event_and_raises_nothing_inside():
         assert not cancelled.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         assert cancelled.is_set()
+
+
+def test_no_garbage_is_collected_while_tensorrt_may_log():
+    """An old builder that the collector ends inside a log call would wait for ever for the lock of that call."""
+    collecting = []
+    build(small_graph(), progress=lambda fraction: collecting.append(gc.isenabled()))
+    assert collecting
+    assert not any(collecting)
+    assert gc.isenabled()
+    refusal(small_graph("NoSuchOp"))
+    assert gc.isenabled()
