@@ -11,7 +11,7 @@ query and writes better code around its Attention op in some places, so the deco
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer
 
-    K beams in fp32, K fixed  that kernel does not exist in fp32, so beams become extra query heads over the source's
+    K beams in fp32, K fixed  (and in fp16 with heads of 8) that kernel does not exist in fp32, so beams become extra query heads over the source's
                               shared key heads (grouped-query form) for the kernel that takes one query
 
       q [B,H,K,E] -Reshape-> [B,H*K,1,E] --+
@@ -32,6 +32,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 ATTENTION_OPSET = 23
+SMALLEST_HEAD = 12  # that the kernel for several queries takes; the one for a single query takes 8, too
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def step_for_tensorrt(model: onnx.ModelProto, cache_form: str, beams: int | None
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
     if beams == 1:
         chosen = [a for a in find_attentions(form) if a.is_self] if cache_form == "static" else []
-    elif precision_of(form) == TensorProto.FLOAT16:
+    elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads_of(form)[1] >= SMALLEST_HEAD):
         pack_keys_and_values(form)
         return form
     else:
