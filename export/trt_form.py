@@ -11,8 +11,8 @@ query and writes better code around its Attention op in some places, so the deco
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer
 
-    K beams in fp32, K fixed  (and in fp16 with heads of 8) that kernel does not exist in fp32, so beams become extra query heads over the source's
-                              shared key heads (grouped-query form) for the kernel that takes one query
+    K beams in fp32, K fixed  that kernel does not exist in fp32 (nor for heads of 8), so beams become extra query heads
+                              over the source's shared key heads (grouped-query form) for the kernel of one query
 
       q [B,H,K,E] -Reshape-> [B,H*K,1,E] --+
       k, v [B,H,L,E] ----------------------+--Attention--> [B,H*K,1,E] -Reshape-> [B,H,K,E]
