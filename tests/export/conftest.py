@@ -215,7 +215,7 @@ class Built:
 @pytest.fixture(scope="session")
 def built(bundles):
     """(model name, cache form, precision, beams) -> real engines for sm86, built once per session."""
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     beam_ranges = {1: ONE_BEAM, 4: FOUR_BEAMS, "any": ANY_BEAMS}
 
     @cache

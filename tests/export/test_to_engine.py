@@ -155,7 +155,7 @@ def interrupted_build(root):
 
 def test_a_cancelled_build_leaves_nothing_or_what_was_there(own_bundle):
     """The first engine was finished when the interrupt came; not even that may stay."""
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     before = sorted(path.name for path in own_bundle.root.iterdir())
     interrupted_build(own_bundle.root)
     assert sorted(path.name for path in own_bundle.root.iterdir()) == before
@@ -175,7 +175,7 @@ def test_a_cancelled_build_leaves_nothing_or_what_was_there(own_bundle):
 @pytest.fixture
 def without_building(monkeypatch):
     """Engines that are a few bytes; returns the arguments of every build."""
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     calls = []
 
     def stand_in(trt, model, path, shapes, targets, progress):
@@ -212,7 +212,7 @@ def test_a_folder_that_is_not_ours_is_never_replaced(own_bundle, ranges, without
 
 
 def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 
     def failing(*_):
         raise BuildError("no luck")

@@ -22,7 +22,7 @@ from seq2engine.export.trt_build import (
     monitor_class,
 )
 
-trt = pytest.importorskip("tensorrt_rtx")
+trt = pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 
 SHAPES = {"x": ((1, 4), (2, 4), (3, 4))}
 PATH = Path("small.onnx")

@@ -176,7 +176,7 @@ def test_no_gpu(bundle: Bundle) -> None:
 def test_a_real_build_has_the_passport_that_sessions_are_tested_with(
     form: str, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     bundle = copied(bundles[form], tmp_path / "run7")
     real = engines_from_onnx(bundle, ["sm86", "sm89"], ONE_BEAM, "fp32", flavour="tensorrt_rtx")
     assert refusal(bundle) == NO_GPU  # its files are in order
@@ -271,7 +271,7 @@ def test_an_engine_that_tensorrt_will_not_open(bundle: Bundle) -> None:
 
 def test_the_real_tensorrt_rtx_takes_our_logger(bundle: Bundle) -> None:
     """As far as it goes without a GPU: the real bindings read the file, refuse it, and tell our logger why."""
-    tensorrt_rtx = pytest.importorskip("tensorrt_rtx")
+    tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     folder = put_engines(bundle)
     with pytest.raises(SessionError, match=r"encoder.engine cannot be opened by tensorrt_rtx 1[.0-9]+ \(.+\); rebuild"):
         session_over(folder, tensorrt_rtx)

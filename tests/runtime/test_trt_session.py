@@ -547,7 +547,7 @@ def test_a_wrong_selection_is_refused(bundles: dict[str, Path], tmp_path: Path) 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_real_engine_decodes_as_pytorch_does(form: str, flavour: str, tmp_path: Path) -> None:
-    pytest.importorskip(flavour)
+    pytest.importorskip(flavour, reason=f"needs {flavour} and its GPU")
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     rtx = flavour == "tensorrt_rtx"
     targets = ["sm{}{}".format(*torch.cuda.get_device_capability())] if rtx else []
