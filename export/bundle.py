@@ -1,6 +1,7 @@
 """The bundle: one folder that holds everything made of a model, and a manifest that says what and from what.
 
     run7/  manifest.json  config.json  model.safetensors        the reference, for parity
+           generation.json  tokenizer/                          how it is decoded, and its text; where a model has them
            onnx/<precision>/{encoder,decoder_step}.onnx + .data
            engines/<name>/{encoder,decoder_step}.engine + passport.json
            reports/
@@ -23,11 +24,14 @@ from seq2engine.folders import new_file, sha256_of
 
 from ..errors import BundleError, ConfigError
 from ..model.config import ModelConfig, config_from_dict
+from ..model.tokenizers.base import FOLDER as TOKENIZER
+from ..model.tokenizers.base import Tokenizer
 from .contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, graph_specs
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 REFERENCE = "model.safetensors"
+GENERATION = "generation.json"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Manifest:
     config: ModelConfig
     cache_form: str
     checkpoint_sha256: str
+    companions: dict[str, str]  # path -> sha256 of generation.json and the tokenizer's files
     graphs: dict[str, dict[str, GraphEntry]]  # precision -> graph name -> entry
     made_by: dict[str, str]
     format: int = FORMAT
@@ -106,6 +111,32 @@ class Bundle:
     def reference_path(self) -> Path:
         self.check_file(REFERENCE, self.manifest.checkpoint_sha256)
         return self.inside(REFERENCE)
+
+    @property
+    def takes_text(self) -> bool:
+        return any(path.startswith(f"{TOKENIZER}/") for path in self.manifest.companions)
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, after its files were checked against the manifest."""
+        from ..model.tokenizers.reading import read_tokenizer
+
+        for path, sha256 in self.manifest.companions.items():
+            if path.startswith(f"{TOKENIZER}/"):
+                self.check_file(path, sha256)
+        return read_tokenizer(self.root)
+
+    def generation(self) -> dict[str, Any]:
+        """How the model is decoded unless a user says otherwise: fields of SearchOptions; empty where nobody said."""
+        if GENERATION not in self.manifest.companions:
+            return {}
+        self.check_file(GENERATION, self.manifest.companions[GENERATION])
+        try:
+            values = json.loads((self.root / GENERATION).read_text())
+        except ValueError as error:
+            raise BundleError(f"{self.root / GENERATION} is not JSON ({error}); {mend_of(self.root)}") from error
+        if not isinstance(values, dict):
+            raise BundleError(f"{self.root / GENERATION} is no JSON object; {mend_of(self.root)}")
+        return values
 
     def check_file(self, relative: str, expected: str) -> None:
         path = self.inside(relative)
@@ -163,6 +194,7 @@ def manifest_from_dict(values: dict[str, Any]) -> Manifest:
         config=config_from_dict(values["config"]),
         cache_form=values["cache_form"],
         checkpoint_sha256=values["checkpoint_sha256"],
+        companions=dict(values["companions"]),
         graphs=graphs,
         made_by=values["made_by"],
     )

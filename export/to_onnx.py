@@ -16,7 +16,7 @@ from seq2engine.folders import new_folder, sha256_of
 from seq2engine.progress import Progress, silent
 
 from ..errors import ExportError
-from ..model.checkpoint import write_checkpoint
+from ..model.checkpoint import copy_companions, write_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
 from .audit import audit_graph, census_of
@@ -109,8 +109,12 @@ def onnx_from_model(
     cache_form: str = "static",
     force: bool = False,
     progress: Progress = silent,
+    companions: Path | None = None,
 ) -> Bundle:
-    """Writes a bundle with both graphs in each precision and the reference weights, and opens it."""
+    """Writes a bundle with both graphs in each precision and the reference weights, and opens it.
+
+    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle.
+    """
     if not precisions:
         raise ExportError("no precision asked for; name at least one of fp32, fp16")
     for precision in precisions:
@@ -121,6 +125,7 @@ def onnx_from_model(
     with new_folder(target, force, marker=MANIFEST) as beside:
         progress("export: reference weights", 0.0)
         write_checkpoint(model, beside)
+        copied = [] if companions is None else copy_companions(companions, beside)
         progress("export: reference weights", 1.0)
         progress("export: graphs", 0.0)
         graphs = graphs_from_model(model, cache_form)
@@ -137,6 +142,7 @@ def onnx_from_model(
             config=model.config,
             cache_form=cache_form,
             checkpoint_sha256=sha256_of(beside / REFERENCE),
+            companions={path.relative_to(beside).as_posix(): sha256_of(path) for path in copied},
             graphs=entries,
             made_by=versions(),
         )

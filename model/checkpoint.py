@@ -1,9 +1,14 @@
-"""Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled."""
+"""Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled.
+
+Two companions may stand beside them and travel wherever the model goes: `generation.json`, how the model is decoded
+unless somebody asks for something else (fields of `SearchOptions`), and `tokenizer/`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -16,10 +21,12 @@ from seq2engine.folders import new_folder
 
 from ..errors import CheckpointError, ConfigError
 from .config import PRESETS, ModelConfig, config_from_dict
+from .tokenizers.base import FOLDER as TOKENIZER
 from .transformer import DecoderLayer, EncoderLayer, Transformer
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+GENERATION = "generation.json"
 GAIN = 1.5  # of random weights against the variance-keeping 1.0; with 3.0 a deep model amplifies rounding 300-fold
 
 
@@ -47,6 +54,16 @@ def write_checkpoint(model: Transformer, folder: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     (folder / CONFIG).write_text(model.config.to_json())
     save_file(weights, folder / WEIGHTS, metadata={"format": "seq2engine"})
+
+
+def copy_companions(source: Path, target: Path) -> list[Path]:
+    """Copies generation.json and tokenizer/, where they are, from one folder to another; returns the new files."""
+    if (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, target / GENERATION)
+    if (source / TOKENIZER).is_dir():
+        shutil.copytree(source / TOKENIZER, target / TOKENIZER)
+    copied = [target / GENERATION, *sorted((target / TOKENIZER).rglob("*"))]
+    return [path for path in copied if path.is_file()]
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:

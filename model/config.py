@@ -37,6 +37,8 @@ class ModelConfig:
     tie_output: bool = True  # the output projection is the target table
     scale_embeddings: bool = True  # by sqrt(d_model), as in the paper
     output_bias: bool = False
+    embedding_norm: bool = False  # a norm after the embeddings, as in BART
+    final_norm: bool = False  # a norm after the last layer; a pre-norm model always has it
     norm_epsilon: float = 1e-5
     dropout: float = 0.0  # in training only, on embeddings and on every residual branch
     max_source: int = 512

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RequestError
-from .tokenizer import PAD, START
+from .tokenizers.symbols import PAD, START
 
 Pair = tuple[list[int], list[int]]  # source ids, target ids; both with their end token
 

@@ -29,7 +29,7 @@ from .checkpoint import build_model
 from .config import ModelConfig
 from .data import Batch, Pair, batch_from_pairs, batch_order
 from .layers import append_slots
-from .tokenizer import END, PAD, START
+from .tokenizers.symbols import END, PAD, START
 from .transformer import Transformer
 
 BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's

@@ -34,6 +34,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = config.d_model**0.5 if config.scale_embeddings else 1.0
         self.tokens = nn.Embedding(vocab, config.d_model)
+        self.norm = norm_or_nothing(config, config.embedding_norm)
         self.dropout = nn.Dropout(config.dropout)
         self.positions: Tensor | None
         if config.positions == "learned":
@@ -47,7 +48,11 @@ class Embedding(nn.Module):
         x = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
-        return self.dropout(x if self.positions is None else x + self.positions[positions])
+        return self.dropout(self.norm(x if self.positions is None else x + self.positions[positions]))
+
+
+def norm_or_nothing(config: ModelConfig, wanted: bool) -> nn.Module:
+    return nn.LayerNorm(config.d_model, config.norm_epsilon) if wanted else nn.Identity()
 
 
 class Residual(nn.Module):
@@ -124,9 +129,9 @@ class Transformer(nn.Module):
             self.source_embedding.tokens = self.target_embedding.tokens
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        # A pre-norm stack ends un-normalised: it needs one norm more.
-        self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_epsilon) if config.norm == "pre" else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_epsilon) if config.norm == "pre" else nn.Identity()
+        final = config.final_norm or config.norm == "pre"  # a pre-norm stack ends un-normalised: it needs one norm more
+        self.encoder_norm = norm_or_nothing(config, final)
+        self.decoder_norm = norm_or_nothing(config, final)
         self.output = nn.Linear(config.d_model, config.target_vocab, bias=config.output_bias)
         if config.tie_output:
             self.output.weight = self.target_embedding.tokens.weight

@@ -10,17 +10,24 @@ T maximum length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .greedy import log_sum_exp
 from .leaving import staying_rows
+from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
 
 BLOCK = 64  # columns per block of `_top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
 
 
-def beam_search(step: Step, batch: int, special: Special, options: SearchOptions) -> Search:
+def beam_search(
+    step: Step, batch: int, special: Special, options: SearchOptions, texts: Sequence[Sequence[int]] = ()
+) -> Search:
     """Decodes `batch` sources to up to `nbest` hypotheses each, best first; scores are length-normalised.
+
+    `texts` are the sources' tokens, for rules that look at them.
 
     What comes out is what `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for
     that source alone. Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop
@@ -32,6 +39,7 @@ def beam_search(step: Step, batch: int, special: Special, options: SearchOptions
     """
     beam = options.beam
     own = np.arange(beam)
+    rules = Rules(options, special, texts)
     ended = _Ended(batch, beam)
     trail = np.zeros((2, options.max_length, batch, beam), dtype=np.int64)  # tokens and parents of every step
 
@@ -45,7 +53,9 @@ def beam_search(step: Step, batch: int, special: Special, options: SearchOptions
     while not done.all():
         logits = step(tokens, parents)
         length += 1
-        scores, tokens, parents = _best_continuations(logits, running, log_sum_exp(logits, sources))
+        normaliser = log_sum_exp(logits, sources)
+        allowed = rules.allowed(logits, tokens, parents, length, normaliser)
+        scores, tokens, parents = _best_continuations(allowed, running, normaliser)
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
@@ -66,6 +76,7 @@ def beam_search(step: Step, batch: int, special: Special, options: SearchOptions
         rows = staying_rows(done)
         if rows is not None:
             step.keep(rows)
+            rules.keep(rows)
             sources, done, running = sources[rows], done[rows], running[rows]
             tokens, parents = tokens[rows], parents[rows]
 

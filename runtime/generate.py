@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..errors import RequestError
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
@@ -16,12 +17,17 @@ from .session import Session, check_request
 def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Search:
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
+    if unknown := options.unknown_tokens(session.config.target_vocab):
+        raise RequestError(
+            f"token {unknown[0]} asked for, but the vocabulary has 0 to {session.config.target_vocab - 1}"
+        )
     check_request(session.limits, session.config, rows, options.beam, options.max_length)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.beam, options.max_length)
-    special = Special(session.config.start_id, session.config.end_id)
+    config = session.config
+    special = Special(config.start_id if options.start is None else options.start, config.end_id)
     search = greedy_search if options.beam == 1 else beam_search
-    return (yield from search(step, len(rows), special, options))
+    return (yield from search(step, len(rows), special, options, rows))
 
 
 def generate(

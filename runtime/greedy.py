@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import RequestError
 from .leaving import staying_rows
+from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
 
 
-def greedy_search(step: Step, batch: int, special: Special, options: SearchOptions) -> Search:
-    """Decodes `batch` sources to one hypothesis each; of the options only `max_length` matters.
+def greedy_search(
+    step: Step, batch: int, special: Special, options: SearchOptions, texts: Sequence[Sequence[int]] = ()
+) -> Search:
+    """Decodes `batch` sources to one hypothesis each; of the options `max_length` and the rules matter.
+
+    `texts` are the sources' tokens, for rules that look at them.
 
     A source is done at the end token, which is one of its tokens, or at the maximum length. Its score is the sum of its
     tokens' log-probabilities, whatever the length penalty: with one hypothesis there is nothing to compare. Yields an
     Emitted for every step; a done source that has not left the batch yet emits, and is fed, the end token.
     """
+    rules = Rules(options, special, texts)
     chosen = np.zeros((batch, options.max_length), dtype=np.int64)
     lengths = np.zeros(batch, dtype=np.int64)
     scores = np.zeros(batch)
@@ -28,8 +36,9 @@ def greedy_search(step: Step, batch: int, special: Special, options: SearchOptio
     while not done.all():
         logits = step(tokens, parents)
         length += 1
-        tokens = logits.argmax(axis=-1)  # [B, 1, V] -> [B, 1]
-        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_sum_exp(logits, sources)
+        normaliser = log_sum_exp(logits, sources)
+        tokens = rules.allowed(logits, tokens, parents, length).argmax(axis=-1)  # [B, 1, V] -> [B, 1]
+        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
         tokens[done] = special.end
 
         scores[sources] += np.where(done, 0.0, gained[:, 0])
@@ -41,6 +50,7 @@ def greedy_search(step: Step, batch: int, special: Special, options: SearchOptio
         rows = staying_rows(done)
         if rows is not None:
             step.keep(rows)
+            rules.keep(rows)
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
     return [

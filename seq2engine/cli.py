@@ -155,7 +155,8 @@ def run_export(args: argparse.Namespace) -> int:
     from seq2engine.export.to_onnx import onnx_from_model
 
     model = model_from_argument(args.checkpoint)
-    bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress_for(args))
+    companions = None if args.checkpoint.startswith("random:") else Path(args.checkpoint)
+    bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress_for(args), companions)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
 

@@ -1,0 +1,40 @@
+"""Weights under other names: literal tables that say which of theirs become which of ours, nothing guessed.
+
+A line of a table is our name and, in order, the names it is put together from: several are stacked along the first
+axis, as q, k and v are. `{i}` stands for a layer's number, in both names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError
+
+Renames = Mapping[str, tuple[str, ...]]  # our name -> theirs
+SHOWN = 8  # names listed in an error
+
+
+def layer_renames(template: Renames, layers: int) -> dict[str, tuple[str, ...]]:
+    """The table of a stack from that of one layer."""
+    return {
+        ours.replace("{i}", str(i)): tuple(name.replace("{i}", str(i)) for name in theirs)
+        for i in range(layers)
+        for ours, theirs in template.items()
+    }
+
+
+def renamed_weights(
+    weights: Mapping[str, Tensor], renames: Renames, ignored: Iterable[str], where: str
+) -> dict[str, Tensor]:
+    """Our weights from theirs, in fp32. Every one of theirs must be used or in `ignored`; every gap is listed."""
+    needed = {name for theirs in renames.values() for name in theirs}
+    missing = sorted(needed - weights.keys())
+    unused = sorted(weights.keys() - needed - set(ignored))
+    problems = [f"missing {name}" for name in missing] + [f"not understood {name}" for name in unused]
+    if problems:
+        shown = "; ".join(problems[:SHOWN]) + (f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else "")
+        raise CheckpointError(f"{where} does not have the weights its config asks for: {shown}")
+    return {ours: torch.cat([weights[name].float() for name in theirs]) for ours, theirs in renames.items()}

@@ -1,0 +1,37 @@
+"""What a tokenizer is: text to ids and back, and the files with which it travels beside a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import RequestError
+
+FOLDER = "tokenizer"  # inside a checkpoint and inside a bundle
+ABOUT = "about.json"  # inside that folder: {"kind": ..., and what else the kind needs}
+
+
+class Tokenizer(Protocol):
+    """Both sides of a model. A language is the model's own name of one, such as `fra_Latn`; most models have none."""
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        """What the encoder is fed: the ids of a line of text with the special tokens the model was trained with."""
+
+    def encode_target(self, text: str) -> list[int]:
+        """The ids the decoder should say: the text's tokens and the end token, without a start or language token."""
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        """The text of what the decoder said; special tokens say nothing."""
+
+    def language_id(self, language: str) -> int:
+        """The token that asks the decoder for a language; raises a RequestError that lists those there are."""
+
+    def write(self, folder: Path) -> None:
+        """Writes its files, about.json included, into a folder that is there."""
+
+
+def no_language(language: str | None) -> None:
+    """For tokenizers without languages: refuses one that was asked for."""
+    if language is not None:
+        raise RequestError(f"language {language!r} asked for, but this model's tokenizer has no languages")

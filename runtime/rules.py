@@ -1,0 +1,135 @@
+"""What may be said next: the rules of a search, applied to the model's logits before a token is chosen.
+
+They mean what they mean in Hugging Face `generate`: beam search adds up log-probabilities of the model itself, which a
+rule does not renormalise, and a forced token costs nothing. Shapes: B sources, K beams, V vocab, T tokens so far, the
+start token included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import RequestError
+from .search import SearchOptions, Special
+
+
+class Rules:
+    """Follows what every beam has said so far, as far as a rule needs to know it."""
+
+    def __init__(self, options: SearchOptions, special: Special, sources: Sequence[Sequence[int]]):
+        self.options, self.special = options, special
+        self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
+        self.always = np.array([words[0] for words in options.banned if len(words) == 1], dtype=np.int64)
+        self.always = self.always[self.always != special.end]  # a search that cannot end is nobody's wish
+        self.phrases = [np.array(words, dtype=np.int64) for words in options.banned if len(words) > 1]
+        self.remembers = bool(
+            self.phrases
+            or options.no_repeat_ngram
+            or options.source_no_repeat_ngram
+            or options.repetition_penalty != 1.0
+        )
+        self.history: np.ndarray | None = None  # [B, K, T]
+
+    @property
+    def idle(self) -> bool:
+        forced = (self.options.forced_bos, self.options.forced_eos) != (None, None)
+        return not (self.remembers or forced or self.always.size or self.options.min_length > 1)
+
+    def allowed(
+        self,
+        logits: np.ndarray,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        length: int,
+        normaliser: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Logits [B,K,V] with what the rules forbid at -inf; a copy, where there are rules.
+
+        `tokens` and `parents` [B,K] are what the step was given, `length` counts the token to be chosen. With a
+        `normaliser` [B,K] (log-sum-exp of the logits) rules see log-probabilities, as in beam search; greedy search has
+        them see the logits themselves.
+        """
+        if self.idle:
+            return logits
+        if self.remembers:
+            self.remember(tokens, parents)
+        options, end = self.options, self.special.end
+        forced = options.forced_bos if length == 1 else options.forced_eos if length == options.max_length else None
+        if forced is not None:
+            result = np.full_like(logits, -np.inf)
+            result[..., forced] = 0.0 if normaliser is None else normaliser
+            return result
+        result = logits.copy()
+        if options.repetition_penalty != 1.0:
+            self.penalise(result, normaliser)
+        if options.no_repeat_ngram:
+            self.forbid(result, *next_words(self.spoken, self.spoken, options.no_repeat_ngram))
+        if options.source_no_repeat_ngram:
+            self.forbid(result, *next_words(self.spoken, self.source_rows(), options.source_no_repeat_ngram))
+        for phrase in self.phrases:
+            self.forbid_phrase(result, phrase)
+        result[..., self.always] = -np.inf
+        if length < options.min_length:
+            result[..., end] = -np.inf
+        if not (result.max(axis=(1, 2)) > -np.inf).all():
+            raise RequestError("the search options forbid every token of the vocabulary; allow some")
+        return result
+
+    def keep(self, rows: np.ndarray) -> None:
+        """From now on only these sources are searched."""
+        if self.history is not None:
+            self.history = self.history[rows]
+        if self.sources:
+            self.sources = [self.sources[row] for row in rows]
+
+    def remember(self, tokens: np.ndarray, parents: np.ndarray) -> None:
+        if self.history is None:
+            self.history = tokens[..., None]
+            return
+        before = np.take_along_axis(self.history, parents[..., None], axis=1)
+        self.history = np.concatenate((before, tokens[..., None]), axis=-1)
+
+    @property
+    def spoken(self) -> np.ndarray:
+        """The history of every beam as one row each: [B*K, T]."""
+        assert self.history is not None
+        return self.history.reshape(-1, self.history.shape[-1])
+
+    def source_rows(self) -> np.ndarray:
+        """Every beam's source [B*K, longest], filled up with -1, which no token is."""
+        assert self.history is not None
+        rows = np.full((len(self.sources), max(map(len, self.sources))), -1, dtype=np.int64)
+        for i, source in enumerate(self.sources):
+            rows[i, : len(source)] = source
+        return rows.repeat(self.history.shape[1], axis=0)
+
+    def forbid(self, logits: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> None:
+        kept = tokens >= 0
+        logits.reshape(-1, logits.shape[-1])[rows[kept], tokens[kept]] = -np.inf
+
+    def forbid_phrase(self, logits: np.ndarray, phrase: np.ndarray) -> None:
+        before = len(phrase) - 1
+        if before > self.spoken.shape[1] - 1:  # as in Hugging Face, the whole phrase must fit what has been said
+            return
+        said = (self.spoken[:, -before:] == phrase[:-1]).all(axis=1)
+        logits.reshape(-1, logits.shape[-1])[said, phrase[-1]] = -np.inf
+
+    def penalise(self, logits: np.ndarray, normaliser: np.ndarray | None) -> None:
+        flat = logits.reshape(-1, logits.shape[-1])
+        shift = np.zeros((len(flat), 1), flat.dtype) if normaliser is None else normaliser.reshape(-1, 1)
+        seen = np.take_along_axis(flat, self.spoken, axis=1) - shift
+        penalty = self.options.repetition_penalty
+        changed = np.where(seen < 0, seen * penalty, seen / penalty) + shift
+        np.put_along_axis(flat, self.spoken, changed.astype(flat.dtype), axis=1)
+
+
+def next_words(said: np.ndarray, text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and tokens that would complete an n-gram of `text` [R,L] after what was `said` [R,T]."""
+    if said.shape[1] < size - 1 or text.shape[1] < size:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(text, size, axis=1)  # [R, L-size+1, size]
+    ending = said[:, said.shape[1] - (size - 1) :]
+    rows, places = np.nonzero((windows[..., :-1] == ending[:, None]).all(axis=-1))
+    return rows, windows[rows, places, -1]
