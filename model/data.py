@@ -1,16 +1,14 @@
-"""Parallel text: read, numbered, and cut into batches of about equal cost."""
+"""Numbered pairs, cut into batches of about equal cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import RequestError
 from .tokenizers.symbols import PAD, START
 
 Pair = tuple[list[int], list[int]]  # source ids, target ids; both with their end token
@@ -28,33 +26,6 @@ class Batch:
     @property
     def tokens(self) -> int:
         return int(self.source_mask.sum()) + int((self.targets != PAD).sum())
-
-
-def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """A TSV of source and target, or two aligned text files PATH.source and PATH.target, as pairs of text."""
-    if path.is_file():
-        rows = [line.split("\t") for line in read_lines(path)]
-        if wrong := [i for i, row in enumerate(rows, start=1) if len(row) != 2]:
-            columns = len(rows[wrong[0] - 1])
-            raise RequestError(f"{path} line {wrong[0]} has {columns} columns, expected source<TAB>target")
-        return [(source, target) for source, target in rows]
-    sides = [path.with_name(f"{path.name}.{side}") for side in ("source", "target")]
-    if not all(side.is_file() for side in sides):
-        names = " and ".join(side.name for side in sides)
-        raise RequestError(f"no data at {path}; expected a TSV of source and target, or two files {names}")
-    sources, targets = (read_lines(side) for side in sides)
-    if len(sources) != len(targets):
-        counts = f"{len(sources)} and {len(targets)}"
-        raise RequestError(f"{sides[0]} and {sides[1].name} have {counts} lines; they must be aligned line by line")
-    return list(zip(sources, targets, strict=True))
-
-
-def read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_bytes().decode().splitlines()
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise RequestError(f"{path} line {line} is not UTF-8; convert the file first") from error
 
 
 def batch_order(pairs: Sequence[Pair], batch_tokens: int, seed: int) -> list[np.ndarray]:

@@ -1,38 +1,30 @@
-"""Training: teacher forcing with label-smoothed cross-entropy, Adam with the paper's schedule, nothing lost to a kill.
-
-All weights and both moments of Adam live in flat arrays. After every step they are copied into one of two slots of a
-file that is mapped into memory, and a small cursor file is then replaced to point at that slot: killed at any moment,
-training goes on from the last whole step, and to the same result as if it had never stopped.
-"""
+"""Training: teacher forcing with label-smoothed cross-entropy, Adam with the paper's schedule."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seq2engine.folders import new_file
 from seq2engine.progress import Progress, silent
 
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError
 from .checkpoint import build_model
 from .config import ModelConfig
 from .data import Batch, Pair, batch_from_pairs, batch_order
 from .layers import append_slots
 from .tokenizers.symbols import END, PAD, START
+from .training_state import Cursor, FlatParameters, TrainingFiles
 from .transformer import Transformer
-
-BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's
 
 
 @dataclass(frozen=True)
@@ -59,102 +51,6 @@ class TrainOptions:
             problems.append(f"label smoothing {self.label_smoothing}, expected 0 to below 1")
         if problems:
             raise ConfigError("training options: " + "; ".join(problems))
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """Where training stands: the slot that holds the last whole step, and the batch that comes next."""
-
-    slot: int = 0
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-
-
-class FlatParameters:
-    """A model's weights and gradients as two flat arrays that its parameters are views of, with Adam's moments."""
-
-    def __init__(self, model: nn.Module):
-        parameters = list(model.parameters())  # a tied weight comes once
-        count = sum(parameter.numel() for parameter in parameters)
-        self.state = torch.zeros(3, count)  # weights, first moment, second moment
-        self.grads = torch.zeros(count)
-        start = 0
-        for parameter in parameters:
-            end = start + parameter.numel()
-            self.state[0, start:end] = parameter.detach().flatten()
-            parameter.data = self.state[0, start:end].view_as(parameter)
-            parameter.grad = self.grads[start:end].view_as(parameter)
-            start = end
-
-    def adam(self, rate: float, step: int, clip: float) -> None:
-        """One step of Adam on the gradients, clipped to that norm; the gradients are zero afterwards."""
-        weights, first, second = self.state
-        norm = float(self.grads.norm())
-        if norm > clip:
-            self.grads.mul_(clip / norm)
-        first.lerp_(self.grads, 1 - BETAS[0])
-        second.mul_(BETAS[1]).addcmul_(self.grads, self.grads, value=1 - BETAS[1])
-        spread = second.div(1 - BETAS[1] ** step).sqrt_().add_(EPSILON)
-        weights.addcdiv_(first, spread, value=-rate / (1 - BETAS[0] ** step))
-        self.grads.zero_()
-
-
-class TrainingFiles:
-    """The files of one training in a folder: state.bin (two slots), cursor.json, history.jsonl, epochs/."""
-
-    def __init__(self, folder: Path, flat: FlatParameters, about: dict[str, Any]):
-        self.folder, self.flat = folder, flat
-        known = folder / "about.json"
-        if known.is_file():
-            if json.loads(known.read_text()) != about:
-                raise RequestError(f"{folder} was begun with other data or options; name another folder or add --force")
-        else:
-            (folder / "epochs").mkdir(parents=True, exist_ok=True)
-            np.memmap(folder / "state.bin", np.float32, "w+", shape=(2, *flat.state.shape))[0] = flat.state.numpy()
-            self.point_at(Cursor())
-            with new_file(known) as beside:  # last: from here on the folder can be resumed
-                beside.write_text(json.dumps(about))
-        self.slots = np.memmap(folder / "state.bin", np.float32, "r+", shape=(2, *flat.state.shape))
-        self.cursor = Cursor(**json.loads((folder / "cursor.json").read_text()))
-        flat.state.copy_(torch.from_numpy(np.array(self.slots[self.cursor.slot])))
-        kept = [entry for entry in self.history() if entry["step"] <= self.cursor.step]
-        with new_file(folder / "history.jsonl") as beside:  # a step that is run again is noted again
-            beside.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
-
-    def save(self, cursor: Cursor) -> None:
-        """Makes this the last whole step."""
-        self.slots[cursor.slot] = self.flat.state.numpy()
-        self.point_at(cursor)
-        self.cursor = cursor
-
-    def point_at(self, cursor: Cursor) -> None:
-        with new_file(self.folder / "cursor.json") as beside:
-            beside.write_text(json.dumps(dataclasses.asdict(cursor)))
-
-    def note(self, **entry: float) -> None:
-        with (self.folder / "history.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def history(self) -> list[dict[str, float]]:
-        path = self.folder / "history.jsonl"
-        if not path.is_file():
-            return []
-        lines = path.read_text().split("\n")[:-1]  # a line without its end was cut off by a kill
-        return [json.loads(line) for line in lines]
-
-    def save_epoch(self, epoch: int, keep: int) -> None:
-        """Keeps the weights of the last `keep` epochs."""
-        with new_file(self.folder / "epochs" / f"{epoch:04d}.safetensors") as beside:
-            save_file({"weights": self.flat.state[0]}, beside)
-        for old in sorted((self.folder / "epochs").glob("*.safetensors"))[:-keep]:
-            old.unlink()
-
-    def average(self) -> Tensor:
-        """The mean of the kept epochs' weights."""
-        kept = sorted((self.folder / "epochs").glob("*.safetensors"))
-        return torch.stack([load_file(path)["weights"] for path in kept]).mean(dim=0)
 
 
 def initial_model(config: ModelConfig, seed: int) -> Transformer:
@@ -190,10 +86,13 @@ def train_model(
     Returns the history: training loss every 50 steps, validation loss and exact match every epoch.
     """
     flat = FlatParameters(model)
-    about = {**dataclasses.asdict(options), "minutes": None, "pairs": len(train), "weights": flat.state.shape[1]}
+    about = {**dataclasses.asdict(options), **dataclasses.asdict(model.config), "data": fingerprint(train)}
+    del about["minutes"], about["epochs"]  # a run may go on for longer than it was begun for
     files = TrainingFiles(folder, flat, about)
     cursor = files.cursor
     begun = time.monotonic() - cursor.seconds
+    pace = Pace()
+    quality = ""
     out_of_time = False
     while cursor.epoch < options.epochs and not out_of_time:
         order = batch_order(train, options.batch_tokens, options.seed + cursor.epoch)
@@ -210,19 +109,44 @@ def train_model(
             if options.minutes is not None:
                 out_of_time = seconds > 60 * options.minutes
                 done = max(done, seconds / (60 * options.minutes))
-            progress(f"train: epoch {cursor.epoch + 1} of {options.epochs}, loss {loss:.3f}", min(done, 0.999))
+            speed = pace.of(batch.tokens)
+            said = f"epoch {cursor.epoch + 1} of {options.epochs}, loss {loss:.3f}, {speed:,.0f} tokens/s"
+            progress("train", min(done, 0.999), said + quality)
             if out_of_time:
                 break
         files.save_epoch(cursor.epoch, options.average)
         model.eval()
         dev_loss, exact = validate(model, dev)
         files.note(step=cursor.step, epoch=cursor.epoch, seconds=cursor.seconds, dev_loss=dev_loss, exact_match=exact)
-        progress(f"train: epoch {cursor.epoch + 1}: dev loss {dev_loss:.3f}, exact match {exact:.1%}", 1.0)
+        quality = f"; after epoch {cursor.epoch + 1}: dev loss {dev_loss:.3f}, exact match {exact:.1%}"
         cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batch=0)
         files.point_at(cursor)
+    progress("train", 1.0, quality.removeprefix("; "))
     flat.state[0] = files.average()
     model.eval()
     return files.history()
+
+
+def fingerprint(pairs: Sequence[Pair]) -> str:
+    """A hash of all ids in their order: other data makes another training."""
+    digest = hashlib.sha256()
+    for source, target in pairs:
+        digest.update(np.array([*source, -1, *target, -2], dtype=np.int32).tobytes())
+    return digest.hexdigest()
+
+
+class Pace:
+    """Tokens per second, over the last steps rather than since the start, so that it follows the machine."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.clock = clock
+        self.seen = deque([(clock(), 0)], maxlen=50)
+
+    def of(self, tokens: int) -> float:
+        now, total = self.clock(), self.seen[-1][1] + tokens
+        self.seen.append((now, total))
+        then, before = self.seen[0]
+        return (total - before) / max(now - then, 1e-9)
 
 
 def train_step(model: Transformer, flat: FlatParameters, batch: Batch, step: int, options: TrainOptions) -> float:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
-
-Progress = Callable[[str, float], None]  # (stage, fraction of it that is done)
+from typing import Protocol, TextIO
 
 
-def silent(stage: str, fraction: float) -> None:
+class Progress(Protocol):
+    """Told what is being done, the fraction of it that is done, and how it goes in a few words."""
+
+    def __call__(self, stage: str, fraction: float, detail: str = "") -> None: ...
+
+
+def silent(stage: str, fraction: float, detail: str = "") -> None:
     """Reports nothing."""
 
 
@@ -23,12 +27,13 @@ class ProgressPrinter:
         self.clock = clock
         self.stage = ""
         self.started = 0.0
+        self.first = 0.0  # the fraction that was done when the stage began: not 0 for work that is resumed
         self.shown = 0.0
 
-    def __call__(self, stage: str, fraction: float) -> None:
+    def __call__(self, stage: str, fraction: float, detail: str = "") -> None:
         now = self.clock()
         if stage != self.stage:
-            self.stage, self.started, self.shown = stage, now, 0.0
+            self.stage, self.started, self.first, self.shown = stage, now, fraction, 0.0
             if not self.live and fraction < 1:
                 self.stream.write(f"{stage} ...\n")
         done = fraction >= 1
@@ -38,18 +43,20 @@ class ProgressPrinter:
             self.shown = now  # the opening line has just been written
             return
         self.shown = now
-        self.stream.write(self.line(stage, min(fraction, 1.0), now - self.started))
+        self.stream.write(self.line(stage, min(fraction, 1.0), now - self.started, detail))
         self.stream.flush()
         if done:
             self.stage = ""
 
-    def line(self, stage: str, fraction: float, elapsed: float) -> str:
+    def line(self, stage: str, fraction: float, elapsed: float, detail: str = "") -> str:
         if fraction >= 1:
             text = f"{stage}: done in {duration(elapsed)}"
-        elif fraction > 0:
-            text = f"{stage}: {fraction:4.0%}, {duration(elapsed / fraction - elapsed)} left"
+        elif fraction > self.first:
+            left = elapsed * (1 - fraction) / (fraction - self.first)
+            text = f"{stage}: {fraction:4.0%}, {duration(left)} left"
         else:
             text = f"{stage} ..."
+        text += f", {detail}" if detail else ""
         if not self.live:
             return text + "\n"
         bar = "█" * round(fraction * 24)

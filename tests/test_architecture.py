@@ -15,7 +15,7 @@ STAGES = ("model", "export", "runtime", "benchmarks")  # each may import those b
 # What runtime may take from the stages before it, so that a serving machine needs no exporter and no model code.
 RUNTIME_MAY = {
     "export": {"contract", "bundle", "passport", "profiles", "trt_module"},
-    "model": {"config", "tokenizers"},
+    "model": {"config", "pairs", "tokenizers"},
 }
 TORCH_SESSION_MAY = {"checkpoint", "layers", "transformer"}
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")

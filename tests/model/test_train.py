@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.model.config import ModelConfig
-from seq2engine.model.data import batch_from_pairs, batch_order, read_pairs
+from seq2engine.model.data import batch_from_pairs, batch_order
+from seq2engine.model.pairs import read_pairs
 from seq2engine.model.tokenizers.symbols import END, PAD, START
-from seq2engine.model.train import FlatParameters, TrainOptions, greedy_ids, initial_model, loss_of, train_model
+from seq2engine.model.train import TrainOptions, greedy_ids, initial_model, loss_of, train_model
+from seq2engine.model.training_state import FlatParameters
 
 VOCAB = 9
 CONFIG = ModelConfig(

@@ -1,0 +1,134 @@
+"""A training in pictures: loss and exact match against time, as one self-contained page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from seq2engine.page import heading_html, note_html, page_html, table_html
+from seq2engine.progress import duration
+
+from .config import ModelConfig
+from .train import TrainOptions
+
+History = Sequence[dict[str, float]]
+Curve = tuple[str, str, list[tuple[float, float]]]  # label, colour, points
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 320, 52, 16, 14, 40
+
+
+def training_html(history: History, name: str, config: ModelConfig, options: TrainOptions) -> str:
+    """History as `train_model` returns it -> the page."""
+    steps = [entry for entry in history if "loss" in entry]
+    epochs = [entry for entry in history if "dev_loss" in entry]
+    last, best = epochs[-1], max(epochs, key=lambda entry: entry["exact_match"])
+    minutes = {id(entry): entry["seconds"] / 60 for entry in history}
+    losses: list[Curve] = [
+        ("training loss (smoothed labels)", "var(--soft)", smoothed([(minutes[id(e)], e["loss"]) for e in steps])),
+        ("dev loss", "var(--accent)", [(minutes[id(e)], e["dev_loss"]) for e in epochs]),
+    ]
+    exact: list[Curve] = [
+        ("exact match", "var(--good)", [(minutes[id(e)], 100 * e["exact_match"]) for e in epochs]),
+    ]
+    rows = [
+        (
+            f"{int(e['epoch']) + 1}",
+            f"{int(e['step']):,}",
+            duration(e["seconds"]),
+            f"{e['dev_loss']:.4f}",
+            f"{e['exact_match']:.2%}",
+        )
+        for e in epochs
+    ]
+    subtitle = (
+        f"{int(last['epoch']) + 1} epochs, {int(last['step']):,} steps, {duration(last['seconds'])}. Last epoch: "
+        f"dev loss {last['dev_loss']:.3f}, exact match {last['exact_match']:.1%}; best {best['exact_match']:.1%} "
+        f"after epoch {int(best['epoch']) + 1}."
+    )
+    return page_html(
+        f"Training of {name}",
+        subtitle,
+        [
+            heading_html("Loss"),
+            note_html("Nats per target token. The dev loss is without label smoothing, so it may lie far below."),
+            chart_svg([curve for curve in losses if curve[2]], "minutes", "loss"),
+            heading_html("Exact match on the dev set"),
+            note_html(
+                "Share of dev pairs whose greedy decode is the target, token by token, with each epoch's own weights; "
+                f"the checkpoint holds the average of the last {options.average} epochs."
+            ),
+            chart_svg(exact, "minutes", "%"),
+            heading_html("Epochs"),
+            table_html(("epoch", "steps", "after", "dev loss", "exact match"), rows),
+            heading_html("Model and options"),
+            table_html(("what", "value"), [(key, str(value)) for key, value in settings(config, options)]),
+        ],
+    )
+
+
+def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, object]]:
+    layers = f"{config.encoder_layers} + {config.decoder_layers}"
+    return [
+        ("layers, encoder + decoder", layers),
+        ("width, heads, feed-forward", f"{config.d_model}, {config.heads}, {config.d_ff}"),
+        ("norm, positions, activation", f"{config.norm}, {config.positions}, {config.activation}"),
+        ("vocabulary, source and target", f"{config.source_vocab}, {config.target_vocab}"),
+        ("dropout, label smoothing", f"{config.dropout:g}, {options.label_smoothing:g}"),
+        ("tokens per batch, warm-up steps", f"{options.batch_tokens}, {options.warmup}"),
+        ("gradient norm clipped at, rate", f"{options.clip:g}, {options.rate:g}"),
+        ("seed", options.seed),
+    ]
+
+
+def smoothed(points: list[tuple[float, float]], share: float = 0.2) -> list[tuple[float, float]]:
+    """A running mean, because the loss of one batch says more about the batch than about the model."""
+    result: list[tuple[float, float]] = []
+    for x, y in points:
+        result.append((x, y if not result else result[-1][1] + share * (y - result[-1][1])))
+    return result
+
+
+def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
+    """Lines over a grid, their names inside the picture at the top right."""
+    values = [point for _, _, points in curves for point in points]
+    widest = max(max(x for x, _ in values), 1e-9)
+    low, high = min(0.0, min(y for _, y in values)), max(y for _, y in values)
+    marks = ticks(low, high)
+    high = max(high, marks[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + x / widest * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - (y - low) / max(high - low, 1e-9) * (HEIGHT - TOP - BOTTOM),
+        )
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(up)} against {escape(across)}">']
+    for mark in marks:
+        _, y = place(0, mark)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="var(--line)"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>')
+    for mark in ticks(0, widest):
+        x, _ = place(mark, 0)
+        if x <= WIDTH - RIGHT:
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{mark:g}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(across)}</text>')
+    for number, (label, colour, points) in enumerate(curves):
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(points) <= 60:
+            for point in points:
+                x, y = place(*point)
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+        y = TOP + 16 + 20 * number
+        parts.append(f'<path d="M{WIDTH - 250} {y - 4}h24" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{WIDTH - 220}" y="{y}">{escape(label)}</text>')
+    return '<div class="scroll">' + "".join(parts) + "</svg></div>"
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Some four to eight round numbers from `low` to about `high`."""
+    span = max(high - low, 1e-9)
+    unit = 10.0 ** math.floor(math.log10(span))
+    step = next(unit * factor for factor in (0.1, 0.2, 0.25, 0.5, 1, 2, 2.5, 5, 10) if span / (unit * factor) <= 6)
+    first = int(low // step)
+    return [round((first + i) * step, 10) for i in range(1 + int(-(-(high - first * step) // step)))]

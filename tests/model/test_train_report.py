@@ -1,0 +1,46 @@
+"""The page of a training: every epoch in it, axes with round numbers."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.train import TrainOptions
+from seq2engine.model.train_report import smoothed, ticks, training_html
+
+HISTORY = [
+    {"step": 50, "epoch": 0, "seconds": 30.0, "loss": 4.0},
+    {"step": 70, "epoch": 0, "seconds": 42.0, "dev_loss": 2.0, "exact_match": 0.25},
+    {"step": 100, "epoch": 1, "seconds": 60.0, "loss": 3.0},
+    {"step": 140, "epoch": 1, "seconds": 84.0, "dev_loss": 1.5, "exact_match": 0.125},
+]
+
+
+def test_every_epoch_is_in_it():
+    page = training_html(HISTORY, "a<b", ModelConfig(), TrainOptions(average=3))
+    assert "Training of a&lt;b" in page
+    assert "best 25.0% after epoch 1" in page
+    assert "average of the last 3 epochs" in page
+    assert re.findall(r"<td class=number>(\d\.\d{4})</td>", page) == ["2.0000", "1.5000"]
+    assert page.count("<svg") == 2
+
+
+def test_one_short_epoch_has_no_training_curve():
+    page = training_html(HISTORY[1:2], "x", ModelConfig(), TrainOptions())
+    assert page.count("<polyline") == 2
+
+
+def test_smoothing_starts_at_the_first_point_and_follows():
+    assert smoothed([(0, 1.0), (1, 2.0)], share=0.5) == [(0, 1.0), (1, 1.5)]
+
+
+@given(st.floats(0, 1e3), st.floats(1e-3, 1e4))
+def test_ticks_are_few_and_reach_over_the_values(low, span):
+    marks = ticks(low, low + span)
+    assert 2 <= len(marks) <= 9
+    step = marks[1] - marks[0]
+    assert marks[0] <= low + 1e-9
+    assert marks[-1] >= low + span - 1e-6 * step
