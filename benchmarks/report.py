@@ -9,6 +9,7 @@ from pathlib import Path
 from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
+from ..runtime.quality import QUALITY_HEAD, quality_row
 from .result import PARTS, BenchResult, CaseResult, winner
 from .timing import COVERAGE, FEWEST_ROUNDS, Ratio
 
@@ -36,6 +37,8 @@ def bench_table(result: BenchResult) -> str:
         head = (*HEAD, f"against {result.first}", "verdict", "outputs")
         lines += [f"{case.case.name}: {case.case}", text_table(head, rows)]
         lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end', result.seed)}", ""]
+    if result.quality:
+        lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
     lines.append(conditions(result))
     if result.environment.busy:
         lines.append(busy_text(result))
@@ -51,6 +54,13 @@ def bench_html(result: BenchResult) -> str:
         heading_html("End to end at a glance"),
         *(glance_html(case, result.seed) for case in result.cases),
     ]
+    if result.quality:
+        sources = next(iter(result.quality.values()))[0].sources
+        blocks += [
+            heading_html("Quality"),
+            note_html(f"Error rates of every arm on {sources} sources with references, decoded as a user would."),
+            table_html(("arm", *QUALITY_HEAD), quality_rows(result)),
+        ]
     for case in result.cases:
         blocks += case_html(case, result)
     blocks += [
@@ -69,6 +79,10 @@ def bench_html(result: BenchResult) -> str:
         ),
     ]
     return page_html(f"Benchmark of {Path(result.bundle).name}", ", ".join(result.arms), blocks)
+
+
+def quality_rows(result: BenchResult) -> list[tuple[str, ...]]:
+    return [(name, *quality_row(quality)) for name, found in result.quality.items() for quality in found]
 
 
 def explanation(result: BenchResult) -> tuple[str, str]:

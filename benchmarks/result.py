@@ -9,11 +9,12 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..runtime.cache import CacheCounts
+from ..runtime.quality import Quality, quality_from_dict
 from .cases import Case
 from .machine import Environment
 from .timing import Ratio, Samples, ratio_interval
 
-FORMAT = 1
+FORMAT = 2
 PARTS = ("encoder", "step", "end_to_end")
 
 
@@ -69,6 +70,7 @@ class BenchResult:
     cache_form: str
     arms: dict[str, Arm]
     cases: tuple[CaseResult, ...]
+    quality: dict[str, tuple[Quality, ...]]  # of every arm on the references, if there were any
     environment: Environment
     rounds: int
     warmup: int
@@ -127,6 +129,7 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
             **values,
             "arms": {name: Arm(**arm) for name, arm in values["arms"].items()},
             "cases": tuple(case_from_dict(case) for case in values["cases"]),
+            "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
             "environment": Environment(**{**machine, "features": tuple(machine["features"])}),
         }
     )

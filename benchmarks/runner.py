@@ -29,6 +29,7 @@ from ..runtime.beam import beam_search
 from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
 from ..runtime.greedy import greedy_search
+from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import Hypothesis, SearchOptions, Special
 from ..runtime.session import BACKENDS, Session, State, open_session
 from .cases import Case, case_problems, cases_for, sources_for
@@ -53,10 +54,12 @@ def bench_bundle(
     threads: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
+    references: References | None = None,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
-    Without `threads` every arm gets all cores this process may use. An arm that fails ends the run.
+    Without `threads` every arm gets all cores this process may use. An arm that fails ends the run. With `references`
+    every arm also decodes their texts, with each case's number of beams, and its error rates stand beside its times.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
@@ -81,6 +84,8 @@ def bench_bundle(
         # Without worker threads nobody spins, so nobody has to wait.
         rest = REST if threads > 1 and len(arms) > 1 else 0.0
         results = tuple(bench_case(sessions, case, rounds, rest, seed, progress) for case in chosen)
+        beams = sorted({case.beam for case in chosen})
+        quality = {} if references is None else quality_of_arms(opened, sessions, references, beams, progress)
     return BenchResult(
         bundle=str(opened.root),
         checkpoint_sha256=opened.manifest.checkpoint_sha256,
@@ -88,12 +93,26 @@ def bench_bundle(
         cache_form=opened.cache_form,
         arms=arms,
         cases=results,
+        quality=quality,
         environment=environment(threads, load_before),
         rounds=rounds,
         warmup=WARMUP,
         seed=seed,
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def quality_of_arms(
+    bundle: Bundle, sessions: dict[str, Session], references: References, beams: Sequence[int], progress: Progress
+) -> dict[str, tuple[Quality, ...]]:
+    tokenizer = bundle.tokenizer()
+    found: dict[str, tuple[Quality, ...]] = {}
+    for done, (name, session) in enumerate(sessions.items()):
+        progress("bench: quality", done / len(sessions))
+        with blaming(name, "the references"):
+            found[name] = tuple(quality_of_session(session, tokenizer, references, beam) for beam in beams)
+    progress("bench: quality", 1.0)
+    return found
 
 
 def reference_bytes(bundle: Bundle, precision: str) -> int:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from .quality import Quality
 
 # How much more than PyTorch a candidate may err. Good exports were measured on ONNX Runtime at up to 1.5 times
 # PyTorch's error at the median and 2.4 times at the worst element, single steps at up to 1.8 and 4.8 times (tiny and
@@ -223,6 +225,7 @@ class ParityResult:
     max_length: int
     tensors: tuple[TensorResult, ...]
     decodes: tuple[DecodeResult, ...]
+    quality: dict[str, tuple[Quality, ...]] = field(default_factory=dict)  # who spoke -> how well, if references tell
 
     @property
     def candidate(self) -> str:

@@ -20,12 +20,16 @@ from seq2engine.progress import Progress, silent
 from ..errors import ConfigError, RequestError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
+from ..model.tokenizers.base import Tokenizer
 from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
 from .divergence import Judge, Parted, fork_of, traced
 from .forcing import ForcedRun, error_spread, forced_tokens
 from .generate import generate, padded
+from .quality import Quality, References, quality_from_outputs
 from .search import SearchOptions
 from .session import Session, check_request, open_session
+
+Outputs = dict[tuple[str, str], dict[int, tuple[int, ...]]]  # (who, search) -> source -> tokens
 
 TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
 FEWEST_SOURCES = 16  # and never on fewer: a ratio of errors of one single row was measured at up to 17 in good exports
@@ -45,11 +49,19 @@ def parity_of(
     threads: int | None = None,
     progress: Progress = silent,
     engine: str | None = None,
+    references: References | None = None,
 ) -> ParityResult:
-    """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources."""
-    if sources is None and count < 1:
+    """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources.
+
+    With `references` (texts and what should be said of them) their texts are the sources, and both sides' error rates
+    are part of the result.
+    """
+    if sources is None and references is None and count < 1:
         raise ConfigError(f"{count} random sources, expected at least 1")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    tokenizer = None if references is None else opened.tokenizer()
+    if tokenizer is not None and references is not None:
+        sources = [tokenizer.encode_source(text) for text in references]
     with (
         open_session(opened, backend, precision, threads, engine) as candidate,
         open_session(opened, "torch", "fp64", threads) as oracle,
@@ -57,7 +69,11 @@ def parity_of(
     ):
         if sources is None:
             sources = random_sources(opened.config, count, seed, candidate.limits.source)
-        return parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch, progress)
+        outputs: Outputs = {}
+        result = parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch, progress, outputs)
+    if tokenizer is None or references is None:
+        return result
+    return dataclasses.replace(result, quality=quality_of_outputs(outputs, references, tokenizer))
 
 
 def parity_of_sessions(
@@ -69,8 +85,12 @@ def parity_of_sessions(
     max_length: int | None = None,
     batch: int = 32,
     progress: Progress = silent,
+    outputs: Outputs | None = None,
 ) -> ParityResult:
-    """The same over opened sessions. Decodes are cut at `max_length`, or at 64 tokens if the model can do as many."""
+    """The same over opened sessions. Decodes are cut at `max_length`, or at 64 tokens if the model can do as many.
+
+    `outputs` is filled with what both sides said.
+    """
     if batch < 1:
         raise ConfigError(f"batch {batch}, expected at least 1")
     limits = candidate.limits
@@ -82,7 +102,12 @@ def parity_of_sessions(
     shown = sample_of(rows, TENSOR_SOURCES)
     if len(shown) < FEWEST_SOURCES:
         shown += random_sources(candidate.config, FEWEST_SOURCES - len(shown), 0, limits.source)
+    outputs = {} if outputs is None else outputs
     tensors, usual = compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress)
+    decodes = [
+        compare_decodes(oracle, reference, candidate, rows, search, batch, usual, progress, outputs)
+        for search in searches
+    ]
     return ParityResult(
         backend=candidate.backend,
         precision=candidate.precision,
@@ -90,8 +115,20 @@ def parity_of_sessions(
         sources=len(rows),
         max_length=longest,
         tensors=tensors,
-        decodes=tuple(compare_decodes(oracle, reference, candidate, rows, s, batch, usual, progress) for s in searches),
+        decodes=tuple(decodes),
     )
+
+
+def quality_of_outputs(
+    outputs: Outputs, references: References, tokenizer: Tokenizer
+) -> dict[str, tuple[Quality, ...]]:
+    """The error rates of everyone who spoke, in every search that came to its end."""
+    found: dict[str, tuple[Quality, ...]] = {}
+    for (who, search), said in outputs.items():
+        if len(said) == len(references):
+            texts = {text: tokenizer.decode_target(said[row]) for row, text in enumerate(references)}
+            found[who] = (*found.get(who, ()), quality_from_outputs(search, texts, references))
+    return found
 
 
 def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
@@ -190,6 +227,7 @@ def compare_decodes(
     batch: int,
     usual: float = 0.0,
     progress: Progress = silent,
+    outputs: Outputs | None = None,
 ) -> DecodeResult:
     """Both decode every source freely; where they part, the oracle says by how much.
 
@@ -210,6 +248,10 @@ def compare_decodes(
             given = traced(candidate, chosen, options)
         except RequestError as error:  # the request was checked before, so it is the model's answer that is wrong
             return DecodeResult(search, len(sources), failure=f"{who} stopped in batch {done}: {error}")
+        if outputs is not None:
+            for name, said in (("PyTorch", wanted), (candidate.backend, given)):
+                kept = outputs.setdefault((f"{name} {candidate.precision}", search), {})
+                kept.update(zip(rows, said.tokens, strict=True))
         parted = [
             Parted(row, source, wanted.tokens[i], given.tokens[i], fork_of(wanted, given, i, oracle.config.end_id))
             for i, (row, source) in enumerate(zip(rows, chosen, strict=True))

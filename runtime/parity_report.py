@@ -21,6 +21,7 @@ from .compare import (
     ratio,
     times,
 )
+from .quality import QUALITY_HEAD, quality_row
 
 EXAMPLES = 6  # diverging decodes that are shown in full
 LEVEL_HEAD = ("level", "verdict", "what was found")
@@ -48,6 +49,7 @@ def parity_table(result: ParityResult) -> str:
         text_table(LEVEL_HEAD, level_rows(result)),
         text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed,
         text_table(DECODE_HEAD, decode_rows(result)),
+        *([text_table(("who", *QUALITY_HEAD), quality_rows(result))] if result.quality else []),
         *(divergence_text(search, divergence) for search, divergence in examples(result)),
     ]
     return "\n\n".join(blocks)
@@ -82,6 +84,15 @@ def parity_html(result: ParityResult) -> str:
         ),
         table_html(DECODE_HEAD, decode_rows(result)),
     ]
+    if result.quality:
+        blocks += [
+            heading_html("Quality"),
+            note_html(
+                "Error rates of the same decodes against the references, the closest of several counted: tokens "
+                "substituted, missing or too many per reference token, and outputs that are not exactly right."
+            ),
+            table_html(("who", *QUALITY_HEAD), quality_rows(result)),
+        ]
     if shown:
         blocks.append(heading_html("Where they part"))
         blocks += [divergence_html(result, search, divergence) for search, divergence in shown]
@@ -132,6 +143,10 @@ def strain(tensor: TensorResult) -> float:
 
 def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
     return [(d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d))) for d in result.decodes]
+
+
+def quality_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [(who, *quality_row(quality)) for who, found in result.quality.items() for quality in found]
 
 
 def counts_of(decode: DecodeResult) -> list[int]:

@@ -10,9 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import RequestError
 from ..model.pairs import read_pairs
+from ..model.tokenizers.base import Tokenizer
+from .generate import generate
+from .search import SearchOptions
+from .session import Session
 
 References = Mapping[str, Sequence[str]]  # source text -> its right outputs
 STRESSED = re.compile(r"[A-Z]+[012]")
@@ -70,6 +75,21 @@ def quality_from_outputs(search: str, outputs: Mapping[str, str], references: Re
     )
 
 
+def quality_of_session(
+    session: Session, tokenizer: Tokenizer, references: References, beam: int, batch: int = 64
+) -> Quality:
+    """Decodes the texts of the references and counts."""
+    options = SearchOptions(max_length=session.limits.target, beam=beam)
+    sources = {text: tokenizer.encode_source(text) for text in references}
+    texts = sorted(sources, key=lambda text: len(sources[text]))
+    outputs: dict[str, str] = {}
+    for start in range(0, len(texts), batch):
+        chosen = texts[start : start + batch]
+        for text, found in zip(chosen, generate(session, [sources[text] for text in chosen], options), strict=True):
+            outputs[text] = tokenizer.decode_target(found[0].tokens)
+    return quality_from_outputs("greedy" if beam == 1 else f"beam {beam}", outputs, references)
+
+
 def unstressed(tokens: Sequence[str]) -> list[str]:
     return [token.rstrip("012") for token in tokens]
 
@@ -104,3 +124,11 @@ def quality_row(quality: Quality) -> tuple[str, ...]:
 
 
 QUALITY_HEAD = ("search", "token errors (PER)", "line errors (WER)", "PER, no stress", "WER, no stress")
+
+
+def quality_from_dict(values: dict[str, Any]) -> Quality:
+    """A quality from parsed JSON."""
+    marked, unmarked = values["marked"], values["unmarked"]
+    return Quality(
+        values["search"], values["sources"], ErrorRates(**marked), None if unmarked is None else ErrorRates(**unmarked)
+    )

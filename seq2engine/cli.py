@@ -105,7 +105,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub = add("parity", run_parity, "compare a backend with PyTorch: tensors, steps and whole decodes")
     add_bundle(sub)
     add_backend(sub)
-    sub.add_argument("--count", type=int, default=64, help="random sources to decode (default: %(default)s)")
+    add_references(sub, "decode these instead of random sources, and count both sides' error rates")
+    sub.add_argument("--count", type=int, help="sources to decode (default: 64 random ones, or all references)")
     sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
     sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
@@ -118,6 +119,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
     )
+    add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
+    sub.add_argument("--count", type=int, help="references to decode (default: all)")
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     add_json(sub)
@@ -175,6 +178,10 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
+
+
+def add_references(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--references", type=Path, metavar="TSV", help=f"lines of source<TAB>right output: {what}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -341,19 +348,22 @@ def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.export.bundle import open_bundle, write_text
     from seq2engine.runtime.parity import parity_of
     from seq2engine.runtime.parity_report import parity_html, parity_table
+    from seq2engine.runtime.quality import references_from_file
 
     bundle = open_bundle(args.bundle)
+    references = None if args.references is None else references_from_file(args.references, args.count)
     result = parity_of(
         bundle,
         backend=args.backend,
         precision=args.precision,
-        count=args.count,
+        count=64 if args.count is None else args.count,
         seed=args.seed,
         beam=args.beam,
         max_length=args.max_length,
         threads=args.threads,
         engine=args.engine,
         progress=progress_for(args),
+        references=references,
     )
     report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
     write_text(report, parity_html(result))
@@ -367,8 +377,10 @@ def run_bench(args: argparse.Namespace) -> int:
     from seq2engine.benchmarks.report import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
     from seq2engine.export.bundle import open_bundle, write_text
+    from seq2engine.runtime.quality import references_from_file
 
     bundle = open_bundle(args.bundle)
+    references = None if args.references is None else references_from_file(args.references, args.count)
     result = bench_bundle(
         bundle,
         backends=args.backend,
@@ -377,6 +389,7 @@ def run_bench(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         threads=args.threads,
         progress=progress_for(args),
+        references=references,
     )
     report = bundle.root / "reports" / "bench.html"
     write_text(report, bench_html(result))

@@ -25,6 +25,7 @@ from seq2engine.benchmarks.timing import Samples, ratio_interval
 from seq2engine.errors import ConfigError
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.cache import CacheCounts
+from seq2engine.runtime.quality import ErrorRates, Quality
 
 CASE = Case("pair", batch=2, beam=4, source=8, target=16)
 
@@ -53,6 +54,7 @@ def result(times, equal=None, load_before=0.1):
         cache_form="static",
         arms={name: Arm(*name.split(" "), bytes=2_500_000, load_ms=12.5) for name in times},
         cases=(CaseResult(CASE, arms),),
+        quality={"torch fp32": (Quality("greedy", 7, ErrorRates(0.25, 0.5), ErrorRates(0.125, 0.375)),)},
         environment=Environment(
             "Some CPU", ("avx2",), 2, 1, load_before, 0.5, "Linux", "3.11.7", {"torch": "2.13.0", "numpy": "2.4.6"}
         ),
@@ -90,7 +92,7 @@ def test_json_says_what_the_samples_come_to():
 @pytest.mark.parametrize("other", [None, 0, 99])
 def test_a_result_of_another_format_is_refused(other):
     values = {**json.loads(bench_json(result(STEADY))), "format": other}
-    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 1; .* seq2engine bench"):
+    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 2; .* seq2engine bench"):
         result_from_dict(values)
 
 
@@ -111,6 +113,14 @@ def test_table():
     assert "pair: batch 2, beam 4, source 8, target 16" in text
     assert "Some CPU, 1 of 2 cores, 8 rounds, 2026-01-02 03:04:05 UTC" in text
     assert "busy" not in text
+
+
+def test_quality_stands_beside_speed():
+    for text in (bench_table(result(STEADY)), bench_html(result(STEADY))):
+        for rate in ("25.00%", "50.00%", "12.50%", "37.50%"):
+            assert rate in text
+    without = dataclasses.replace(result(STEADY), quality={})
+    assert "PER" not in bench_table(without) + bench_html(without)
 
 
 def test_noise_is_called_unsure():
