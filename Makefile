@@ -18,7 +18,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/linked && mkdir -p build/linked/seq2engine
-	ln -s ../../../seq2engine/* ../../../model ../../../export ../../../runtime ../../../benchmarks build/linked/seq2engine/
+	cd build/linked/seq2engine && ln -s ../../../seq2engine/* ../../../model ../../../export ../../../runtime ../../../benchmarks .
 	$(BIN)/mypy
 
 bench: $(VENV)/installed

@@ -17,7 +17,6 @@ from seq2engine.progress import Progress, ProgressPrinter, silent
 if TYPE_CHECKING:
     from seq2engine.export.profiles import ShapeRanges
     from seq2engine.model.config import ModelConfig
-    from seq2engine.model.transformer import Transformer
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -58,8 +57,17 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_train(add("train", run_train, "train a model on parallel text: TSV, or two aligned files"))
 
+    sub = add("import", run_import, "make a checkpoint of one from Hugging Face, fairseq, OpenNMT-py or torch.nn")
+    sub.add_argument("source", type=Path, help="folder or file to read")
+    sub.add_argument("checkpoint", type=Path, help="folder to write")
+    sub.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
+    add_json(sub)
+
     sub = add("export", run_export, "write a checkpoint's ONNX graphs as a bundle")
-    sub.add_argument("checkpoint", help="checkpoint folder, or random:PRESET[:SEED] for seeded random weights")
+    sub.add_argument(
+        "checkpoint",
+        help="checkpoint folder, anything that `import` reads, shipped:g2p, or random:PRESET[:SEED] for random weights",
+    )
     sub.add_argument("bundle", type=Path, help="folder to write")
     sub.add_argument("--precision", nargs="+", default=["fp32"], help="fp32, fp16 or both (default: fp32)")
     sub.add_argument("--cache", default="static", help="static (written in place) or growing (default: %(default)s)")
@@ -238,26 +246,33 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_export(args: argparse.Namespace) -> int:
-    from seq2engine.describe import bundle_text, bundle_values
-    from seq2engine.export.to_onnx import onnx_from_model
+def run_import(args: argparse.Namespace) -> int:
+    from seq2engine.model.importers.detecting import import_checkpoint
 
-    model = model_from_argument(args.checkpoint)
-    companions = None if args.checkpoint.startswith("random:") else Path(args.checkpoint)
-    bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress_for(args), companions)
-    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    result = import_checkpoint(args.source, args.checkpoint, args.force, progress_for(args))
+    if args.json:
+        print(result.to_json())
+        return 0
+    print(f"{result.kind}, {result.parameters:,} parameters: {result.checkpoint}")
+    print(f"takes {'text' if result.takes_text else 'token ids only: no tokenizer was found beside the weights'}")
+    if result.generation:
+        print("decodes, unless told otherwise, with " + ", ".join(f"{k} {v}" for k, v in result.generation.items()))
+    for note in result.notes:
+        print(f"note: {note}")
+    print(f"next: seq2engine export {result.checkpoint} BUNDLE")
     return 0
 
 
-def model_from_argument(argument: str) -> Transformer:
-    from seq2engine.model.checkpoint import load_checkpoint, random_model
+def run_export(args: argparse.Namespace) -> int:
+    from seq2engine.describe import bundle_text, bundle_values
+    from seq2engine.export.to_onnx import onnx_from_model
+    from seq2engine.model.importers.opening import opened_checkpoint
 
-    if not argument.startswith("random:"):
-        return load_checkpoint(argument)
-    _, preset, *seed = argument.split(":")
-    if len(seed) > 1 or not all(part.isdigit() for part in seed):
-        raise RequestError(f"{argument!r} is not random:PRESET or random:PRESET:SEED, such as random:tiny:7")
-    return random_model(preset, int(seed[0]) if seed else 0)
+    progress = progress_for(args)
+    with opened_checkpoint(args.checkpoint, progress) as (model, companions):
+        bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions)
+    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    return 0
 
 
 def run_build(args: argparse.Namespace) -> int:

@@ -1,0 +1,135 @@
+"""Whose checkpoint a path holds, read from the files; and from there to a checkpoint of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from seq2engine.folders import check_replaceable, new_folder
+from seq2engine.progress import Progress, silent
+
+from ...errors import CheckpointError
+from ..checkpoint import CONFIG, GENERATION, write_checkpoint
+from ..tokenizers.base import FOLDER as TOKENIZER
+from ..tokenizers.base import Tokenizer
+from ..tokenizers.importing import tokenizer_from_fairseq, tokenizer_from_hugging_face
+from .fairseq import checkpoint_from_fairseq
+from .hugging_face import checkpoint_from_hugging_face
+from .imported import Imported
+from .opennmt import checkpoint_from_opennmt
+from .pickles import read_pickle
+from .torch_transformer import DESCRIPTION, checkpoint_from_torch
+
+KNOWN = (
+    "a Hugging Face folder (config.json and weights), a fairseq or OpenNMT-py .pt file or a folder with one, "
+    f"or a folder with {DESCRIPTION} and the state dict it describes"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One library's checkpoints: how they and their tokenizers are read."""
+
+    name: str
+    checkpoint: Callable[[Path], Imported]
+    tokenizer: Callable[[Path], Tokenizer | None]
+
+
+def no_tokenizer(source: Path) -> None:
+    """For checkpoints that come without one."""
+
+
+SOURCES = {
+    "hugging face": Source("Hugging Face", checkpoint_from_hugging_face, tokenizer_from_hugging_face),
+    "fairseq": Source("fairseq", checkpoint_from_fairseq, tokenizer_from_fairseq),
+    "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt, no_tokenizer),
+    "torch": Source("torch.nn.Transformer", checkpoint_from_torch, no_tokenizer),
+}
+
+
+def source_of(path: Path) -> Source:
+    """Which library wrote what is at this path; raises when it is none we know."""
+    if not path.exists():
+        raise CheckpointError(f"nothing at {path}; expected {KNOWN}")
+    if (path / DESCRIPTION).is_file():
+        return SOURCES["torch"]
+    if (path / CONFIG).is_file():
+        if is_ours(path):
+            raise CheckpointError(
+                f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
+            )
+        return SOURCES["hugging face"]
+    files = [path] if path.is_file() else sorted(path.glob("*.pt"))
+    if not files:
+        raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
+    keys = read_pickle(files[0]).keys()
+    if {"generator", "vocab", "opt"} <= keys:
+        return SOURCES["opennmt"]
+    if "model" in keys and ("args" in keys or "cfg" in keys):
+        return SOURCES["fairseq"]
+    raise CheckpointError(
+        f"{files[0]} holds {', '.join(sorted(map(str, keys))[:6])}, not a checkpoint; expected {KNOWN}"
+    )
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder's config.json is one of ours; a damaged one counts as ours, whose reader then says why."""
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(values, dict) and ("model_type" in values or "architectures" in values))
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path looks like a checkpoint to be imported rather than one of ours."""
+    if path.is_file() or (path / DESCRIPTION).is_file():
+        return True
+    return not is_ours(path) if (path / CONFIG).is_file() else any(path.glob("*.pt"))
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What became of an import."""
+
+    checkpoint: Path
+    source: str
+    kind: str
+    parameters: int
+    takes_text: bool
+    generation: dict[str, object]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "checkpoint": str(self.checkpoint)}, indent=2)
+
+
+def import_checkpoint(source: Path, target: Path, force: bool = False, progress: Progress = silent) -> ImportResult:
+    """Writes another library's checkpoint as one of ours, with its decoding defaults and its tokenizer."""
+    check_replaceable(target, force, CONFIG)
+    found = source_of(source)
+    progress(f"import: {found.name} weights", 0.0)
+    imported = found.checkpoint(source)
+    progress(f"import: {found.name} weights", 1.0)
+    progress("import: writing", 0.0)
+    tokenizer = found.tokenizer(source)
+    with new_folder(target, force, marker=CONFIG) as beside:
+        write_checkpoint(imported.model, beside)
+        if imported.generation:
+            (beside / GENERATION).write_text(json.dumps(imported.generation, indent=2) + "\n")
+        if tokenizer is not None:
+            (beside / TOKENIZER).mkdir()
+            tokenizer.write(beside / TOKENIZER)
+    progress("import: writing", 1.0)
+    return ImportResult(
+        checkpoint=target,
+        source=found.name,
+        kind=imported.kind,
+        parameters=sum(parameter.numel() for parameter in imported.model.parameters()),
+        takes_text=tokenizer is not None,
+        generation=imported.generation,
+        notes=imported.notes,
+    )
