@@ -85,19 +85,19 @@ def class_of(source: Path, settings: dict[str, Any]) -> str:
 def marian_from_folder(source: Path) -> SentencePieceTokenizer:
     vocabulary = json_file(source / VOCABULARY)
     target_vocabulary = json_file(source / "target_vocab.json") or vocabulary
-    tables = []
-    for name, ids in (("source.spm", vocabulary), ("target.spm", target_vocabulary)):
-        text = {piece: i for piece, i in ids.items() if piece not in ("<unk>", "</s>", "<pad>")}
-        tables.append(table_from_file(source / name, text, ids["<unk>"], ids["</s>"]))
     codes = {piece[2:-2]: i for piece, i in vocabulary.items() if piece.startswith(">>") and piece.endswith("<<")}
-    return SentencePieceTokenizer(*tables, languages=codes, place="written")
+    return SentencePieceTokenizer(
+        listed_table(source / "source.spm", vocabulary),
+        listed_table(source / "target.spm", target_vocabulary),
+        codes,
+        "written",
+    )
 
 
 def m2m100_from_folder(source: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:
     vocabulary = json_file(source / VOCABULARY)
     listed = languages.WMT21 if settings.get("language_codes") == "wmt21" else languages.M2M100
-    text = {piece: i for piece, i in vocabulary.items() if piece not in ALIGNED}
-    table = table_from_file(source / SHARED_PIECES, text, vocabulary["<unk>"], vocabulary["</s>"])
+    table = listed_table(source / SHARED_PIECES, vocabulary)
     codes = {code: i for i, code in enumerate(listed.split(), len(vocabulary))} | added_languages(source, settings)
     return SentencePieceTokenizer(table, table, codes, "first", settings.get("src_lang") or "en")
 
@@ -113,6 +113,12 @@ def pegasus_from_folder(source: Path, settings: dict[str, Any]) -> SentencePiece
     offset = settings.get("offset", PEGASUS_OFFSET)
     table = shifted_table(source / PEGASUS_PIECES, offset, unknown=2 + offset, end=1)
     return SentencePieceTokenizer(table, table)
+
+
+def listed_table(path: Path, vocabulary: dict[str, int]) -> PieceTable:
+    """Pieces numbered by a list of their own, in which the special tokens stand too."""
+    text = {piece: i for piece, i in vocabulary.items() if piece not in ALIGNED}
+    return table_from_file(path, text, vocabulary["<unk>"], vocabulary["</s>"])
 
 
 def shifted_table(path: Path, offset: int, unknown: int, end: int) -> PieceTable:
