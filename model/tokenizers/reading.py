@@ -9,11 +9,17 @@ from typing import Any
 
 from ...errors import CheckpointError
 from .base import ABOUT, FOLDER, Tokenizer
+from .fairseq import fairseq_from_about
+from .hugging_face import hugging_face_from_about
+from .sentencepieces import sentencepieces_from_about
 from .symbols import symbols_from_about
 
 # kind -> how to make it of about.json's values and the folder its other files are in
 KINDS: dict[str, Callable[[dict[str, Any], Path], Tokenizer]] = {
     "symbols": lambda about, folder: symbols_from_about(about),
+    "sentencepiece": sentencepieces_from_about,
+    "huggingface": hugging_face_from_about,
+    "fairseq": fairseq_from_about,
 }
 
 

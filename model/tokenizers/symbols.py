@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,45 @@ SPLITS = ("characters", "words")
 
 @dataclass(frozen=True)
 class SymbolTable:
-    """One side of a tokenizer: its symbols in the order of their ids, the specials first."""
+    """One side of a tokenizer: its symbols in the order of their ids."""
 
     split: str
     symbols: tuple[str, ...]
     lower: bool = False  # text is lower-cased first
+    specials: tuple[str, ...] = SPECIALS  # the symbols that are no text; `<unk>` stands for every unknown one
+    end: str | None = "</s>"  # the special that follows the text
+    ids: dict[str, int] = field(init=False, compare=False, repr=False)  # of those that are text
+    unknown: int = field(init=False, compare=False, repr=False)
+    tail: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", {symbol: i for i, symbol in enumerate(self.symbols)})
+        ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        special = {symbol: ids.pop(symbol) for symbol in self.specials if symbol in ids}
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "unknown", special["<unk>"])
+        object.__setattr__(self, "tail", () if self.end is None else (special[self.end],))
 
     def encode(self, text: str) -> list[int]:
-        ids: dict[str, int] = self.ids  # type: ignore[attr-defined]
-        return [ids.get(part, UNKNOWN) for part in parts_of(text.lower() if self.lower else text, self.split)]
+        parts = parts_of(text.lower() if self.lower else text, self.split)
+        return [self.ids.get(part, self.unknown) for part in parts]
 
     def decode(self, ids: Iterable[int]) -> str:
         glue = "" if self.split == "characters" else " "
-        return glue.join(self.symbols[i] for i in ids if i >= len(SPECIALS))
+        known = (self.symbols[i] for i in ids if 0 <= i < len(self.symbols))
+        return glue.join(symbol for symbol in known if symbol in self.ids)
 
 
 @dataclass(frozen=True)
 class SymbolTokenizer:
-    """Source text is followed by the end token; target text by it too."""
-
     source: SymbolTable
     target: SymbolTable
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
         no_language(language)
-        return [*self.source.encode(text), END]
+        return [*self.source.encode(text), *self.source.tail]
 
     def encode_target(self, text: str) -> list[int]:
-        return [*self.target.encode(text), END]
+        return [*self.target.encode(text), *self.target.tail]
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)
@@ -57,10 +65,8 @@ class SymbolTokenizer:
         raise AssertionError("no_language always refuses a language")
 
     def write(self, folder: Path) -> None:
-        sides = {
-            name: {"split": table.split, "lower": table.lower, "symbols": table.symbols[len(SPECIALS) :]}
-            for name, table in (("source", self.source), ("target", self.target))
-        }
+        fields = ("split", "lower", "specials", "end", "symbols")
+        sides = {name: {key: getattr(getattr(self, name), key) for key in fields} for name in ("source", "target")}
         about = json.dumps({"kind": "symbols", **sides}, indent=1, ensure_ascii=False) + "\n"
         (folder / ABOUT).write_text(about, encoding="utf-8")
 
@@ -72,12 +78,18 @@ def parts_of(text: str, split: str) -> list[str]:
 def table_from_texts(texts: Iterable[str], split: str, lower: bool = False) -> SymbolTable:
     """A table of every symbol that occurs, in sorted order, so that the same texts give the same ids."""
     symbols = {symbol for text in texts for symbol in parts_of(text.lower() if lower else text, split)}
-    return SymbolTable(split, (*SPECIALS, *sorted(symbols)), lower)
+    return SymbolTable(split, (*SPECIALS, *sorted(symbols - set(SPECIALS))), lower)
 
 
 def symbols_from_about(about: dict[str, Any]) -> SymbolTokenizer:
     source, target = (
-        SymbolTable(about[side]["split"], (*SPECIALS, *about[side]["symbols"]), about[side]["lower"])
+        SymbolTable(
+            about[side]["split"],
+            tuple(about[side]["symbols"]),
+            about[side]["lower"],
+            tuple(about[side]["specials"]),
+            about[side]["end"],
+        )
         for side in ("source", "target")
     )
     if wrong := [table.split for table in (source, target) if table.split not in SPLITS]:

@@ -1,0 +1,97 @@
+"""Tokenizers of fairseq models: a dictionary of words a side, and merge codes that cut words into those it knows.
+
+Text is expected as the model was trained on it: words and punctuation separated by spaces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .base import ABOUT, no_language
+from .subwords import GOES_ON, MergeCodes
+
+START, PAD, END, UNKNOWN = range(4)
+SPECIALS = 4  # which fairseq puts before the words of a dictionary's file
+OVERWRITE = "#fairseq:overwrite"  # on a line whose word is to have a second id
+CODES = "codes"
+
+
+@dataclass(frozen=True)
+class Words:
+    """A dictionary: its words in the order of their ids."""
+
+    words: tuple[str, ...] = field(repr=False)
+    ids: dict[str, int] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", {word: i for i, word in enumerate(self.words, SPECIALS)})
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words = [self.words[i - SPECIALS] for i in ids if SPECIALS <= i < SPECIALS + len(self.words)]
+        return f"{' '.join(words)} ".replace(f"{GOES_ON} ", "").rstrip(" ")
+
+
+@dataclass(frozen=True)
+class FairseqTokenizer:
+    source: Words
+    target: Words
+    codes: MergeCodes | None = None
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        no_language(language)
+        return self.encode(text, self.source)
+
+    def encode_target(self, text: str) -> list[int]:
+        return self.encode(text, self.target)
+
+    def encode(self, text: str, side: Words) -> list[int]:
+        words = text.split()
+        subwords = [part for word in words for part in self.codes.split(word)] if self.codes else words
+        return [*(side.ids.get(part, UNKNOWN) for part in subwords), END]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return self.target.decode(ids)
+
+    def language_id(self, language: str) -> int:
+        no_language(language)
+        raise AssertionError("no_language always refuses a language")
+
+    def write(self, folder: Path) -> None:
+        about: dict[str, Any] = {"kind": "fairseq", "codes": self.codes is not None}
+        for name, side in (("source", self.source), ("target", self.target)):
+            lines = "".join(f"{word} 1 {OVERWRITE}\n" for word in side.words)  # counts are of no use any more
+            (folder / f"dict.{name}.txt").write_text(lines, encoding="utf-8", newline="")
+        if self.codes is not None:
+            (folder / CODES).write_text(self.codes.text, encoding="utf-8", newline="")
+        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def words_from_file(path: Path) -> Words:
+    """The words of a dict.LANGUAGE.txt, a line of which is a word and how often it was seen."""
+    words = []
+    seen: set[str] = set()
+    for number, line in enumerate(read_exactly(path).rstrip("\n").split("\n"), 1):
+        overwrite = line.rstrip().endswith(f" {OVERWRITE}")
+        word, _, count = line.rstrip().removesuffix(f" {OVERWRITE}").rpartition(" ")
+        if not word or not count.isdigit():
+            raise ValueError(f"line {number} of {path.name} is {line[:40]!r}, expected a word and its count")
+        if word in seen and not overwrite:
+            raise ValueError(f"line {number} of {path.name} gives the word {word!r} a second time")
+        seen.add(word)
+        words.append(word)
+    return Words(tuple(words))
+
+
+def read_exactly(path: Path) -> str:
+    """A file's text with its line ends as they are: dictionaries know words that hold what other readers split at."""
+    return path.read_bytes().decode("utf-8")
+
+
+def fairseq_from_about(about: dict[str, Any], folder: Path) -> FairseqTokenizer:
+    codes = MergeCodes(read_exactly(folder / CODES)) if about["codes"] else None
+    source, target = (words_from_file(folder / f"dict.{side}.txt") for side in ("source", "target"))
+    return FairseqTokenizer(source, target, codes)

@@ -1,0 +1,99 @@
+"""A `tokenizer.json` of the package `tokenizers`: the file says how text is cut and which special tokens frame it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, RequestError
+from .base import ABOUT
+from .languages import language_among, languages_of
+
+FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class HuggingFaceTokenizer:
+    text: str = field(repr=False)  # of tokenizer.json
+    end: str  # the end token
+    tokenizer: Any = field(init=False, compare=False, repr=False)
+    languages: dict[str, int] = field(init=False, compare=False, repr=False)
+    end_id: int = field(init=False, compare=False, repr=False)
+    place: int | None = field(init=False, compare=False, repr=False)  # of the language among a source's ids: 0, -1
+
+    def __post_init__(self) -> None:
+        tokenizer = library_tokenizer(self.text)
+        if tokenizer.token_to_id(self.end) is None:
+            raise ValueError(f"{FILE} has no end token {self.end!r}")
+        special = ((token.content, i) for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        languages = languages_of(special)
+        frame = tokenizer.encode("").ids
+        places = [place for place in (0, -1) if frame and frame[place] in languages.values()]
+        object.__setattr__(self, "tokenizer", tokenizer)
+        object.__setattr__(self, "languages", languages)
+        object.__setattr__(self, "end_id", tokenizer.token_to_id(self.end))
+        object.__setattr__(self, "place", places[0] if places else None)
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
+        if language is not None:
+            token = language_among(language, self.languages)
+            if self.place is None:
+                raise RequestError(f"language {language!r} asked for, but this model's sources carry no language")
+            ids[self.place] = token
+        return ids
+
+    def encode_target(self, text: str) -> list[int]:
+        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, self.end_id]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def language_id(self, language: str) -> int:
+        return language_among(language, self.languages)
+
+    def write(self, folder: Path) -> None:
+        (folder / FILE).write_text(self.text, encoding="utf-8")
+        about = json.dumps({"kind": "huggingface", "end": self.end}, indent=1, ensure_ascii=False) + "\n"
+        (folder / ABOUT).write_text(about, encoding="utf-8")
+
+
+def library_tokenizer(text: str) -> Any:
+    """The library's tokenizer of a tokenizer.json's text, which gives every line whole and unpadded."""
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            "this model's tokenizer needs tokenizers; install it with: pip install 'seq2engine[text]'"
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more exact
+        raise ValueError(f"{FILE} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def framed_by_language(text: str, language: str, end: str, place: str) -> str:
+    """A tokenizer.json whose sources carry a language, `first` or `last`.
+
+    Files of such models often say otherwise than their models were trained, because the class that reads them overrules
+    what they say; here the file alone has to be right.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = library_tokenizer(text)
+    tokens = [(name, tokenizer.token_to_id(name)) for name in (language, end)]
+    if missing := [name for name, i in tokens if i is None]:
+        raise ValueError(f"{FILE} has no token {missing[0]!r}")
+    single = [language, "$A", end] if place == "first" else ["$A", end, language]
+    tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+    return str(tokenizer.to_str())
+
+
+def hugging_face_from_about(about: dict[str, Any], folder: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer((folder / FILE).read_text(encoding="utf-8"), about["end"])

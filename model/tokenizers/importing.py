@@ -1,0 +1,192 @@
+"""Tokenizers out of the files that lie beside other libraries' models; nothing in them is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from . import languages
+from .base import Tokenizer
+from .fairseq import FairseqTokenizer, read_exactly, words_from_file
+from .hugging_face import FILE, HuggingFaceTokenizer, framed_by_language
+from .languages import languages_of
+from .sentencepieces import PieceTable, SentencePieceTokenizer, table_from_file
+from .subwords import MergeCodes
+from .symbols import SymbolTable, SymbolTokenizer
+
+SHARED_PIECES = "sentencepiece.bpe.model"
+PEGASUS_PIECES = "spiece.model"
+VOCABULARY = "vocab.json"
+# Any of these makes a folder one with a tokenizer.
+FILES = (FILE, "source.spm", "target.spm", SHARED_PIECES, PEGASUS_PIECES, VOCABULARY, "merges.txt", "vocab.txt")
+FAIRSEQ_CODES = ("codes", "bpecodes", "bpe.codes", "code")
+# Classes whose sources carry a language: where it stands, the one taken when none is asked for, and all codes in order.
+MULTILINGUAL = {
+    "MBartTokenizer": ("last", "en_XX", languages.MBART),
+    "MBart50Tokenizer": ("first", "en_XX", languages.MBART50),
+    "NllbTokenizer": ("first", "eng_Latn", languages.NLLB),
+}
+# For folders that do not name their tokenizer's class.
+CLASS_OF_MODEL = {"marian": "MarianTokenizer", "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer"}
+ALIGNED = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}  # before the pieces of fairseq's models
+PEGASUS_OFFSET = 103  # ids before the pieces: pad, end, masks and unused ones
+
+
+def tokenizer_from_hugging_face(source: Path) -> Tokenizer | None:
+    """The tokenizer of a folder as the hub has it, or None where the folder has no tokenizer files at all."""
+    if not any((source / name).is_file() for name in FILES):
+        return None
+    try:
+        settings = {**json_file(source / "config.json"), **json_file(source / "tokenizer_config.json")}
+        name = class_of(source, settings)
+        if (source / "source.spm").is_file():
+            return marian_from_folder(source)
+        if (source / SHARED_PIECES).is_file() and (source / VOCABULARY).is_file():
+            return m2m100_from_folder(source, settings)
+        if (source / FILE).is_file():
+            return from_tokenizer_json(source, settings, name)
+        if (source / SHARED_PIECES).is_file() and name in MULTILINGUAL:
+            return aligned_from_folder(source, settings, name)
+        if (source / PEGASUS_PIECES).is_file() and name == "PegasusTokenizer":
+            return pegasus_from_folder(source, settings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the tokenizer in {source} cannot be used ({error}); download it again") from error
+    raise CheckpointError(
+        f"{source} has a tokenizer without {FILE} ({name or 'of no known class'}); make one with transformers: "
+        f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
+    )
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.name} is no JSON object")
+    return values
+
+
+def class_of(source: Path, settings: dict[str, Any]) -> str:
+    """The library's class for this tokenizer; '' where nothing says it."""
+    named: str = settings.get("tokenizer_class") or CLASS_OF_MODEL.get(settings.get("model_type", ""), "")
+    named = named.removesuffix("Fast")
+    extra = json_file(source / "special_tokens_map.json").get("additional_special_tokens", [])
+    return "MBart50Tokenizer" if named == "MBartTokenizer" and "af_ZA" in extra else named
+
+
+def marian_from_folder(source: Path) -> SentencePieceTokenizer:
+    vocabulary = json_file(source / VOCABULARY)
+    target_vocabulary = json_file(source / "target_vocab.json") or vocabulary
+    codes = {piece[2:-2]: i for piece, i in vocabulary.items() if piece.startswith(">>") and piece.endswith("<<")}
+    return SentencePieceTokenizer(
+        listed_table(source / "source.spm", vocabulary),
+        listed_table(source / "target.spm", target_vocabulary),
+        codes,
+        "written",
+    )
+
+
+def m2m100_from_folder(source: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:
+    vocabulary = json_file(source / VOCABULARY)
+    listed = languages.WMT21 if settings.get("language_codes") == "wmt21" else languages.M2M100
+    table = listed_table(source / SHARED_PIECES, vocabulary)
+    codes = {code: i for i, code in enumerate(listed.split(), len(vocabulary))} | added_languages(source, settings)
+    return SentencePieceTokenizer(table, table, codes, "first", settings.get("src_lang") or "en")
+
+
+def aligned_from_folder(source: Path, settings: dict[str, Any], name: str) -> SentencePieceTokenizer:
+    place, language, listed = language_frame(settings, name)
+    table = shifted_table(source / SHARED_PIECES, 1, ALIGNED["<unk>"], ALIGNED["</s>"])
+    codes = {code: i for i, code in enumerate(listed.split(), table.processor.get_piece_size() + 1)}
+    return SentencePieceTokenizer(table, table, codes | added_languages(source, settings), place, language)
+
+
+def pegasus_from_folder(source: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:
+    offset = settings.get("offset", PEGASUS_OFFSET)
+    table = shifted_table(source / PEGASUS_PIECES, offset, unknown=2 + offset, end=1)
+    return SentencePieceTokenizer(table, table)
+
+
+def listed_table(path: Path, vocabulary: dict[str, int]) -> PieceTable:
+    """Pieces numbered by a list of their own, in which the special tokens stand too."""
+    text = {piece: i for piece, i in vocabulary.items() if piece not in ALIGNED}
+    return table_from_file(path, text, vocabulary["<unk>"], vocabulary["</s>"])
+
+
+def shifted_table(path: Path, offset: int, unknown: int, end: int) -> PieceTable:
+    """Pieces numbered as in their file, but later; the file's own first three are special tokens."""
+    bare = table_from_file(path, {}, unknown, end)
+    processor = bare.processor
+    return replace(bare, ids={processor.id_to_piece(i): i + offset for i in range(3, processor.get_piece_size())})
+
+
+def from_tokenizer_json(source: Path, settings: dict[str, Any], name: str) -> HuggingFaceTokenizer:
+    special = {**json_file(source / "special_tokens_map.json"), **settings}.get("eos_token") or "</s>"
+    end = special["content"] if isinstance(special, dict) else special
+    text = (source / FILE).read_text(encoding="utf-8")
+    if name in MULTILINGUAL:
+        place, language, _ = language_frame(settings, name)
+        text = framed_by_language(text, language, end, place)
+    return HuggingFaceTokenizer(text, end)
+
+
+def language_frame(settings: dict[str, Any], name: str) -> tuple[str, str, str]:
+    """Where a source's language stands, the one taken when none is asked for, and all codes."""
+    place, language, listed = MULTILINGUAL[name]
+    return ("last" if settings.get("legacy_behaviour") else place), settings.get("src_lang") or language, listed
+
+
+def added_languages(source: Path, settings: dict[str, Any]) -> dict[str, int]:
+    """Languages whose ids the files give: of both forms in which the library has written added tokens."""
+    listed = settings.get("added_tokens_decoder", {})
+    now = {token["content"]: int(i) for i, token in listed.items()}
+    return languages_of((json_file(source / "added_tokens.json") | now).items())
+
+
+def tokenizer_from_fairseq(source: Path, pair: tuple[str, str] | None = None) -> Tokenizer | None:
+    """The tokenizer of a fairseq model's folder (or of the folder its file is in); None where that has no dict.*.txt.
+
+    `pair` names the source and target language, as the model's own settings do; it may be left out where both sides
+    use one dictionary.
+    """
+    folder = source if source.is_dir() else source.parent
+    paths = {path.name.removeprefix("dict.").removesuffix(".txt"): path for path in sorted(folder.glob("dict.*.txt"))}
+    if (folder / "dict.txt").is_file():
+        paths[""] = folder / "dict.txt"
+    if not paths:
+        return None
+    codes = [folder / name for name in FAIRSEQ_CODES if (folder / name).is_file()]
+    try:
+        sides = {language: words_from_file(path) for language, path in paths.items()}
+        merges = MergeCodes(read_exactly(codes[0])) if codes else None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the dictionaries in {folder} cannot be used ({error}); download them again") from error
+    if pair is not None and set(pair) <= sides.keys():
+        return FairseqTokenizer(sides[pair[0]], sides[pair[1]], merges)
+    first, *others = sides.values()
+    if any(other != first for other in others):
+        wanted = f"dict.{pair[0]}.txt and dict.{pair[1]}.txt" if pair else "one dictionary for both sides"
+        raise CheckpointError(f"{folder} has {', '.join(p.name for p in paths.values())}, expected {wanted}")
+    return FairseqTokenizer(first, first, merges)
+
+
+def tokenizer_from_opennmt(
+    source: Path, src_tokens: Sequence[str], tgt_tokens: Sequence[str], specials: Sequence[str]
+) -> Tokenizer:
+    """Words between spaces by the two vocabularies of an OpenNMT model; its sources have no end token."""
+    for side, tokens in (("source", src_tokens), ("target", tgt_tokens)):
+        needed = ("<unk>",) if side == "source" else ("<unk>", "</s>")
+        if missing := [token for token in needed if token not in tokens]:
+            raise CheckpointError(f"{source} has no {missing[0]} in its {side} vocabulary, expected OpenNMT's own")
+    return SymbolTokenizer(
+        SymbolTable("words", tuple(src_tokens), specials=tuple(specials), end=None),
+        SymbolTable("words", tuple(tgt_tokens), specials=tuple(specials)),
+    )

@@ -1,0 +1,131 @@
+"""Tokenizers of SentencePiece models: Marian, M2M100, mBART, NLLB, Pegasus, each with its own numbering of the pieces.
+
+Special tokens written out in a text are text like any other: nobody can end a source early by writing `</s>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, RequestError
+from .base import ABOUT
+from .languages import language_among
+
+# Where a source's language token goes: before the text, after the end token, or before the text but naming the language
+# to translate into, so that a user may also write it there as >>fra<< and the decoder needs none.
+PLACES = ("first", "last", "written")
+
+
+@dataclass(frozen=True)
+class PieceTable:
+    """One side of a tokenizer: a SentencePiece model, and the ids of the pieces it cuts a text into."""
+
+    model: bytes = field(repr=False)
+    ids: dict[str, int] = field(repr=False)  # of text only; special tokens are not in it, so they say nothing
+    unknown: int
+    end: int
+    processor: Any = field(init=False, compare=False, repr=False)
+    pieces: dict[int, str] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "processor", processor_from_bytes(self.model))
+        object.__setattr__(self, "pieces", {i: piece for piece, i in self.ids.items()})
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.get(piece, self.unknown) for piece in self.processor.encode(text, out_type=str)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.processor.decode_pieces([self.pieces[i] for i in ids if i in self.pieces])
+        return text.replace("▁", " ").strip()  # pieces of the other side's model come back as they are
+
+
+@dataclass(frozen=True)
+class SentencePieceTokenizer:
+    source: PieceTable
+    target: PieceTable
+    languages: dict[str, int] = field(default_factory=dict, repr=False)
+    place: str = "first"
+    language: str | None = None  # of a source, where none is asked for
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        named = self.language if language is None else language
+        if named is not None:
+            token = [language_among(named, self.languages)]
+        elif self.place == "written" and text.startswith(">>") and "<<" in text:
+            code, text = text[2:].split("<<", 1)
+            token = [self.languages.get(code, self.source.unknown)]
+        else:
+            token = []
+        ids = [*self.source.encode(text), self.source.end]
+        return [*ids, *token] if self.place == "last" else [*token, *ids]
+
+    def encode_target(self, text: str) -> list[int]:
+        return [*self.target.encode(text), self.target.end]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return self.target.decode(ids)
+
+    def language_id(self, language: str) -> int:
+        token = language_among(language, self.languages)
+        if self.place == "written":
+            raise RequestError(
+                f"this model's decoder takes no language; write >>{language}<< at the start of the source instead"
+            )
+        return token
+
+    def write(self, folder: Path) -> None:
+        about: dict[str, Any] = {
+            "kind": "sentencepiece",
+            "place": self.place,
+            "language": self.language,
+            "languages": self.languages,
+        }
+        sides = {"source": self.source} | ({"target": self.target} if self.target != self.source else {})
+        for name, table in sides.items():
+            about[name] = {"unknown": table.unknown, "end": table.end}
+            (folder / f"{name}.spm").write_bytes(table.model)
+            (folder / f"{name}.json").write_text(json.dumps(table.ids, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def processor_from_bytes(model: bytes) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            "this model's tokenizer needs sentencepiece; install it with: pip install 'seq2engine[text]'"
+        ) from error
+    processor = SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor
+
+
+def table_from_file(path: Path, ids: Mapping[str, int], unknown: int, end: int) -> PieceTable:
+    """A table of a SentencePiece model file; one that cannot be read is a ValueError that names it."""
+    try:
+        return PieceTable(path.read_bytes(), dict(ids), unknown, end)
+    except RuntimeError as error:
+        raise ValueError(f"{path.name} is no whole SentencePiece model") from error
+
+
+def sentencepieces_from_about(about: dict[str, Any], folder: Path) -> SentencePieceTokenizer:
+    if about["place"] not in PLACES:
+        raise ValueError(f"place {about['place']!r}, expected one of {', '.join(PLACES)}")
+    tables = {
+        side: table_from_file(
+            folder / f"{side}.spm",
+            json.loads((folder / f"{side}.json").read_text(encoding="utf-8")),
+            about[side]["unknown"],
+            about[side]["end"],
+        )
+        for side in ("source", "target")
+        if side in about
+    }
+    source = tables["source"]
+    return SentencePieceTokenizer(
+        source, tables.get("target", source), about["languages"], about["place"], about["language"]
+    )
