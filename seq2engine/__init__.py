@@ -19,6 +19,7 @@ PUBLIC = {
     "open_session": "runtime.session",
     "SearchOptions": "runtime.search",
     "generate": "runtime.generate",
+    "translate": "runtime.translate",
     "parity_of": "runtime.parity",
     "bench_bundle": "benchmarks.runner",
     "Seq2EngineError": "errors",

@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
+from seq2engine.cli_run import add_run_flags, run_run
 from seq2engine.errors import RequestError, Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
@@ -23,7 +24,7 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
-    args = make_parser().parse_args(argv)
+    args = parsed(argv)
     command: Command = args.command
     try:
         return command(args)
@@ -36,6 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; texts may stand before, between and behind the flags of `run`.
+
+    argparse takes those behind a flag for unknown arguments: it fills all places at the first words that have one.
+    """
+    parser = make_parser()
+    args, more = parser.parse_known_args(argv)
+    behind = more.index("--") if "--" in more else len(more)
+    if more and ("text" not in args or any(word.startswith("-") for word in more[:behind])):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        args.text = [*args.text, *more[:behind], *more[behind + 1 :]]
+    return args
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -96,19 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_bundle(sub)
     add_json(sub)
 
-    sub = add("run", run_run, "decode sources given as lines of token ids")
+    sub = add("run", run_run, "decode lines: text where the bundle has a tokenizer, else token ids")
     add_bundle(sub)
     add_backend(sub)
-    sub.add_argument("--input", type=Path, help="file of lines (default: standard input)")
-    sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
-    sub.add_argument("--beam", type=int, default=1, help="beams (default: %(default)s, greedy)")
-    sub.add_argument("--length-penalty", type=float, default=1.0, help="as in Hugging Face (default: %(default)s)")
-    sub.add_argument(
-        "--early-stopping", choices=("true", "false", "never"), default="false", help="(default: %(default)s)"
-    )
-    sub.add_argument("--nbest", type=int, default=1, help="hypotheses per source (default: %(default)s)")
-    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
-    add_json(sub)
+    add_run_flags(sub)
 
     sub = add("parity", run_parity, "compare a backend with PyTorch: tensors, steps and whole decodes")
     add_bundle(sub)
@@ -316,47 +323,6 @@ def run_inspect(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
-
-
-def run_run(args: argparse.Namespace) -> int:
-    from seq2engine.runtime.generate import generate
-    from seq2engine.runtime.search import SearchOptions
-    from seq2engine.runtime.session import open_session
-
-    if args.batch < 1:
-        raise RequestError(f"--batch {args.batch}, expected at least 1")
-    with open_session(args.bundle, args.backend, args.precision, args.threads, args.engine) as session:
-        options = SearchOptions(
-            max_length=session.limits.target if args.max_length is None else args.max_length,
-            beam=args.beam,
-            length_penalty=args.length_penalty,
-            early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
-            nbest=args.nbest,
-        )
-        sources = list(sources_from(args.input))
-        for start in range(0, len(sources), args.batch):
-            for hypotheses in generate(session, sources[start : start + args.batch], options):
-                if args.json:
-                    print(json.dumps([{"tokens": list(found.tokens), "score": found.score} for found in hypotheses]))
-                else:
-                    for found in hypotheses:
-                        print(*found.tokens)
-            sys.stdout.flush()
-    return 0
-
-
-def sources_from(path: Path | None) -> Iterator[list[int]]:
-    """Lines of token ids -> sources. Every line is checked before anything is decoded."""
-    try:
-        text = sys.stdin.buffer.read() if path is None else path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            yield [int(word) for word in line.split()]
-        except ValueError:
-            shown = line[:40].decode(errors="replace")
-            raise RequestError(f"line {number} ({shown!r}) is not a line of token ids such as: 17 4 250") from None
 
 
 def run_parity(args: argparse.Namespace) -> int:

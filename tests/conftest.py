@@ -1,8 +1,39 @@
-"""Settings of all tests."""
+"""Settings of all tests, and how they run a command."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
+
+import pytest
 import torch
+
+from seq2engine.cli import main
 
 # The models are tiny: a second thread costs more than it brings, and very much more on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def cli(capsys):
+    """Runs a command; gives its exit code, its output and its error output."""
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def stdin(monkeypatch, tmp_path_factory):
+    """Makes bytes the standard input: a file, since the command reads from its descriptor."""
+    path = tmp_path_factory.mktemp("stdin") / "bytes"
+    with ExitStack() as opened:
+
+        def feed(data):
+            path.write_bytes(data)
+            monkeypatch.setattr(sys, "stdin", opened.enter_context(path.open()))
+
+        yield feed

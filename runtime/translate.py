@@ -1,0 +1,177 @@
+"""Lines in, lines out: text becomes ids, batches of like length are decoded, and ids become text, in input order.
+
+    lines -> windows of what has arrived -> batches by length -> decoded when the first of its lines is next -> lines
+
+How fast this is does not depend on the order of the lines, and what a line gets does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import RequestError
+from .generate import generate
+from .lines import Line, windows_of
+from .search import SearchOptions
+from .session import Session, check_request
+
+BATCH = 32
+WINDOW = 64  # batches that are looked ahead: enough for lines of one length to meet, soon enough through
+
+
+class Coder(Protocol):
+    """What translation needs of a tokenizer; see `model/tokenizers/base.py`."""
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]: ...
+
+    def decode_target(self, ids: Sequence[int]) -> str: ...
+
+    def language_id(self, language: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class Output:
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A line and what became of it: n-best outputs, best first; none for an empty line or one with an error."""
+
+    line: Line
+    source: tuple[int, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    error: str | None = None
+
+
+def translate(
+    session: Session,
+    tokenizer: Coder,
+    texts: Iterable[str],
+    options: SearchOptions | None = None,
+    batch: int = BATCH,
+    truncate: bool = False,
+    language: str | None = None,
+) -> list[str]:
+    """The best output of every text; of an empty text an empty one. The first text that cannot be taken is an error."""
+    lines = (Line(number, text) for number, text in enumerate(texts, start=1))
+    found = []
+    for translated in translate_lines(session, tokenizer, lines, options, batch, truncate, language):
+        if translated.error is not None:
+            raise RequestError(f"text {translated.line.number}: {translated.error}")
+        found.append(translated.outputs[0].text if translated.outputs else "")
+    return found
+
+
+def translate_lines(
+    session: Session,
+    tokenizer: Coder,
+    lines: Iterable[Line],
+    options: SearchOptions | None = None,
+    batch: int = BATCH,
+    truncate: bool = False,
+    language: str | None = None,
+) -> Iterator[Translated]:
+    """Every line's outputs in the order of the lines, each as soon as it and all before it are done.
+
+    `language` is the source's. A source that is too long is an error of its line, or is cut, if `truncate`; the special
+    tokens that close it stay. What no line could be decoded with is refused at once.
+    """
+    if batch < 1:
+        raise RequestError(f"batch {batch}, expected at least 1")
+    options = options or SearchOptions(max_length=session.limits.target)
+    check_request(session.limits, session.config, [[session.config.pad_id]], options.beam, options.max_length)
+    work = _Work(session, tokenizer, options, truncate, language)
+    most = batch if session.limits.batch is None else min(batch, session.limits.batch)
+    return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))
+
+
+class _Work:
+    """What stays the same from line to line."""
+
+    def __init__(
+        self, session: Session, tokenizer: Coder, options: SearchOptions, truncate: bool, language: str | None
+    ):
+        self.session, self.tokenizer, self.options = session, tokenizer, options
+        self.truncate, self.language = truncate, language
+        self.frame = tokenizer.encode_source("", language)  # special tokens alone; refuses an unknown language
+
+    def window(self, lines: Sequence[Line], most: int) -> Iterator[Translated]:
+        """A batch is decoded when the first of its lines is next, so that lines come out as early as they can."""
+        sources = [self.source(line) for line in lines]
+        ready = {place: source for place, source in enumerate(sources) if isinstance(source, Translated)}
+        waiting = {place: source for place, source in enumerate(sources) if not isinstance(source, Translated)}
+        batches = batches_by_length(waiting, most)
+        for place in range(len(lines)):
+            if place not in ready:
+                places = batches[place]
+                found = generate(self.session, [waiting[other] for other in places], self.options)
+                for other, hypotheses in zip(places, found, strict=True):
+                    outputs = (
+                        Output(self.tokenizer.decode_target(best.tokens), best.tokens, best.score)
+                        for best in hypotheses
+                    )
+                    ready[other] = Translated(lines[other], tuple(waiting[other]), tuple(outputs))
+            yield ready.pop(place)
+
+    def source(self, line: Line) -> list[int] | Translated:
+        """What to decode, or, where there is nothing to decode, what the line has become without."""
+        if line.error is not None:
+            return Translated(line, error=line.error)
+        if not line.text.strip():
+            return Translated(line)
+        try:
+            ids = self.tokenizer.encode_source(line.text, self.language)
+        except RequestError as error:
+            return Translated(line, error=str(error))
+        if ids == self.frame:  # the tokenizer saw nothing in it
+            return Translated(line)
+        longest, vocab = self.session.limits.source, self.session.config.source_vocab
+        if len(ids) > longest and not self.truncate:
+            counted = f"{len(ids):,} tokens, at most {longest:,} are supported"
+            return Translated(line, error=f"{counted}; shorten it or add --truncate")
+        if wrong := [token for token in ids if not 0 <= token < vocab]:
+            return Translated(line, error=f"token {wrong[0]}, but the vocabulary has 0 to {vocab - 1}")
+        return cut_source(ids, self.frame, longest)
+
+
+def batches_by_length(sources: dict[int, list[int]], most: int) -> dict[int, list[int]]:
+    """Every place -> the places of its batch: neighbours in length, so that little is padded."""
+    places = sorted(sources, key=lambda place: len(sources[place]))
+    batches = [places[start : start + most] for start in range(0, len(places), most)]
+    return {place: batch for batch in batches for place in batch}
+
+
+def cut_source(ids: list[int], frame: list[int], longest: int) -> list[int]:
+    """At most `longest` ids. What an empty text would end with as well is kept: it closes every source."""
+    if len(ids) <= longest:
+        return ids
+    closing = 0
+    while closing < min(len(frame), longest) and frame[-1 - closing] == ids[-1 - closing]:
+        closing += 1
+    return ids[: longest - closing] + ids[len(ids) - closing :]
+
+
+class IdsTokenizer:
+    """Takes token ids for text: lines such as `17 4 250`."""
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        if language is not None:
+            self.language_id(language)
+        words = text.split()
+        if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
+            raise RequestError(f"{wrong[0][:40]!r} is no token id, expected a line such as: 17 4 250")
+        return [int(word) for word in words]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def language_id(self, language: str) -> int:
+        raise RequestError(
+            f"language {language!r} asked for, but token ids have none; give text to a bundle that takes it"
+        )
