@@ -56,7 +56,9 @@ class Rules:
         if self.remembers:
             self.remember(tokens, parents)
         options, end = self.options, self.special.end
-        forced = options.forced_bos if length == 1 else options.forced_eos if length == options.max_length else None
+        forced = options.forced_bos if length == 1 else None
+        if length == options.max_length and options.forced_eos is not None:
+            forced = options.forced_eos
         if forced is not None:
             result = np.full_like(logits, -np.inf)
             result[..., forced] = 0.0 if normaliser is None else normaliser
@@ -111,7 +113,7 @@ class Rules:
 
     def forbid_phrase(self, logits: np.ndarray, phrase: np.ndarray) -> None:
         before = len(phrase) - 1
-        if before > self.spoken.shape[1] - 1:  # as in Hugging Face, the whole phrase must fit what has been said
+        if before > self.spoken.shape[1]:
             return
         said = (self.spoken[:, -before:] == phrase[:-1]).all(axis=1)
         logits.reshape(-1, logits.shape[-1])[said, phrase[-1]] = -np.inf

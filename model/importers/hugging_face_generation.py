@@ -1,0 +1,100 @@
+"""How a Hugging Face model is decoded, in the words of our SearchOptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import CheckpointError
+from .hugging_face_config import single_token
+
+# their field -> ours and our default, for those that mean the same number
+SAME: dict[str, tuple[str, Any]] = {
+    "num_beams": ("beam", 1),
+    "length_penalty": ("length_penalty", 1.0),
+    "early_stopping": ("early_stopping", False),
+    "min_length": ("min_length", 0),
+    "no_repeat_ngram_size": ("no_repeat_ngram", 0),
+    "encoder_no_repeat_ngram_size": ("source_no_repeat_ngram", 0),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+}
+TOKENS = {"forced_bos_token_id": "forced_bos", "forced_eos_token_id": "forced_eos"}
+# fields that change an output and that we have no word for -> the value that changes nothing
+NOT_CARRIED: dict[str, Any] = {
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "num_return_sequences": 1,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "forced_decoder_ids": None,
+    "guidance_scale": None,
+    "penalty_alpha": None,
+    "renormalize_logits": False,
+    "stop_strings": None,
+    "max_time": None,
+    "force_bos_token_to_be_generated": False,
+}
+LENGTHS = ("max_length", "max_new_tokens", "min_new_tokens")
+FIELDS = (*SAME, *TOKENS, *LENGTHS, "bad_words_ids", *NOT_CARRIED)
+
+
+def generation_from_files(
+    config: Mapping[str, Any], own: Mapping[str, Any] | None, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Fields of SearchOptions, and notes on what was left behind, from config.json and generation_config.json.
+
+    As in the library, generation_config.json replaces what an older config.json says about decoding as a whole. Fields
+    of config.json count only without it (None), and then only those that are written there.
+    """
+    values = {name: value for name, value in (config if own is None else own).items() if value is not None}
+    notes = []
+    if own is not None:
+        left = [name for name in FIELDS if config.get(name) is not None and config[name] != own.get(name)]
+        if left:
+            notes.append(f"generation_config.json stands; config.json says otherwise of {', '.join(left)}")
+    for name, idle in NOT_CARRIED.items():
+        if values.get(name, idle) != idle:
+            notes.append(f"{name} {values[name]!r} is not carried over")
+    return options_from_fields(values, where), notes
+
+
+def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, (ours, default) in SAME.items():
+        value = values.get(name, default)
+        if name == "early_stopping":
+            fits, wanted = value in (True, False, "never"), "true, false or never"
+        elif type(default) is int:
+            fits, wanted = type(value) is int and value >= default, f"a whole number from {default} on"
+        else:
+            fits, wanted = type(value) in (int, float), "a number"
+        if not fits:
+            raise CheckpointError(f"{where}: {name} is {value!r}, expected {wanted}")
+        if value != default:
+            options[ours] = value
+    for name in LENGTHS:
+        if name in values and (type(values[name]) is not int or values[name] < 0):
+            raise CheckpointError(f"{where}: {name} is {values[name]!r}, expected a whole number from 0 on")
+    # They count the start token, we do not. Their minimum counts it too, but not the end token, which we count.
+    if "max_new_tokens" in values:
+        options["max_length"] = values["max_new_tokens"]
+    elif "max_length" in values:
+        options["max_length"] = values["max_length"] - 1
+    if options.get("max_length", 1) < 1:
+        raise CheckpointError(f"{where}: max_length leaves no token to say, expected at least 2 (or 1 new token)")
+    if values.get("min_new_tokens"):
+        options["min_length"] = values["min_new_tokens"] + 1
+    for name, ours in TOKENS.items():
+        if name in values:
+            options[ours] = single_token(values[name], name, where)
+    if banned := values.get("bad_words_ids"):
+        if not all(isinstance(words, list) and words and all(type(word) is int for word in words) for words in banned):
+            raise CheckpointError(f"{where}: bad_words_ids is {banned!r}, expected lists of token ids")
+        options["banned"] = banned
+    return options

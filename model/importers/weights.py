@@ -1,0 +1,87 @@
+"""The weights of a Hugging Face folder as named tensors, from whichever of four kinds of file it holds.
+
+safetensors before pickles, whole files before shards. A pickle is read for tensors only (`weights_only`): nothing a
+file says is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...errors import CheckpointError
+
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def read_weights(source: Path) -> dict[str, Tensor]:
+    """All weights of a folder, in the precision they are stored in."""
+    found = [source / name for name in FILES if (source / name).is_file()]
+    if not found:
+        raise CheckpointError(f"{source} has no weights; expected one of {', '.join(FILES)}")
+    if found[0].suffix == ".json":
+        return weights_from_shards(found[0])
+    return weights_from_file(found[0])
+
+
+def weights_from_shards(index: Path) -> dict[str, Tensor]:
+    """The weights of all files that an index names, each where the index says it is."""
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not an index of shards ({error}); copy the model again") from error
+    for name in files:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index} names {name!r}, expected a file in its own folder; copy the model again")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index} names {name}, which is not in the folder; copy the model again")
+    weights: dict[str, Tensor] = {}
+    for name in files:
+        shard = weights_from_file(index.parent / name)
+        if lacking := sorted(key for key, place in places.items() if place == name and key not in shard):
+            raise CheckpointError(f"{index} says that {lacking[0]} is in {name}, but it is not; copy the model again")
+        weights.update(shard)
+    return weights
+
+
+def weights_from_file(path: Path) -> dict[str, Tensor]:
+    return weights_from_safetensors(path) if path.suffix == ".safetensors" else weights_from_pickle(path)
+
+
+def weights_from_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({first_line(error)}); copy the model again") from error
+
+
+def weights_from_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by torch.save; a file with anything else in it is refused."""
+    try:
+        values: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if refused := re.search(r"GLOBAL (\S+)", str(error)):
+            raise CheckpointError(
+                f"{path} holds a {refused[1]}, and nothing but tensors is ever unpickled; save the model as safetensors"
+            ) from error
+        raise CheckpointError(f"{path} cannot be read (not a file of tensors); copy the model again") from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({first_line(error)}); copy the model again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected named tensors")
+    if other := [name for name, value in values.items() if not isinstance(value, Tensor)]:
+        raise CheckpointError(f"{path} holds {other[0]!r}, a {type(values[other[0]]).__name__}, expected named tensors")
+    return values
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,130 @@
+"""Small random models of the real library whose outputs wander and end at various lengths, and what it makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
+
+VOCAB, PAD, BOS, END, START, LENGTH = 60, 1, 0, 2, 3, 24
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "marian": (MarianConfig, MarianMTModel),
+    "bart": (BartConfig, BartForConditionalGeneration),
+    "mbart": (MBartConfig, MBartForConditionalGeneration),
+    "m2m_100": (M2M100Config, M2M100ForConditionalGeneration),
+    "pegasus": (PegasusConfig, PegasusForConditionalGeneration),
+    "blenderbot": (BlenderbotConfig, BlenderbotForConditionalGeneration),
+}
+SMALL = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": LENGTH,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": END,
+    "decoder_start_token_id": START,
+    "forced_eos_token_id": None,
+}
+
+
+def small_model(family: str, seed: int = 0, biased: bool = False, **changes: Any) -> Any:
+    """A model of the library, with output biases or without; `changes` are fields of its config."""
+    config_class, model_class = CLASSES[family]
+    return with_random_weights(model_class(config_class(**{**SMALL, **changes})).eval(), seed, biased)
+
+
+def with_random_weights(model: Any, seed: int, biased: bool = False) -> Any:
+    """Every weight random, none zero or one, so that none can be swapped for another or lost without a test noticing.
+
+    As in our own `random_model`, branches are strong against the skip connection, the source's say is weak, and the
+    end token's row is long: otherwise a random model says one token for ever.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def fill(tensor: torch.Tensor, mean: float, deviation: float) -> None:
+        tensor.normal_(mean, deviation, generator=generator)
+
+    end = model.config.eos_token_id
+    deviation = model.config.d_model**-0.5 if model.config.scale_embedding else 0.5
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                fill(module.weight, 0.0, 3 * (0.5 if "encoder_attn.out" in name else 1) * module.in_features**-0.5)
+                if module.bias is not None:
+                    fill(module.bias, 0.0, 0.02)
+            elif isinstance(module, nn.LayerNorm):
+                fill(module.weight, 1.0, 0.1)
+                fill(module.bias, 0.0, 0.02)
+            elif isinstance(module, nn.Embedding) and "Sinusoidal" not in type(module).__name__:
+                fill(module.weight, 0.0, (4 if "positions" in name else 1) * deviation)
+        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+            layer.fc2.weight -= layer.fc2.weight.mean(dim=1, keepdim=True)
+        model.lm_head.weight[end] *= 3
+        if biased:
+            fill(model.final_logits_bias, 0.0, 0.3)
+    return model
+
+
+def sources(vocab: int = VOCAB, longest: int = 10) -> list[list[int]]:
+    """Ten sources of 1 to `longest` tokens, in no order; none of their tokens is a special one."""
+    random = np.random.default_rng(0)
+    lengths = random.permutation(np.arange(1, longest + 1))
+    return [random.integers(8, vocab - 1, length).tolist() for length in lengths]
+
+
+def batch_of(rows: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask [B,S] as the library's own tokenizers make them."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return ids, mask
+
+
+def saved(model: Any, folder: Path, **generation: Any) -> Path:
+    """The model's folder, with a generation_config.json of just these fields and the special tokens."""
+    config = model.config
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=config.decoder_start_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+        **generation,
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+def library_outputs(model: Any, rows: list[list[int]], **options: Any) -> list[list[int]]:
+    """What `generate` says for a padded batch, with the model's own generation config, without start and padding."""
+    ids, mask = batch_of(rows, model.config.pad_token_id)
+    with torch.inference_mode():
+        answer = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, **options)
+    return [up_to_end(row[1:], model.config.eos_token_id) for row in answer.tolist()]
+
+
+def up_to_end(row: list[int], end: int) -> list[int]:
+    return row[: row.index(end) + 1] if end in row else row

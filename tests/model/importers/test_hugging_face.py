@@ -1,0 +1,150 @@
+"""Imported models say what the real library says: its states, its logits, its outputs token for token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hugging_face_models import END, LENGTH, batch_of, library_outputs, saved, small_model, sources
+
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import load_checkpoint, save_checkpoint
+from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.model.importers.imported import Imported
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search import options_from_values
+from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.torch_session import TorchSession
+
+UNTIED = {"tie_word_embeddings": False}
+SCALED = {"scale_embedding": True}
+# name -> family, seed (those whose outputs wander), fields of the config, fields of the generation config
+CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
+    "marian, starts on its padding": (
+        "marian",
+        2,
+        {"pad_token_id": 59, "decoder_start_token_id": 59, "activation_function": "swish", "biased": True, **SCALED},
+        {"bad_words_ids": [[59]], "forced_eos_token_id": END},
+    ),
+    "marian, two vocabularies": (
+        "marian",
+        4,
+        {
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 45,
+            "biased": True,
+            "pad_token_id": 7,
+            **SCALED,
+        },
+        {},
+    ),
+    "marian, untied": ("marian", 7, {**UNTIED, "activation_function": "relu"}, {"forced_eos_token_id": END}),
+    "bart": ("bart", 3, {"biased": True}, {"forced_bos_token_id": 0, "no_repeat_ngram_size": 3}),
+    "bart, scaled": ("bart", 2, {"activation_function": "relu", "pad_token_id": 5, **SCALED}, {}),
+    "bart, untied": ("bart", 4, {"decoder_layers": 1, **UNTIED}, {"early_stopping": True}),
+    "mbart": ("mbart", 2, {"activation_function": "relu", **SCALED}, {"length_penalty": 0.6}),
+    "mbart, untied": ("mbart", 2, {"biased": True, "pad_token_id": 4, **UNTIED}, {"forced_bos_token_id": 9}),
+    # A padding token that is said has no position in M2M100, and one in ours: no trained model says one.
+    "m2m_100": ("m2m_100", 0, {}, {"bad_words_ids": [[1]], "forced_bos_token_id": 11}),
+    "m2m_100, padding 6": (
+        "m2m_100",
+        3,
+        {"pad_token_id": 6, "scale_embedding": False, "activation_function": "swish", **UNTIED},
+        {"bad_words_ids": [[6]]},
+    ),
+    "m2m_100, starts on its padding": (
+        "m2m_100",
+        3,
+        {"decoder_start_token_id": 1, "d_model": 28},
+        {"bad_words_ids": [[1]]},
+    ),
+    "pegasus": (
+        "pegasus",
+        0,
+        {"activation_function": "relu", "pad_token_id": 0, "bos_token_id": None, **SCALED},
+        {"length_penalty": 0.8},
+    ),
+    "pegasus, untied": ("pegasus", 1, {"biased": True, **UNTIED}, {}),
+    "blenderbot": ("blenderbot", 0, {"biased": True}, {"encoder_no_repeat_ngram_size": 3, "min_length": 3}),
+    "blenderbot, scaled": ("blenderbot", 3, {"activation_function": "silu", **SCALED}, {"early_stopping": "never"}),
+}
+MAX_LENGTH, BEAM = 14, 4
+GREEDY = {"num_beams": 1}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model twice. `theirs` was read back from the folder, so that it is what a user of the library gets."""
+
+    theirs: Any
+    folder: Path
+    imported: Imported
+
+    @property
+    def rows(self) -> list[list[int]]:
+        return sources(self.imported.model.config.source_vocab)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    family, seed, changes, generation = CASES[request.param]
+    model = small_model(family, seed, **changes)
+    folder = saved(model, tmp_path_factory.mktemp("model"), max_length=MAX_LENGTH, num_beams=BEAM, **generation)
+    return Pair(type(model).from_pretrained(folder).eval(), folder, checkpoint_from_hugging_face(folder))
+
+
+def test_states_and_logits_are_the_library_s_in_fp64(pair: Pair) -> None:
+    """Teacher forcing on a ragged batch, so that a padded position that leaks, or moves a position, is seen."""
+    config = pair.imported.model.config
+    ids, mask = batch_of(pair.rows, config.pad_id)
+    forced = torch.randint(8, config.target_vocab, (len(ids), LENGTH), generator=torch.Generator().manual_seed(5))
+    forced[:, 0] = config.start_id
+    theirs, ours = pair.theirs.double(), checkpoint_from_hugging_face(pair.folder).model.double()
+    with torch.inference_mode():
+        their_states = theirs.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        our_states, _ = ours.encode(ids, mask.bool())
+        if config.start_id == config.pad_id and theirs.config.model_type == "m2m_100":
+            # What stands before counts as a position only step by step, which is how the library generates.
+            answers, cache = [], None
+            for token in forced.split(1, dim=1):
+                states = (their_states,)
+                answer = theirs(
+                    encoder_outputs=states, attention_mask=mask, decoder_input_ids=token, past_key_values=cache
+                )
+                cache = answer.past_key_values
+                answers.append(answer.logits)
+            their_logits = torch.cat(answers, dim=1)
+        else:
+            their_logits = theirs(input_ids=ids, attention_mask=mask, decoder_input_ids=forced).logits
+        our_logits = ours(ids, mask.bool(), forced)
+    pair.theirs.float()
+    torch.testing.assert_close(our_states[mask.bool()], their_states[mask.bool()], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(our_logits, their_logits, rtol=1e-10, atol=1e-10)
+    assert their_logits.std() > 0.1
+
+
+def outputs(session: Session, pair: Pair, beam: int | None) -> list[list[int]]:
+    """Ours, with the imported options, the beam among them unless another is asked for."""
+    options = options_from_values(pair.imported.generation, session.limits.target, "generation", beam=beam)
+    assert options.max_length == MAX_LENGTH - 1
+    return [list(best.tokens) for best, *_ in generate(session, pair.rows, options)]
+
+
+def test_outputs_are_the_library_s_token_for_token(pair: Pair, tmp_path: Path) -> None:
+    expected = {1: library_outputs(pair.theirs, pair.rows, **GREEDY), None: library_outputs(pair.theirs, pair.rows)}
+    save_checkpoint(pair.imported.model, tmp_path / "checkpoint")
+    with TorchSession(load_checkpoint(tmp_path / "checkpoint")) as session:
+        assert {beam: outputs(session, pair, beam) for beam in expected} == expected
+    with open_session(onnx_from_model(pair.imported.model, tmp_path / "bundle")) as session:
+        assert {beam: outputs(session, pair, beam) for beam in expected} == expected
+
+
+def test_the_outputs_compared_are_worth_comparing(pair: Pair) -> None:
+    """They depend on the source, use many tokens, and end at various lengths."""
+    said = [row for options in ({}, GREEDY) for row in library_outputs(pair.theirs, pair.rows, **options)]
+    assert len({tuple(row) for row in said}) >= 4
+    assert len({len(row) for row in said}) >= 2
+    assert len({token for row in said for token in row}) >= 5
