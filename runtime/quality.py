@@ -15,9 +15,9 @@ from typing import Any
 from ..errors import RequestError
 from ..model.pairs import read_pairs
 from ..model.tokenizers.base import Tokenizer
-from .generate import generate
 from .search import SearchOptions
 from .session import Session
+from .translate import translate
 
 References = Mapping[str, Sequence[str]]  # source text -> its right outputs
 STRESSED = re.compile(r"[A-Z]+[012]")
@@ -80,13 +80,8 @@ def quality_of_session(
 ) -> Quality:
     """Decodes the texts of the references and counts."""
     options = SearchOptions(max_length=session.limits.target, beam=beam)
-    sources = {text: tokenizer.encode_source(text) for text in references}
-    texts = sorted(sources, key=lambda text: len(sources[text]))
-    outputs: dict[str, str] = {}
-    for start in range(0, len(texts), batch):
-        chosen = texts[start : start + batch]
-        for text, found in zip(chosen, generate(session, [sources[text] for text in chosen], options), strict=True):
-            outputs[text] = tokenizer.decode_target(found[0].tokens)
+    texts = list(references)
+    outputs = dict(zip(texts, translate(session, tokenizer, texts, options, batch), strict=True))
     return quality_from_outputs("greedy" if beam == 1 else f"beam {beam}", outputs, references)
 
 

@@ -210,4 +210,6 @@ def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) ->
     banned = [[long[1]], long[2:4], long[3:6], [start, free[0][0]], [END], [PAD], [VOCAB - 1, END]]
     expected = library_says(beam, bad_words_ids=banned)
     assert we_say(session, beam, banned=tuple(map(tuple, banned))) == expected
-    assert all(ours != theirs for ours, theirs in zip([long, free[0]], [expected[free.index(long)], expected[0]], strict=True))
+    assert all(
+        ours != theirs for ours, theirs in zip([long, free[0]], [expected[free.index(long)], expected[0]], strict=True)
+    )
