@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -25,7 +25,7 @@ h1 { overflow-wrap: anywhere } .maps + .maps { margin-top: 1.1rem } .verdict .ba
 .place { color: var(--soft); font-size: .8em } .share { color: var(--soft); margin-left: .5rem }
 </style>"""
 
-Groups = Sequence[Sequence[tuple[str, np.ndarray]]]  # lines of named maps
+Lines = Sequence[Sequence[tuple[str, np.ndarray]]]  # lines of named maps
 
 
 def attention_text(view: AttentionView) -> str:
@@ -91,41 +91,35 @@ def attention_html(view: AttentionView) -> str:
 
 
 class MapWriter:
-    """Draws groups of maps, in the order of their importance, and counts what it has spent on cells."""
+    """Draws lines of maps, in the order of their importance, and counts what it has spent on cells."""
 
     def __init__(self, view: AttentionView):
         self.view = view
         self.spent = 0
         self.pictures = False
 
-    def __call__(self, groups: Groups, cell: int, labelled: bool) -> str:
+    def __call__(self, lines: Lines, cell: int, labelled: bool) -> str:
         """Maps [T,S] in lines, each with a tooltip on every cell, or all of them as pictures."""
         view = self.view
-
-        def as_cells(name: str, values: np.ndarray) -> str:
-            return cells_html(values, view.target, view.source, "looks at", cell, labelled)
-
-        def as_picture(name: str, values: np.ndarray) -> str:
-            return picture_html(values, name, cell)
-
-        drawn = lines_html(groups, as_cells)
-        size = len(drawn.encode())
-        if self.spent + size <= CELL_BYTES:
-            self.spent += size
-            return drawn
-        self.pictures = True
-        return lines_html(groups, as_picture)
+        drawn: list[str] = []
+        spent = self.spent
+        for values in (values for maps in lines for _, values in maps):
+            drawn.append(cells_html(values, view.target, view.source, "looks at", cell, labelled))
+            spent += len(drawn[-1].encode())
+            if spent > CELL_BYTES:
+                self.pictures = True
+                return lines_html(lines, [picture_html(values, name, cell) for maps in lines for name, values in maps])
+        self.spent = spent
+        return lines_html(lines, drawn)
 
 
-def lines_html(groups: Groups, draw: Callable[[str, np.ndarray], str]) -> str:
-    return "".join(
-        '<div class="maps">'
-        + "".join(
-            f"<figure><figcaption>{escape(name)}</figcaption>{draw(name, values)}</figure>" for name, values in maps
-        )
-        + "</div>"
-        for maps in groups
+def lines_html(lines: Lines, drawn: Sequence[str]) -> str:
+    maps = iter(drawn)
+    figures = (
+        "".join(f"<figure><figcaption>{escape(name)}</figcaption>{next(maps)}</figure>" for name, _ in line)
+        for line in lines
     )
+    return "".join(f'<div class="maps">{figure}</div>' for figure in figures)
 
 
 def fitted(width: int, columns: int, least: int, most: int) -> int:
