@@ -51,7 +51,7 @@ def attention_html(view: AttentionView) -> str:
             [(f"layer {layer + 1} head {head + 1}", view.weights[layer, head]) for head in range(heads)]
             for layer in range(layers)
         ],
-        fitted(190, given, 3, 18),
+        fitted(162, given, 3, 16),
         labelled=False,
     )
     blocks = [
