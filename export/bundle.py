@@ -202,5 +202,8 @@ def manifest_from_dict(values: dict[str, Any]) -> Manifest:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file of a bundle (a report, a passport) whole or not at all."""
-    with new_file(path) as beside:
-        beside.write_text(text)
+    try:
+        with new_file(path) as beside:
+            beside.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BundleError(f"cannot write {path}: {error.strerror}; name another place, or make room there") from error

@@ -52,13 +52,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = look) -> [B,Q,D].
+        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = look) -> [B,Q,D]."""
+        return self.out(merge_heads(self.weights(q, k, mask) @ v))
+
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """How much every query looks at every key: [B,H,Q,L], rows that sum to 1.
 
         q is scaled, not the scores, so that the product stays in range in fp16.
         """
         scores = (q * self.scale) @ k.transpose(-1, -2)  # [B, H, Q, L]
-        weights = torch.where(mask, scores, MASKED).softmax(dim=-1)
-        return self.out(merge_heads(weights @ v))
+        return torch.where(mask, scores, MASKED).softmax(dim=-1)
 
 
 class SelfAttention(Attention):
@@ -102,6 +105,10 @@ class CrossAttention(Attention):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return self.attend(split_heads(self.q(x), self.heads), k, v, mask)
+
+    def looks(self, x: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Where `forward` looks for the same x [B,Q,D]: [B,H,Q,S]. For people; no graph has it."""
+        return self.weights(split_heads(self.q(x), self.heads), k, mask)
 
 
 class FeedForward(nn.Module):

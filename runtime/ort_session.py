@@ -132,13 +132,16 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def inference_session(path: Path, threads: int | None) -> ort.InferenceSession:
+def inference_session(path: Path, threads: int | None, changed: bytes | None = None) -> ort.InferenceSession:
+    """Opens a graph; `changed` is another form of it in memory, whose weights still lie beside `path`."""
     options = ort.SessionOptions()
+    if changed is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(changed or str(path), options, providers=["CPUExecutionProvider"])
     except ORT_ERRORS as error:
         reason = " ".join(str(error).split())
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error

@@ -127,6 +127,19 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
     add_json(sub)
 
+    sub = add(
+        "attention", run_attention, "show where one decode looks: cross-attention of every layer and head, as HTML"
+    )
+    add_bundle(sub)
+    sub.add_argument("text", help='a line of text, or of token ids such as "17 4 250" where the model takes no text')
+    sub.add_argument("--ids", action="store_true", help="the line is token ids though the model takes text")
+    sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
+    sub.add_argument("--precision", default="fp32", help="fp32 or fp16 (default: %(default)s)")
+    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
+    sub.add_argument("--out", type=Path, help="file to write (default: BUNDLE/reports/attention.html)")
+    sub.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    add_json(sub)
+
     sub = add("bench", run_bench, "time encoder, step and whole decodes, outputs compared first")
     add_bundle(sub)
     sub.add_argument("--backend", nargs="+", default=["torch", "onnxruntime"], help="arms (default: torch onnxruntime)")
@@ -351,6 +364,28 @@ def run_parity(args: argparse.Namespace) -> int:
     write_text(report.with_suffix(".json"), result.to_json())
     print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
     return 0 if result else 1
+
+
+def run_attention(args: argparse.Namespace) -> int:
+    from seq2engine.export.bundle import open_bundle, write_text
+    from seq2engine.runtime.attention import attention_of
+    from seq2engine.runtime.attention_report import attention_html, attention_text
+
+    bundle = open_bundle(args.bundle)
+    view = attention_of(
+        bundle,
+        args.text,
+        ids=args.ids,
+        beam=args.beam,
+        precision=args.precision,
+        max_length=args.max_length,
+        threads=args.threads,
+        progress=progress_for(args),
+    )
+    report = args.out or bundle.root / "reports" / "attention.html"
+    write_text(report, attention_html(view))
+    print(view.to_json().rstrip() if args.json else f"{attention_text(view)}\nreport: {report}")
+    return 0 if view else 1
 
 
 def run_bench(args: argparse.Namespace) -> int:

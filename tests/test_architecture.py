@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 STAGES = ("model", "export", "runtime", "benchmarks")  # each may import those before it
 # What runtime may take from the stages before it, so that a serving machine needs no exporter and no model code.
 RUNTIME_MAY = {
-    "export": {"contract", "bundle", "passport", "profiles", "trt_module"},
+    "export": {"contract", "bundle", "passport", "profiles", "trt_module", "attention_graph"},
     "model": {"config", "pairs", "tokenizers"},
 }
 TORCH_SESSION_MAY = {"checkpoint", "layers", "transformer"}
@@ -55,8 +55,8 @@ def test_imports_flow_one_way(path):
 
 
 def test_the_front_door_is_below_every_stage():
-    """errors, folders, progress and page are used by all stages, so they may use none of them."""
-    for name in ("errors", "folders", "progress", "page"):
+    """errors, folders, progress, page and heat_map are used by all stages, so they may use none of them."""
+    for name in ("errors", "folders", "progress", "page", "heat_map"):
         assert not imports_of(ROOT / "seq2engine" / f"{name}.py")
 
 

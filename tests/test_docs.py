@@ -29,6 +29,7 @@ def test_quickstart_commands_run(tmp_path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "out" / "tiny" / "reports").glob("*.html")} == {
+        "attention.html",
         "bench.html",
         "parity-onnxruntime-fp32.html",
     }

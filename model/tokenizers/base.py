@@ -24,6 +24,12 @@ class Tokenizer(Protocol):
     def decode_target(self, ids: Sequence[int]) -> str:
         """The text of what the decoder said; special tokens say nothing."""
 
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        """The token of each id as the encoder knows it, for people to read; special ones too, such as </s>."""
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        """The same for what the decoder says."""
+
     def language_id(self, language: str) -> int:
         """The token that asks the decoder for a language; raises a RequestError that lists those there are."""
 

@@ -60,6 +60,12 @@ class SymbolTokenizer:
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)
 
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.source.symbols[i] for i in ids]
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.target.symbols[i] for i in ids]
+
     def language_id(self, language: str) -> int:
         no_language(language)
         raise AssertionError("no_language always refuses a language")

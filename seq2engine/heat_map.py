@@ -1,0 +1,136 @@
+"""Numbers from 0 to 1 as colours on a page: a table with a tooltip on every cell, or a small picture of the same.
+
+The colours run from dark violet over green to yellow, evenly in brightness, so that they can be told apart in print, on
+light and on dark paper and by the colour-blind. They follow the square root of a number: most weights are small.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+LEVELS = 64
+ANCHORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725")
+TICKS = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
+LETTER = 7  # pixels that a letter of a label is wide
+LONGEST_LABEL = 14  # characters; longer ones are cut, the tooltip has them whole
+
+
+def palette() -> np.ndarray:
+    """The colours, uint8 [LEVELS, 3]."""
+    anchors = np.array([list(bytes.fromhex(anchor)) for anchor in ANCHORS])
+    places = np.linspace(0, len(anchors) - 1, LEVELS)
+    colours = [np.interp(places, np.arange(len(anchors)), anchors[:, part]) for part in range(3)]
+    return np.stack(colours, axis=1).round().astype(np.uint8)
+
+
+def levels_of(values: np.ndarray) -> np.ndarray:
+    """Numbers from 0 to 1 -> the places of their colours. What is no number is drawn as 0."""
+    roots = np.sqrt(np.nan_to_num(values, nan=0.0).clip(0, 1))
+    return (roots * (LEVELS - 1)).round().astype(np.uint8)
+
+
+def heat_style() -> str:
+    """The style sheet of all maps of a page."""
+    colours = [bytes(colour).hex() for colour in palette()]
+    classes = " ".join(f".k{level}{{background:#{colour}}}" for level, colour in enumerate(colours))
+    return f"""<style>
+.maps {{ display: flex; flex-wrap: wrap; gap: 1.1rem 1.6rem }} .maps figure {{ margin: 0; max-width: 100% }}
+.maps .scroll {{ margin: .25rem 0 0 }} figcaption {{ font-size: .85rem; color: var(--soft) }}
+table.heat {{ width: auto; border-collapse: separate; border-spacing: var(--gap); line-height: 1.1 }}
+table.heat td {{ padding: 0; border: 0; min-width: var(--cell); width: var(--cell); height: var(--cell) }}
+table.heat th {{ padding: 0 .3rem; border: 0; font-weight: 400; font-size: 12px; color: var(--ink); text-align: right;
+  position: sticky; left: 0; background: var(--paper) }}
+table.heat thead th {{ padding: 0 0 .25rem; text-align: center; vertical-align: bottom; position: static }}
+table.heat thead th span {{ display: inline-block }}
+table.heat th.turned span {{ writing-mode: vertical-rl; transform: rotate(180deg) }}
+table.heat td:hover {{ outline: 2px solid var(--ink); outline-offset: -1px }}
+img.heat {{ display: block; image-rendering: pixelated; max-width: none }}
+.legend {{ max-width: 22rem; margin: .8rem .6rem 1.6rem; font-size: 12px; color: var(--soft) }}
+.legend i {{ display: block; height: .8rem; background: linear-gradient(90deg, {", ".join(f"#{c}" for c in colours)}) }}
+.legend div {{ position: relative; height: 1.2rem }}
+.legend span {{ position: absolute; transform: translateX(-50%) }}
+{classes}
+</style>"""
+
+
+def legend_html() -> str:
+    """The colours from 0 to 1, with numbers where they belong."""
+    ticks = "".join(f'<span style="left:{100 * tick**0.5:.1f}%">{tick:g}</span>' for tick in TICKS)
+    return f'<div class="legend"><i></i><div>{ticks}</div></div>'
+
+
+def cells_html(
+    values: np.ndarray, rows: Sequence[str], columns: Sequence[str], verb: str, cell: int, labelled: bool
+) -> str:
+    """values [rows, columns] as a table of cells of so many pixels; a tooltip says: "row" verb "column": 0.83.
+
+    Closing tags are left out where HTML lets them be: a page may have tens of thousands of cells.
+    """
+    backs = [tooltip_text(f'"{visible(column)}"') for column in columns]
+    lines = []
+    for row, places, numbers in zip(rows, levels_of(values), values, strict=True):
+        start = f"<tr><th>{escape(cut(row))}" if labelled else "<tr>"
+        front = tooltip_text(f'"{visible(row)}" {verb} ')
+        cells = (
+            f"<td class=k{place} title='{front}{back}: {number:.2f}'>"
+            for back, place, number in zip(backs, places, numbers, strict=True)
+        )
+        lines.append(start + "".join(cells))
+    head = "".join(column_label(column, cell) for column in columns)
+    return (
+        f'<div class="scroll"><table class="heat" style="--cell:{cell}px;--gap:{int(labelled)}px">'
+        + (f"<thead><tr><th>{head}</thead>" if labelled else "")
+        + "<tbody>"
+        + "\n".join(lines)
+        + "</table></div>"
+    )
+
+
+def column_label(label: str, cell: int) -> str:
+    """A label above its column, turned where it is wider than that."""
+    turned = " class=turned" if len(cut(label)) * LETTER > cell else ""
+    return f"<th{turned}><span>{escape(cut(label))}</span>"
+
+
+def picture_html(values: np.ndarray, about: str, cell: int) -> str:
+    """The same as a picture, for maps whose cells would make a page too large."""
+    height, width = values.shape
+    data = base64.b64encode(png_of(levels_of(values))).decode()
+    return (
+        f'<div class="scroll"><img class="heat" width="{width * cell}" height="{height * cell}" '
+        f'alt="{escape(about)}" title="{escape(about)}" src="data:image/png;base64,{data}"></div>'
+    )
+
+
+def png_of(places: np.ndarray) -> bytes:
+    """Places in the palette, uint8 [height, width] -> a PNG file of one pixel each."""
+    height, width = places.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in places)  # 0: a row as it is, unfiltered
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)  # 8 bits a pixel, which are places in a palette
+    parts = ((b"IHDR", header), (b"PLTE", palette().tobytes()), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in parts)
+
+
+def tooltip_text(text: str) -> str:
+    """Text for an attribute in single quotes: double ones, of which every tooltip has four, stay one byte each."""
+    return escape(text, quote=False).replace("'", "&#39;")
+
+
+def visible(label: str) -> str:
+    """A label that can be seen: spaces and line ends become signs."""
+    return label.translate({ord(" "): "␣", ord("\n"): "⏎", ord("\t"): "⇥"}) or "∅"
+
+
+def cut(label: str) -> str:
+    shown = visible(label)
+    return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
