@@ -116,7 +116,7 @@ def some_sources(vocab: int, longest: int, last: int | None = None, count: int =
 
 
 def lively_reference(start: int, end: int, longest: int, last: int | None = None, **options: Any) -> Reference:
-    """The first of many random models that says several things and ends at several lengths; else any would look right."""
+    """The first of many random models that says several things, of several lengths; else any would look right."""
     for seed in range(100):
         reference = Reference(end=end, seed=seed, **options)
         sources = some_sources(reference.source.num_embeddings, longest, last)

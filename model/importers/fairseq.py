@@ -99,7 +99,7 @@ def checkpoint_from_fairseq(source: Path) -> Imported:
         tables[side] = f"{side}.embed_positions.{'weight' if learned else 'computed'}"
         if not learned:
             weights[tables[side]] = halves_of_sinusoids(PAD + 1 + length, config.d_model)
-        if tables[side] in weights:
+        if tables[side] in weights and weights[tables[side]].ndim:
             weights[tables[side]] = weights[tables[side]][PAD + 1 :]
     ignored = list(IGNORED)
     if config.share_embeddings:

@@ -25,7 +25,7 @@ def split_projections(weights: Mapping[str, Tensor], names: str) -> dict[str, Te
     split: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         owner, joined, kind = name.rpartition("in_proj_")
-        if joined and kind in ("weight", "bias") and len(tensor) % 3 == 0:
+        if joined and kind in ("weight", "bias") and tensor.ndim and len(tensor) % 3 == 0:
             thirds = zip("qkv", tensor.chunk(3), strict=True)
             split |= {owner + names.format(kind=kind, part=part): rows for part, rows in thirds}
         else:
@@ -48,7 +48,7 @@ def zero_biases(
     if found:
         return dict(weights)
     partners = {name: "weight".join(name.rsplit("bias", 1)) for name in group}
-    zeros = {name: torch.zeros(len(weights[other])) for name, other in partners.items() if other in weights}
+    zeros = {name: torch.zeros(weights[other].shape[:1]) for name, other in partners.items() if other in weights}
     return {**weights, **zeros}
 
 

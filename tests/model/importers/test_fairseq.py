@@ -215,6 +215,21 @@ def test_learned_positions_that_are_missing(saved: Path) -> None:
     assert error_of(saved).endswith("missing decoder.embed_positions.weight")
 
 
+def test_weights_of_odd_shapes_are_named(saved: Path) -> None:
+    layer = "encoder.layers.0.self_attn"
+    damaged(saved, model={f"{layer}.k_proj.weight": torch.zeros(16, 9), f"{layer}.out_proj.bias": torch.tensor(1.0)})
+    message = error_of(saved)
+    assert f"{layer}.v_proj.weight cannot be stacked, being [16, 16] and [16, 9] and [16, 16]" in message
+    assert f"{layer}.out_proj.bias cannot be stacked, being []" in message
+    damaged(saved, args={"encoder_learned_pos": True}, model={"encoder.embed_positions.weight": torch.tensor(1.0)})
+    assert "encoder.embed_positions.weight cannot be stacked, being []" in error_of(saved)
+
+
+def test_a_layer_of_another_size_is_named(saved: Path) -> None:
+    damaged(saved, model={"decoder.layers.1.fc1.weight": torch.zeros(20, 16)})
+    assert error_of(saved).endswith("decoder.1.feed_forward.up.weight is [20, 16], expected [24, 16]")
+
+
 def test_one_table_with_two_contents(saved: Path) -> None:
     damaged(saved, args={"share_all_embeddings": True})
     assert "share_all_embeddings says that encoder.embed_tokens.weight is decoder.embed_tokens" in error_of(saved)
