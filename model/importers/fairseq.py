@@ -20,7 +20,7 @@ from ..config import ModelConfig
 from .fairseq_settings import END, PAD, SIDES, config_from_settings, refuse, settings_from_content
 from .imported import Imported
 from .mending import check_same, shape_of, split_projections, with_parts
-from .pickles import entry, read_pickle, resave_command, tensors
+from .pickles import entry, pickle_in, read_pickle, tensors
 from .renames import layer_renames, renamed_weights
 
 SPECIALS = 4  # <s> <pad> </s> <unk>, then the lines of the dictionary
@@ -78,8 +78,8 @@ OLD_NORMS = {  # of fairseq before 0.6
 
 def checkpoint_from_fairseq(source: Path) -> Imported:
     """The model of a folder with one checkpoint and its dictionaries, or of a .pt file with them beside it."""
-    path = weights_file(source)
-    content = read_pickle(path, lambda name: resave_hint(path, name))
+    path = pickle_in(source, ("checkpoint_best.pt", "checkpoint_last.pt"))
+    content = read_pickle(path)
     weights = new_names(tensors(entry(content, "model", path, "fairseq"), path))
     settings = settings_from_content(content, path)
     refuse(settings, path)
@@ -114,31 +114,6 @@ def checkpoint_from_fairseq(source: Path) -> Imported:
         f"sources must end with </s> (id {END}), as fairseq makes them; decoding starts with it too",
     )
     return Imported(model_from_weights(config, ours, str(path)), {}, notes, "fairseq")
-
-
-def weights_file(source: Path) -> Path:
-    """The .pt file that is meant."""
-    if not source.is_dir():
-        return source
-    found = sorted(source.glob("*.pt"))
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
-        if source / name in found:
-            return source / name
-    if len(found) != 1:
-        have = ", ".join(path.name for path in found[:6]) or "no .pt file"
-        raise CheckpointError(f"{source} has {have}; expected checkpoint_best.pt or one .pt file, or name the file")
-    return found[0]
-
-
-def resave_hint(path: Path, name: str) -> str:
-    where = "where fairseq is installed"
-    if not name.startswith("omegaconf."):
-        return resave_command(path, ("args", "cfg", "model"), where)
-    code = (
-        f"import torch; from omegaconf import OmegaConf; c = torch.load({str(path)!r}, weights_only=False); "
-        "torch.save({'cfg': OmegaConf.to_container(c['cfg'], resolve=True), 'model': c['model']}, 'plain.pt')"
-    )
-    return f'{where}, re-save it as plain.pt: python -c "{code}"'
 
 
 def dictionary_file(settings: Mapping[str, Any], side: str, path: Path) -> Path:

@@ -17,7 +17,7 @@ from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from .imported import Imported
 from .mending import check_same, first_rows, shape_of, with_parts, zero_biases
-from .pickles import entry, read_pickle, resave_command, settings_of, tensors
+from .pickles import entry, pickle_in, read_pickle, settings_of, tensors
 from .renames import layer_renames, renamed_weights
 
 LONGEST = 1024  # of the table's 5000 positions; caches and engines are made for the longest
@@ -85,31 +85,31 @@ BIASES = {  # kinds of modules that have a bias or not all together, and the opt
 
 
 def checkpoint_from_opennmt(source: Path) -> Imported:
-    """The model of one .pt file."""
+    """The model of one .pt file, or of a folder with one."""
     names = ("model", "generator", "vocab", "opt")
-    hint = f"{resave_command(source, names, 'where OpenNMT-py is installed')} (or tools/convertv2_v3.py for version 2)"
-    content = read_pickle(source, lambda _: hint)
-    model, generator, vocab, opt = (entry(content, name, source, "OpenNMT-py") for name in names)
-    options = settings_of(opt, "opt", source)
-    refuse(options, vocab, source)
-    weights = tensors(model, source)
-    weights |= {f"generator.{name}": tensor for name, tensor in tensors(generator, source).items()}
+    path = pickle_in(source)
+    content = read_pickle(path)
+    model, generator, vocab, opt = (entry(content, name, path, "OpenNMT-py") for name in names)
+    options = settings_of(opt, "opt", path)
+    refuse(options, vocab, path)
+    weights = tensors(model, path)
+    weights |= {f"generator.{name}": tensor for name, tensor in tensors(generator, path).items()}
     weights |= {name: first_rows(weights[name], LONGEST) for name in POSITIONS if name in weights}  # of [5000, 1, D]
-    config = config_from_options(options, vocab, weights, source)
-    weights = with_biases(weights, config, options, source)
+    config = config_from_options(options, vocab, weights, path)
+    weights = with_biases(weights, config, options, path)
     ignored = []
     if config.share_embeddings:
-        check_same(weights, TARGET_TABLE, SOURCE_TABLE, "share_embeddings", str(source))
+        check_same(weights, TARGET_TABLE, SOURCE_TABLE, "share_embeddings", str(path))
         ignored.append(SOURCE_TABLE)
     if config.tie_output:
-        check_same(weights, TARGET_TABLE, OUTPUT, "share_decoder_embeddings", str(source))
+        check_same(weights, TARGET_TABLE, OUTPUT, "share_decoder_embeddings", str(path))
         ignored.append(OUTPUT)
-    ours = renamed_weights(weights, renames_of(config), ignored, str(source))
+    ours = renamed_weights(weights, renames_of(config), ignored, str(path))
     notes = (
         "ids are those of the file's src and tgt vocabularies; sources are taken without <s> and </s>",
         f"sources and outputs of up to {config.max_source} tokens",
     )
-    return Imported(model_from_weights(config, ours, str(source)), {}, notes, "opennmt")
+    return Imported(model_from_weights(config, ours, str(path)), {}, notes, "opennmt")
 
 
 def refuse(options: Mapping[str, Any], vocab: Any, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 
+KEPT = ("args", "cfg", "model", "generator", "vocab", "opt")  # what importers read; optimizers may hold anything
 
-def read_pickle(path: Path, resave: Callable[[str], str]) -> Any:
-    """The content of a .pt file. `resave` says, for a class that is not allowed, how to write the file without it."""
+
+def read_pickle(path: Path, advice: str | None = None) -> Any:
+    """The content of a .pt file; `advice` says what to do about a class that is not allowed, if not to re-save it."""
     if not path.is_file():
         raise CheckpointError(f"no file at {path}; expected a .pt file")
     try:
@@ -24,21 +26,38 @@ def read_pickle(path: Path, resave: Callable[[str], str]) -> Any:
     except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation says
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign is not None:
-            raise CheckpointError(
-                f"{path} holds a {foreign[1]}, and code is never unpickled here; {resave(foreign[1])}"
-            ) from error
+            todo = advice or resaving(path, foreign[1])
+            raise CheckpointError(f"{path} holds a {foreign[1]}, and code is never unpickled here; {todo}") from error
         # torch's first line advises to read the file without care; its reason comes after that
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path} cannot be read ({reason}); copy the checkpoint again") from error
 
 
-def resave_command(path: Path, names: tuple[str, ...], where: str) -> str:
-    """The command that keeps only these entries of a .pt file; it runs `where` the file can be trusted and read."""
+def pickle_in(source: Path, preferred: tuple[str, ...] = ()) -> Path:
+    """The .pt file that is meant: the source itself, or in a folder a preferred one or the only one."""
+    if not source.is_dir():
+        return source
+    found = sorted(source.glob("*.pt"))
+    for name in preferred:
+        if source / name in found:
+            return source / name
+    if len(found) != 1:
+        have = ", ".join(path.name for path in found[:6]) or "no .pt file"
+        raise CheckpointError(f"{source} has {have}; expected {' or '.join((*preferred, 'one .pt file'))}: name it")
+    return found[0]
+
+
+def resaving(path: Path, foreign: str) -> str:
+    """How to write a checkpoint again without a class, where its library is installed."""
+    if foreign.startswith("torchtext."):
+        return "it is of OpenNMT-py 2: convert it with OpenNMT-py 3's tools/convertv2_v3.py"
+    plain = "from omegaconf import OmegaConf; c['cfg'] = OmegaConf.to_container(c['cfg'], resolve=True); "
     code = (
         f"import torch; c = torch.load({str(path)!r}, weights_only=False); "
-        f"torch.save({{k: c.get(k) for k in {names!r}}}, 'plain.pt')"
+        f"{plain if foreign.startswith('omegaconf.') else ''}"
+        f"torch.save({{k: c[k] for k in {KEPT!r} if k in c}}, {str(path.with_name('plain.pt'))!r})"
     )
-    return f'{where}, re-save it as plain.pt: python -c "{code}"'
+    return f'if you trust it, re-save it where it was trained and import plain.pt: python -c "{code}"'
 
 
 def entry(content: Any, name: str, path: Path, kind: str) -> Any:

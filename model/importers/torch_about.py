@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import CheckpointError
 
-ABOUT = "seq2engine.json"
+DESCRIPTION = "seq2engine.json"
 NOTHING = type(None)
 FIELDS: dict[str, tuple[type, ...]] = {
     "weights": (str,),
@@ -41,7 +41,7 @@ POSITIONS = ("sinusoidal", "learned")
 def read_about(path: Path) -> dict[str, Any]:
     """The fields of a seq2engine.json; everything that is wrong with them is listed."""
     if not path.is_file():
-        raise CheckpointError(f"no {ABOUT} in {path.parent}; expected it beside the weights, to say what they are")
+        raise CheckpointError(f"no {DESCRIPTION} in {path.parent}; expected it beside the weights to describe them")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -48,7 +48,7 @@ from .imported import Imported
 from .mending import first_rows, shape_of, split_projections, with_parts, zero_biases
 from .pickles import entry, read_pickle, tensors
 from .renames import layer_renames, renamed_weights
-from .torch_about import ABOUT, read_about
+from .torch_about import DESCRIPTION, read_about
 
 ENCODER_LAYER = {
     "encoder.{i}.self_attn.qkv.weight": (
@@ -109,7 +109,7 @@ FINAL_NORMS = with_parts({"encoder_norm": ("encoder.norm",), "decoder_norm": ("d
 
 def checkpoint_from_torch(source: Path) -> Imported:
     """The model of a folder with weights and seq2engine.json."""
-    about = read_about(source / ABOUT)
+    about = read_about(source / DESCRIPTION)
     path = source / about["weights"]
     weights = split_projections(read_weights(path, about["state_dict"]), "in_proj_{kind}[{part}]")
     config = config_from_about(about, weights, path)
@@ -143,10 +143,10 @@ def checkpoint_from_torch(source: Path) -> Imported:
 def read_weights(path: Path, inside: str | None) -> dict[str, Tensor]:
     """Names and tensors of a .safetensors file, or of a .pt file or one entry of it."""
     if path.suffix != ".safetensors":
-        content = read_pickle(path, lambda _: f"save model.state_dict() alone as {path.name}")
-        return tensors(content if inside is None else entry(content, inside, path, f"{ABOUT}'s kind"), path)
+        content = read_pickle(path, f"save model.state_dict() alone as {path.name}")
+        return tensors(content if inside is None else entry(content, inside, path, f"{DESCRIPTION}'s kind"), path)
     if not path.is_file():
-        raise CheckpointError(f"no file at {path}; expected the weights that {ABOUT} names")
+        raise CheckpointError(f"no file at {path}; expected the weights that {DESCRIPTION} names")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
@@ -186,7 +186,7 @@ def config_from_about(about: Mapping[str, Any], weights: Mapping[str, Tensor], p
             end_id=about["end_id"],
         )
     except ConfigError as error:
-        raise CheckpointError(f"{path.parent / ABOUT}: " + str(error).removeprefix("config: ")) from error
+        raise CheckpointError(f"{path.parent / DESCRIPTION}: " + str(error).removeprefix("config: ")) from error
 
 
 def layers_of(weights: Mapping[str, Tensor], prefix: str) -> int:

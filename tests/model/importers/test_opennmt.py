@@ -138,7 +138,8 @@ def error_of(path: Path) -> str:
 
 def test_a_model_with_all_its_biases(tmp_path: Path) -> None:
     reference = reference_of(lively=True)
-    imported = checkpoint_from_opennmt(write(tmp_path / "model.pt", reference))
+    write(tmp_path / "model.pt", reference)
+    imported = checkpoint_from_opennmt(tmp_path)  # the only .pt file in it
     config = imported.model.config
     assert (config.norm, config.norm_epsilon, config.max_source, config.output_bias) == ("pre", 1e-6, LENGTH, True)
     assert (config.pad_id, config.start_id, config.end_id) == (1, 2, 3)

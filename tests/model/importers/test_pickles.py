@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.errors import CheckpointError
-from seq2engine.model.importers.fairseq import checkpoint_from_fairseq, resave_hint
+from seq2engine.model.importers.fairseq import checkpoint_from_fairseq
 from seq2engine.model.importers.opennmt import checkpoint_from_opennmt
-from seq2engine.model.importers.pickles import read_pickle, settings_of, tensors
+from seq2engine.model.importers.pickles import pickle_in, read_pickle, resaving, settings_of, tensors
 
 PLAIN = {"model": {"a": torch.zeros(3)}, "args": argparse.Namespace(heads=4), "step": 7}
 
@@ -37,14 +37,14 @@ class Trap:
 
 def message_of(path: Path, read: Callable[[Path], Any] | None = None) -> str:
     with pytest.raises(CheckpointError) as caught:
-        (read or (lambda path: read_pickle(path, lambda name: f"ask for {name}")))(path)
+        (read or read_pickle)(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_plain_values_and_options_come_back(tmp_path: Path) -> None:
     torch.save(PLAIN, tmp_path / "x.pt")
-    content = read_pickle(tmp_path / "x.pt", str)
+    content = read_pickle(tmp_path / "x.pt")
     assert settings_of(content["args"], "args", tmp_path) == {"heads": 4}
     assert torch.equal(tensors(content["model"], tmp_path)["a"], torch.zeros(3))
 
@@ -65,15 +65,28 @@ def test_the_command_to_resave_a_file_works(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({**PLAIN, "extra_state": Path("a")}, path)
     code = message_of(path, checkpoint_from_fairseq).partition('python -c "')[2].removesuffix('"')
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    content = read_pickle(tmp_path / "plain.pt", str)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    content = read_pickle(tmp_path / "plain.pt")
     assert content["args"] == PLAIN["args"]
-    assert content.keys() == {"args", "cfg", "model"}
+    assert content.keys() == {"args", "model"}
 
 
-def test_a_config_of_omegaconf_says_how_to_make_it_plain(tmp_path: Path) -> None:
-    hint = resave_hint(tmp_path / "x.pt", "omegaconf.dictconfig.DictConfig")
-    assert "OmegaConf.to_container(c['cfg'], resolve=True)" in hint
+def test_other_libraries_say_how_to_make_a_file_plain(tmp_path: Path) -> None:
+    hint = resaving(tmp_path / "x.pt", "omegaconf.dictconfig.DictConfig")
+    compile(hint.partition('python -c "')[2].removesuffix('"'), "hint", "exec")
+    assert "c['cfg'] = OmegaConf.to_container(c['cfg'], resolve=True)" in hint
+    assert "tools/convertv2_v3.py" in resaving(tmp_path / "x.pt", "torchtext.data.field.Field")
+
+
+def test_which_file_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no \.pt file; expected best\.pt or one \.pt file: name it"):
+        pickle_in(tmp_path, ("best.pt",))
+    for name in ("a.pt", "best.pt"):
+        (tmp_path / name).touch()
+        assert pickle_in(tmp_path, ("best.pt",)) == tmp_path / name
+    with pytest.raises(CheckpointError, match=r"has a\.pt, best\.pt; expected one \.pt file: name it"):
+        pickle_in(tmp_path)
+    assert pickle_in(tmp_path / "a.pt") == tmp_path / "a.pt"
 
 
 def test_no_file(tmp_path: Path) -> None:
