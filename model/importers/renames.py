@@ -34,6 +34,10 @@ def renamed_weights(
     missing = sorted(needed - weights.keys())
     unused = sorted(weights.keys() - needed - set(ignored))
     problems = [f"missing {name}" for name in missing] + [f"not understood {name}" for name in unused]
+    for theirs in renames.values():
+        shapes = [list(weights[name].shape) for name in theirs if name in weights]
+        if any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
+            problems.append(f"{' and '.join(theirs)} cannot be stacked, being {' and '.join(map(str, shapes))}")
     if problems:
         shown = "; ".join(problems[:SHOWN]) + (f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else "")
         raise CheckpointError(f"{where} does not have the weights its config asks for: {shown}")
