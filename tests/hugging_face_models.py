@@ -1,4 +1,4 @@
-"""Small random models of the real library whose outputs wander and end at various lengths, and what it makes of them."""
+"""Small random models of the real library whose outputs wander and end at various lengths, and what it says."""
 
 from __future__ import annotations
 

@@ -14,14 +14,13 @@ from seq2engine.progress import Progress, silent
 from ...errors import CheckpointError
 from ..checkpoint import CONFIG, GENERATION, write_checkpoint
 from ..tokenizers.base import FOLDER as TOKENIZER
-from ..tokenizers.base import Tokenizer
-from ..tokenizers.importing import tokenizer_from_fairseq, tokenizer_from_hugging_face
 from .fairseq import checkpoint_from_fairseq
 from .hugging_face import checkpoint_from_hugging_face
 from .imported import Imported
 from .opennmt import checkpoint_from_opennmt
 from .pickles import read_pickle
-from .torch_transformer import DESCRIPTION, checkpoint_from_torch
+from .torch_about import DESCRIPTION
+from .torch_transformer import checkpoint_from_torch
 
 KNOWN = (
     "a Hugging Face folder (config.json and weights), a fairseq or OpenNMT-py .pt file or a folder with one, "
@@ -31,22 +30,17 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Source:
-    """One library's checkpoints: how they and their tokenizers are read."""
+    """One library's checkpoints, and how they are read."""
 
     name: str
-    checkpoint: Callable[[Path], Imported]
-    tokenizer: Callable[[Path], Tokenizer | None]
-
-
-def no_tokenizer(source: Path) -> None:
-    """For checkpoints that come without one."""
+    read: Callable[[Path], Imported]
 
 
 SOURCES = {
-    "hugging face": Source("Hugging Face", checkpoint_from_hugging_face, tokenizer_from_hugging_face),
-    "fairseq": Source("fairseq", checkpoint_from_fairseq, tokenizer_from_fairseq),
-    "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt, no_tokenizer),
-    "torch": Source("torch.nn.Transformer", checkpoint_from_torch, no_tokenizer),
+    "hugging face": Source("Hugging Face", checkpoint_from_hugging_face),
+    "fairseq": Source("fairseq", checkpoint_from_fairseq),
+    "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt),
+    "torch": Source("torch.nn.Transformer", checkpoint_from_torch),
 }
 
 
@@ -65,14 +59,14 @@ def source_of(path: Path) -> Source:
     files = [path] if path.is_file() else sorted(path.glob("*.pt"))
     if not files:
         raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
-    keys = read_pickle(files[0]).keys()
+    content = read_pickle(files[0])
+    keys = content.keys() if isinstance(content, dict) else set()
     if {"generator", "vocab", "opt"} <= keys:
         return SOURCES["opennmt"]
     if "model" in keys and ("args" in keys or "cfg" in keys):
         return SOURCES["fairseq"]
-    raise CheckpointError(
-        f"{files[0]} holds {', '.join(sorted(map(str, keys))[:6])}, not a checkpoint; expected {KNOWN}"
-    )
+    held = ", ".join(sorted(map(str, keys))[:6]) or type(content).__name__
+    raise CheckpointError(f"{files[0]} holds {held}, which is not understood; expected {KNOWN}")
 
 
 def is_ours(folder: Path) -> bool:
@@ -112,24 +106,23 @@ def import_checkpoint(source: Path, target: Path, force: bool = False, progress:
     check_replaceable(target, force, CONFIG)
     found = source_of(source)
     progress(f"import: {found.name} weights", 0.0)
-    imported = found.checkpoint(source)
+    imported = found.read(source)
     progress(f"import: {found.name} weights", 1.0)
     progress("import: writing", 0.0)
-    tokenizer = found.tokenizer(source)
     with new_folder(target, force, marker=CONFIG) as beside:
         write_checkpoint(imported.model, beside)
         if imported.generation:
             (beside / GENERATION).write_text(json.dumps(imported.generation, indent=2) + "\n")
-        if tokenizer is not None:
+        if imported.tokenizer is not None:
             (beside / TOKENIZER).mkdir()
-            tokenizer.write(beside / TOKENIZER)
+            imported.tokenizer.write(beside / TOKENIZER)
     progress("import: writing", 1.0)
     return ImportResult(
         checkpoint=target,
         source=found.name,
         kind=imported.kind,
         parameters=sum(parameter.numel() for parameter in imported.model.parameters()),
-        takes_text=tokenizer is not None,
+        takes_text=imported.tokenizer is not None,
         generation=imported.generation,
         notes=imported.notes,
     )

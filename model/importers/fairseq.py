@@ -17,8 +17,9 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
+from ..tokenizers.importing import tokenizer_from_fairseq
 from .fairseq_settings import END, PAD, SIDES, config_from_settings, refuse, settings_from_content
-from .imported import Imported
+from .imported import Imported, tokenizer_or_note
 from .mending import check_same, shape_of, split_projections, with_parts
 from .pickles import entry, pickle_in, read_pickle, tensors
 from .renames import layer_renames, renamed_weights
@@ -113,7 +114,9 @@ def checkpoint_from_fairseq(source: Path) -> Imported:
         f"ids are those of {dictionaries[0].name} and {dictionaries[1].name}: <s> <pad> </s> <unk>, then their lines",
         f"sources must end with </s> (id {END}), as fairseq makes them; decoding starts with it too",
     )
-    return Imported(model_from_weights(config, ours, str(path)), {}, notes, "fairseq")
+    pair = settings["source_lang"], settings["target_lang"]
+    tokenizer, why = tokenizer_or_note(lambda: tokenizer_from_fairseq(source, pair))
+    return Imported(model_from_weights(config, ours, str(path)), {}, (*notes, *why), "fairseq", tokenizer)
 
 
 def dictionary_file(settings: Mapping[str, Any], side: str, path: Path) -> Path:

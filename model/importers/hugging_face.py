@@ -16,9 +16,10 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
+from ..tokenizers.importing import tokenizer_from_hugging_face
 from .hugging_face_config import Family, config_from_settings, family_of, read_json, settings_of, start_field
 from .hugging_face_generation import generation_from_files
-from .imported import Imported
+from .imported import Imported, tokenizer_or_note
 from .position_tables import m2m_positions, marian_positions
 from .renames import layer_renames, renamed_weights
 from .weights import read_weights
@@ -107,7 +108,9 @@ def checkpoint_from_hugging_face(source: Path) -> Imported:
     ours = renamed_weights(weights, renames, {SHARED, SOURCE, TARGET, OUTPUT, BIAS} | UNREAD, str(source))
     for name in POSITIONS:
         ours[name] = ours[name][family.offset :]
-    return Imported(model_from_weights(config, ours, str(source)), generation, tuple(notes), family.kind)
+    tokenizer, why = tokenizer_or_note(lambda: tokenizer_from_hugging_face(source))
+    model = model_from_weights(config, ours, str(source))
+    return Imported(model, generation, (*notes, *why), family.kind, tokenizer)
 
 
 def with_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import CheckpointError
+from ..tokenizers.base import Tokenizer
 from ..transformer import Transformer
 
 
@@ -13,10 +16,20 @@ class Imported:
     """A foreign checkpoint as one of ours.
 
     `generation` holds fields of the runtime's SearchOptions as JSON values; a field it does not name keeps its default.
-    `notes` are one line each: settings that were not carried over, or tables that changed their form.
+    `notes` are one line each: settings that were not carried over, or tables that changed their form. `tokenizer` is
+    None where its files do not lie beside the weights, or cannot be used, which is then a note.
     """
 
     model: Transformer
     generation: dict[str, Any]
     notes: tuple[str, ...]
     kind: str
+    tokenizer: Tokenizer | None
+
+
+def tokenizer_or_note(read: Callable[[], Tokenizer | None]) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """What a reader of tokenizers finds. One that cannot be used leaves a model that takes token ids, and a note."""
+    try:
+        return read(), ()
+    except CheckpointError as error:
+        return None, (f"takes no text, because {error}",)

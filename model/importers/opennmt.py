@@ -7,6 +7,7 @@ ours like a learned one, so it stays the same to the bit, whether sines and cosi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from ...errors import CheckpointError, ConfigError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
-from .imported import Imported
+from ..tokenizers.importing import tokenizer_from_opennmt
+from .imported import Imported, tokenizer_or_note
 from .mending import check_same, first_rows, shape_of, with_parts, zero_biases
 from .pickles import entry, pickle_in, read_pickle, settings_of, tensors
 from .renames import layer_renames, renamed_weights
@@ -40,6 +42,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {  # an option that a file does not have 
     "shared_layer_norm": (False,),
     "sliding_window": (0,),
 }
+SPECIALS = ("<unk>", "<blank>", "<s>", "</s>")
 NEEDED = ("enc_layers", "dec_layers", "heads", "transformer_ff", "position_encoding")
 ENCODER_LAYER = {
     "encoder.{i}.self_attn.qkv": (
@@ -109,7 +112,9 @@ def checkpoint_from_opennmt(source: Path) -> Imported:
         "ids are those of the file's src and tgt vocabularies; sources are taken without <s> and </s>",
         f"sources and outputs of up to {config.max_source} tokens",
     )
-    return Imported(model_from_weights(config, ours, str(path)), {}, notes, "opennmt")
+    read = partial(tokenizer_from_opennmt, path, vocab["src"], vocab["tgt"], SPECIALS)
+    tokenizer, why = tokenizer_or_note(read)
+    return Imported(model_from_weights(config, ours, str(path)), {}, (*notes, *why), "OpenNMT-py", tokenizer)
 
 
 def refuse(options: Mapping[str, Any], vocab: Any, path: Path) -> None:

@@ -137,7 +137,7 @@ def checkpoint_from_torch(source: Path) -> Imported:
                 renames[f"{side}_embedding.positions"] = (f"{table}[:{length}]",)
                 weights[f"{table}[:{length}]"] = first_rows(weights[table], length)
     ours = renamed_weights(weights, renames, ignored, str(path))
-    return Imported(model_from_weights(config, ours, str(path)), {}, (), "torch")
+    return Imported(model_from_weights(config, ours, str(path)), {}, (), "torch.nn.Transformer", None)
 
 
 def read_weights(path: Path, inside: str | None) -> dict[str, Tensor]:

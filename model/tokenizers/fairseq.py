@@ -18,6 +18,7 @@ START, PAD, END, UNKNOWN = range(4)
 SPECIALS = 4  # which fairseq puts before the words of a dictionary's file
 OVERWRITE = "#fairseq:overwrite"  # on a line whose word is to have a second id
 CODES = "codes"
+NAMES = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Words:
     def decode(self, ids: Sequence[int]) -> str:
         words = [self.words[i - SPECIALS] for i in ids if SPECIALS <= i < SPECIALS + len(self.words)]
         return f"{' '.join(words)} ".replace(f"{GOES_ON} ", "").rstrip(" ")
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        return [NAMES[i] if i < SPECIALS else self.words[i - SPECIALS] for i in ids]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,12 @@ class FairseqTokenizer:
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)
+
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.source.names(ids)
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.target.names(ids)
 
     def language_id(self, language: str) -> int:
         no_language(language)

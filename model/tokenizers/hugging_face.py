@@ -52,8 +52,17 @@ class HuggingFaceTokenizer:
     def decode_target(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.names(ids)
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.names(ids)
+
     def language_id(self, language: str) -> int:
         return language_among(language, self.languages)
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        return [self.tokenizer.id_to_token(i) or f"<{i}>" for i in ids]
 
     def write(self, folder: Path) -> None:
         (folder / FILE).write_text(self.text, encoding="utf-8")

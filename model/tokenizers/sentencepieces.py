@@ -69,6 +69,12 @@ class SentencePieceTokenizer:
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)
 
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.names(self.source, ids)
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.names(self.target, ids)
+
     def language_id(self, language: str) -> int:
         token = language_among(language, self.languages)
         if self.place == "written":
@@ -76,6 +82,11 @@ class SentencePieceTokenizer:
                 f"this model's decoder takes no language; write >>{language}<< at the start of the source instead"
             )
         return token
+
+    def names(self, table: PieceTable, ids: Sequence[int]) -> list[str]:
+        """Pieces, and what else has a name; other special tokens are shown by their number."""
+        special = {table.unknown: "<unk>", table.end: "</s>", **{i: name for name, i in self.languages.items()}}
+        return [table.pieces.get(i) or special.get(i, f"<{i}>") for i in ids]
 
     def write(self, folder: Path) -> None:
         about: dict[str, Any] = {
