@@ -27,8 +27,12 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def read_lines(path: Path) -> list[str]:
+    """The lines of a file. Only a newline ends one: a line separator or a form feed may well stand in a text."""
     try:
-        return path.read_bytes().decode().splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise RequestError(f"{path} line {line} is not UTF-8; convert the file first") from error
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]

@@ -27,6 +27,7 @@ from .forcing import ForcedRun, Tokens
 from .generate import generate
 from .search import SearchOptions, options_from_values
 from .session import Session, open_session
+from .translate import Coder, IdsTokenizer
 
 # The candidate, the reference and the oracle; None computes in the precision that was asked for.
 LOOKERS: tuple[tuple[type[OrtAttention | TorchAttention], str | None], ...] = (
@@ -110,16 +111,25 @@ def attention_of(
     max_length: int | None = None,
     threads: int | None = None,
     progress: Progress = silent,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> AttentionView:
     """Decodes a line of text, or of token ids where `ids` or where the model has no tokenizer, and looks into it."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     tokenizer = opened.tokenizer() if opened.takes_text else None
-    source = ids_from_line(text) if ids or tokenizer is None else tokenizer.encode_source(checked_line(text))
+    coder: Coder = IdsTokenizer() if ids or tokenizer is None else tokenizer
+    source = coder.encode_source(checked_line(text), source_language)
     progress("attention: decode", 0.0)
     with open_session(opened, "onnxruntime", precision, threads) as session:
         where = str(opened.root / GENERATION)
         options = options_from_values(
-            opened.generation(), session.limits.target, where, beam=beam, max_length=max_length, nbest=1
+            opened.generation(),
+            session.limits.target,
+            where,
+            beam=beam,
+            max_length=max_length,
+            nbest=1,
+            forced_bos=None if target_language is None else coder.language_id(target_language),
         )
         said = generate(session, [source], options)[0][0].tokens
     progress("attention: decode", 1.0)
@@ -148,21 +158,10 @@ def attention_of(
 def checked_line(text: str) -> str:
     """Refuses text that is empty, or that no file could hold: a shell may pass on bytes that are no text at all."""
     if not text.strip():
-        raise RequestError("the text is empty; give a line of text to decode")
+        raise RequestError("the text is empty; give a line to decode")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise RequestError("the text is not UTF-8; give a line of text, or token ids with --ids")
     return text
-
-
-def ids_from_line(text: str) -> list[int]:
-    """A line such as 17 4 250 -> [17, 4, 250]."""
-    try:
-        found = [int(word) for word in text.split()]
-    except ValueError:
-        raise RequestError(f"{text[:40]!r} is not a line of token ids such as: 17 4 250") from None
-    if not found:
-        raise RequestError("the source is empty; give a line of token ids such as: 17 4 250")
-    return found
 
 
 def looks_of(session: Session, source: Sequence[int], said: Tokens, options: SearchOptions) -> np.ndarray:

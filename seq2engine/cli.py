@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
-from seq2engine.cli_run import add_run_flags, run_run
+from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.errors import RequestError, Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
@@ -133,6 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_bundle(sub)
     sub.add_argument("text", help='a line of text, or of token ids such as "17 4 250" where the model takes no text')
     sub.add_argument("--ids", action="store_true", help="the line is token ids though the model takes text")
+    add_languages(sub)
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
     sub.add_argument("--precision", default="fp32", help="fp32 or fp16 (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
@@ -381,6 +382,8 @@ def run_attention(args: argparse.Namespace) -> int:
         max_length=args.max_length,
         threads=args.threads,
         progress=progress_for(args),
+        source_language=args.source_language,
+        target_language=args.target_language,
     )
     report = args.out or bundle.root / "reports" / "attention.html"
     write_text(report, attention_html(view))

@@ -33,10 +33,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
     sub.add_argument("--ids", action="store_true", help="lines of token ids, in and out, where the bundle takes text")
-    sub.add_argument(
-        "--from", dest="source_language", metavar="LANG", help="language of the lines, as the model names it"
-    )
-    sub.add_argument("--to", dest="target_language", metavar="LANG", help="language to translate to")
+    add_languages(sub)
     sub.add_argument("--batch", type=int, default=32, help="most lines decoded together (default: %(default)s)")
     sub.add_argument(
         "--truncate",
@@ -57,6 +54,13 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.set_defaults(usage_error=sub.error)
+
+
+def add_languages(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--from", dest="source_language", metavar="LANG", help="the text's language, as the model names it"
+    )
+    sub.add_argument("--to", dest="target_language", metavar="LANG", help="language to translate to")
 
 
 def run_run(args: argparse.Namespace) -> int:

@@ -14,11 +14,12 @@ from seq2engine.progress import Progress, silent
 from ...errors import CheckpointError
 from ..checkpoint import CONFIG, GENERATION, write_checkpoint
 from ..tokenizers.base import FOLDER as TOKENIZER
+from .fairseq import FILES as FAIRSEQ_FILES
 from .fairseq import checkpoint_from_fairseq
 from .hugging_face import checkpoint_from_hugging_face
 from .imported import Imported
 from .opennmt import checkpoint_from_opennmt
-from .pickles import read_pickle
+from .pickles import pickle_in, read_pickle
 from .torch_about import DESCRIPTION
 from .torch_transformer import checkpoint_from_torch
 
@@ -56,17 +57,17 @@ def source_of(path: Path) -> Source:
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )
         return SOURCES["hugging face"]
-    files = [path] if path.is_file() else sorted(path.glob("*.pt"))
-    if not files:
+    if path.is_dir() and not any(path.glob("*.pt")):
         raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
-    content = read_pickle(files[0])
+    file = pickle_in(path, FAIRSEQ_FILES)
+    content = read_pickle(file)
     keys = content.keys() if isinstance(content, dict) else set()
     if {"generator", "vocab", "opt"} <= keys:
         return SOURCES["opennmt"]
     if "model" in keys and ("args" in keys or "cfg" in keys):
         return SOURCES["fairseq"]
     held = ", ".join(sorted(map(str, keys))[:6]) or type(content).__name__
-    raise CheckpointError(f"{files[0]} holds {held}, which is not understood; expected {KNOWN}")
+    raise CheckpointError(f"{file} holds {held}, which is not understood; expected {KNOWN}")
 
 
 def is_ours(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from .mending import check_same, shape_of, split_projections, with_parts
 from .pickles import entry, pickle_in, read_pickle, tensors
 from .renames import layer_renames, renamed_weights
 
+FILES = ("checkpoint_best.pt", "checkpoint_last.pt")  # of a folder with several, the one that is meant
 SPECIALS = 4  # <s> <pad> </s> <unk>, then the lines of the dictionary
 IGNORED = (  # numbers of file versions, and what is left of tables that are computed
     "encoder.version",
@@ -79,7 +80,7 @@ OLD_NORMS = {  # of fairseq before 0.6
 
 def checkpoint_from_fairseq(source: Path) -> Imported:
     """The model of a folder with one checkpoint and its dictionaries, or of a .pt file with them beside it."""
-    path = pickle_in(source, ("checkpoint_best.pt", "checkpoint_last.pt"))
+    path = pickle_in(source, FILES)
     content = read_pickle(path)
     weights = new_names(tensors(entry(content, "model", path, "fairseq"), path))
     settings = settings_from_content(content, path)

@@ -198,10 +198,10 @@ def test_not_a_number_fails(which):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("  ", "the source is empty"),
-        ("5 six", "'5 six' is not a line of token ids such as: 17 4 250"),
+        ("  ", "the text is empty"),
+        ("5 six", "'six' is no token id, expected a line such as: 17 4 250"),
         ("5 99", "token 99, the vocabulary has 40"),
-        ("5 -1", "token -1"),
+        ("5 -1", "'-1' is no token id"),
         ("5 " * 21, "21 tokens, at most 20"),
     ],
 )
