@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
-from seq2engine.errors import RequestError, Seq2EngineError
+from seq2engine.cli_train import add_train_flags, run_train
+from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub = add("demo", run_demo, "the whole pipeline on small seeded models, on this machine, without a GPU")
     sub.add_argument("--out", type=Path, default=Path("out/demo"), help="folder to write (default: %(default)s)")
 
-    add_train(add("train", run_train, "train a model on parallel text: TSV, or two aligned files"))
+    add_train_flags(add("train", run_train, "train a model on parallel text: TSV, or two aligned files"))
 
     sub = add("import", run_import, "make a checkpoint of one from Hugging Face, fairseq, OpenNMT-py or torch.nn")
     sub.add_argument("source", type=Path, help="folder or file to read")
@@ -156,46 +157,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_train(parser: argparse.ArgumentParser) -> None:
-    where = "TSV of source and target, or PATH of two aligned files PATH.source and PATH.target"
-    parser.add_argument("data", type=Path, help=where)
-    parser.add_argument("checkpoint", type=Path, help="folder to write")
-    parser.add_argument("--dev", type=Path, required=True, help="the same, to validate on after each epoch")
-    for side in ("source", "target"):
-        help_text = "a token is a word between spaces, or a character (default: words)"
-        parser.add_argument(f"--{side}-split", choices=("words", "characters"), default="words", help=help_text)
-    parser.add_argument("--lower", action="store_true", help="lower-case the source, now and whenever it is decoded")
-    for flag, kind, help_text in (
-        ("--encoder-layers", int, "(default: 3)"),
-        ("--decoder-layers", int, "(default: 3)"),
-        ("--heads", int, "attention heads (default: 4)"),
-        ("--d-model", int, "width (default: 256)"),
-        ("--d-ff", int, "width of the feed-forward (default: 1024)"),
-        ("--norm", str, "pre or post (default: pre)"),
-        ("--positions", str, "sinusoidal, learned or rotary (default: sinusoidal)"),
-        ("--activation", str, "relu, gelu or silu (default: relu)"),
-        ("--dropout", float, "(default: 0.1)"),
-        ("--max-source", int, "most source tokens; longer pairs are left out (default: 128)"),
-        ("--max-target", int, "most target tokens (default: 128)"),
-    ):
-        parser.add_argument(flag, type=kind, help=help_text)
-    for flag, kind, help_text in (
-        ("--epochs", int, "times through the data (default: 20)"),
-        ("--minutes", float, "stop after that long, with what has been learnt by then"),
-        ("--batch-tokens", int, "source and target tokens of a batch (default: 8000)"),
-        ("--warmup", int, "steps until the learning rate is highest (default: 2000)"),
-        ("--rate", float, "times the paper's learning rate (default: 1)"),
-        ("--label-smoothing", float, "(default: 0.1)"),
-        ("--clip", float, "longest gradient (default: 1)"),
-        ("--average", int, "epochs whose weights are averaged (default: 5)"),
-        ("--seed", int, "same seed, same model (default: 0)"),
-    ):
-        parser.add_argument(flag, type=kind, help=help_text)
-    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
-    parser.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
-    add_json(parser)
-
-
 def add_bundle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="bundle folder")
 
@@ -210,7 +171,19 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--references", type=Path, metavar="TSV", help=f"lines of source<TAB>right output: {what}")
+    help_text = f"lines of source<TAB>right output, or shipped:g2p for that model's test split: {what}"
+    parser.add_argument("--references", metavar="TSV", help=help_text)
+
+
+def references_from_args(args: argparse.Namespace) -> dict[str, list[str]] | None:
+    from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
+    from seq2engine.runtime.quality import references_from_file
+
+    if args.references is None:
+        return None
+    scheme, _, name = args.references.partition(":")
+    path = shipped_checkpoint(name) / TEST_SPLIT if scheme == "shipped" else Path(args.references)
+    return references_from_file(path, args.count)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -225,45 +198,6 @@ def run_demo(args: argparse.Namespace) -> int:
     from seq2engine.demo import demo
 
     print(demo(args.out, progress_for(args)))
-    return 0
-
-
-def run_train(args: argparse.Namespace) -> int:
-    import dataclasses
-
-    import torch
-
-    from seq2engine.model.train import TrainOptions
-    from seq2engine.model.train_text import DEFAULTS, TextOptions, train_from_text
-
-    if args.threads is not None:
-        if args.threads < 1:
-            raise RequestError(f"--threads {args.threads}, expected at least 1")
-        torch.set_num_threads(args.threads)
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    fields = {field.name for field in dataclasses.fields(TrainOptions)}
-    try:
-        result = train_from_text(
-            args.data,
-            args.dev,
-            args.checkpoint,
-            sizes={name: given[name] for name in DEFAULTS if name in given},
-            text=TextOptions(args.source_split, args.target_split, args.lower),
-            options=TrainOptions(**{name: given[name] for name in fields if name in given}),
-            force=args.force,
-            progress=progress_for(args),
-        )
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last step", file=sys.stderr)
-        return 130
-    if args.json:
-        print(result.to_json())
-        return 0
-    left_out = f", {result.left_out} pairs too long and left out" if result.left_out else ""
-    print(f"{result.parameters:,} parameters, {result.epochs} epochs in {result.minutes:.1f} minutes{left_out}")
-    print(f"dev loss {result.dev_loss:.3f}, exact match {result.exact_match:.1%} (last epoch, before averaging)")
-    print(f"checkpoint: {result.checkpoint}\nreport: {result.checkpoint / 'reports' / 'training.html'}")
-    print(f"state: {result.state} (train on with more --epochs and --force; delete it when you are done)")
     return 0
 
 
@@ -343,10 +277,8 @@ def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.export.bundle import open_bundle, write_text
     from seq2engine.runtime.parity import parity_of
     from seq2engine.runtime.parity_report import parity_html, parity_table
-    from seq2engine.runtime.quality import references_from_file
 
     bundle = open_bundle(args.bundle)
-    references = None if args.references is None else references_from_file(args.references, args.count)
     result = parity_of(
         bundle,
         backend=args.backend,
@@ -358,7 +290,7 @@ def run_parity(args: argparse.Namespace) -> int:
         threads=args.threads,
         engine=args.engine,
         progress=progress_for(args),
-        references=references,
+        references=references_from_args(args),
     )
     report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
     write_text(report, parity_html(result))
@@ -396,10 +328,8 @@ def run_bench(args: argparse.Namespace) -> int:
     from seq2engine.benchmarks.report import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
     from seq2engine.export.bundle import open_bundle, write_text
-    from seq2engine.runtime.quality import references_from_file
 
     bundle = open_bundle(args.bundle)
-    references = None if args.references is None else references_from_file(args.references, args.count)
     result = bench_bundle(
         bundle,
         backends=args.backend,
@@ -408,7 +338,7 @@ def run_bench(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         threads=args.threads,
         progress=progress_for(args),
-        references=references,
+        references=references_from_args(args),
     )
     report = bundle.root / "reports" / "bench.html"
     write_text(report, bench_html(result))
