@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def family_of(values: Mapping[str, Any], where: str) -> Family:
     name = values.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointError(f"{where}: model_type is {name!r}, expected one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
@@ -119,7 +119,7 @@ def settings_of(family: Family, values: Mapping[str, Any], where: str) -> dict[s
     for name, wanted in required_values(family, settings).items():
         if settings.get(name, wanted) != wanted:
             problems.append(f"{name} is {settings[name]!r}, supported for {family.kind} is {wanted!r}")
-    if settings["activation_function"] not in ACTIVATIONS:
+    if settings["activation_function"] not in tuple(ACTIVATIONS):
         known = ", ".join(ACTIVATIONS)
         problems.append(f"activation_function is {settings['activation_function']!r}, supported are {known}")
     if problems:

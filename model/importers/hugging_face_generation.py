@@ -74,6 +74,8 @@ def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]
             fits, wanted = type(value) is int and value >= default, f"a whole number from {default} on"
         else:
             fits, wanted = type(value) in (int, float), "a number"
+            if name == "repetition_penalty" and fits:
+                fits, wanted = value > 0, "more than 0"
         if not fits:
             raise CheckpointError(f"{where}: {name} is {value!r}, expected {wanted}")
         if value != default:
