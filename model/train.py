@@ -29,7 +29,10 @@ from .transformer import Transformer
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train. The learning rate is the paper's, times `rate`; `average` is over that many epochs' weights."""
+    """How to train. The learning rate is the paper's, times `rate`; `average` is over that many epochs' weights.
+
+    With a `cooldown` the learning rate falls to zero over that many last epochs, in a straight line.
+    """
 
     epochs: int = 20
     batch_tokens: int = 8000
@@ -38,6 +41,7 @@ class TrainOptions:
     label_smoothing: float = 0.1
     clip: float = 1.0
     average: int = 5
+    cooldown: int = 0
     seed: int = 0
     minutes: float | None = None  # stop after the step that passes this, with what has been learnt by then
 
@@ -47,6 +51,8 @@ class TrainOptions:
             for name in ("epochs", "batch_tokens", "warmup", "rate", "clip", "average")
             if getattr(self, name) <= 0
         ]
+        if not 0 <= self.cooldown <= self.epochs:
+            problems.append(f"cooldown {self.cooldown}, expected 0 to the epochs {self.epochs}")
         if not 0 <= self.label_smoothing < 1:
             problems.append(f"label smoothing {self.label_smoothing}, expected 0 to below 1")
         if problems:
@@ -87,7 +93,9 @@ def train_model(
     """
     flat = FlatParameters(model)
     about = {**dataclasses.asdict(options), **dataclasses.asdict(model.config), "data": fingerprint(train)}
-    del about["minutes"], about["epochs"]  # a run may go on for longer than it was begun for
+    del about["minutes"]
+    if not options.cooldown:  # without an end to fall towards, a run may go on for longer than it was begun for
+        del about["epochs"]
     files = TrainingFiles(folder, flat, about)
     cursor = files.cursor
     begun = time.monotonic() - cursor.seconds
@@ -99,7 +107,9 @@ def train_model(
         model.train()
         for i in range(cursor.batch, len(order)):
             batch = batch_from_pairs([train[j] for j in order[i]])
-            loss = train_step(model, flat, batch, cursor.step + 1, options)
+            left = options.epochs - cursor.epoch - i / len(order)
+            share = min(1.0, left / options.cooldown) if options.cooldown else 1.0
+            loss = train_step(model, flat, batch, cursor.step + 1, options, share)
             seconds = time.monotonic() - begun
             cursor = Cursor(1 - cursor.slot, cursor.step + 1, cursor.epoch, i + 1, seconds)
             files.save(cursor)
@@ -149,12 +159,15 @@ class Pace:
         return (total - before) / max(now - then, 1e-9)
 
 
-def train_step(model: Transformer, flat: FlatParameters, batch: Batch, step: int, options: TrainOptions) -> float:
-    """One update. Dropout is drawn from the step's own seed, so a resumed step is the same step."""
+def train_step(
+    model: Transformer, flat: FlatParameters, batch: Batch, step: int, options: TrainOptions, share: float = 1.0
+) -> float:
+    """One update, at that share of the learning rate. Dropout is drawn from the step's own seed, so a resumed step is
+    the same step."""
     torch.manual_seed(options.seed * 1_000_003 + step)
     loss = loss_of(model, batch, options.label_smoothing)
     loss.backward()
-    rate = options.rate * model.config.d_model**-0.5 * min(step**-0.5, step * options.warmup**-1.5)
+    rate = share * options.rate * model.config.d_model**-0.5 * min(step**-0.5, step * options.warmup**-1.5)
     flat.adam(rate, step, options.clip)
     return float(loss.detach())
 

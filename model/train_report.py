@@ -76,6 +76,7 @@ def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, obje
         ("dropout, label smoothing", f"{config.dropout:g}, {options.label_smoothing:g}"),
         ("tokens per batch, warm-up steps", f"{options.batch_tokens}, {options.warmup}"),
         ("gradient norm clipped at, rate", f"{options.clip:g}, {options.rate:g}"),
+        ("epochs averaged, epochs of cooldown", f"{options.average}, {options.cooldown}"),
         ("seed", options.seed),
     ]
 

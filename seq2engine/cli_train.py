@@ -42,6 +42,11 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         ("--label-smoothing", float, "(default: 0.1)"),
         ("--clip", float, "longest gradient (default: 1)"),
         ("--average", int, "epochs whose weights are averaged (default: 5)"),
+        (
+            "--cooldown",
+            int,
+            "last epochs over which the learning rate falls to zero (default: 0, the paper's schedule)",
+        ),
         ("--seed", int, "same seed, same model (default: 0)"),
     ):
         parser.add_argument(flag, type=kind, help=help_text)

@@ -28,7 +28,7 @@ def test_quickstart_commands_run(tmp_path):
     script = "set -euo pipefail\n" + block("sh")
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "out" / "tiny" / "reports").glob("*.html")} == {
+    assert {path.name for path in (tmp_path / "out" / "g2p" / "reports").glob("*.html")} == {
         "attention.html",
         "bench.html",
         "parity-onnxruntime-fp32.html",
