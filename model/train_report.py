@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from seq2engine.page import heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, heading_html, note_html, page_html, table_html
 from seq2engine.progress import duration
 
 from .config import ModelConfig
@@ -61,7 +61,9 @@ def training_html(history: History, name: str, config: ModelConfig, options: Tra
             heading_html("Epochs"),
             table_html(("epoch", "steps", "after", "dev loss", "exact match"), rows),
             heading_html("Model and options"),
-            table_html(("what", "value"), [(key, str(value)) for key, value in settings(config, options)]),
+            table_html(
+                ("what", "value"), [(key, Html(f"<span>{value}</span>")) for key, value in settings(config, options)]
+            ),
         ],
     )
 
@@ -69,14 +71,14 @@ def training_html(history: History, name: str, config: ModelConfig, options: Tra
 def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, object]]:
     layers = f"{config.encoder_layers} + {config.decoder_layers}"
     return [
-        ("layers, encoder + decoder", layers),
-        ("width, heads, feed-forward", f"{config.d_model}, {config.heads}, {config.d_ff}"),
-        ("norm, positions, activation", f"{config.norm}, {config.positions}, {config.activation}"),
-        ("vocabulary, source and target", f"{config.source_vocab}, {config.target_vocab}"),
-        ("dropout, label smoothing", f"{config.dropout:g}, {options.label_smoothing:g}"),
-        ("tokens per batch, warm-up steps", f"{options.batch_tokens}, {options.warmup}"),
-        ("gradient norm clipped at, rate", f"{options.clip:g}, {options.rate:g}"),
-        ("epochs averaged, epochs of cooldown", f"{options.average}, {options.cooldown}"),
+        ("layers", layers),
+        ("width, heads, inner", f"{config.d_model}, {config.heads}, {config.d_ff}"),
+        ("variants", f"{config.norm}, {config.positions}, {config.activation}"),
+        ("vocabularies", f"{config.source_vocab}, {config.target_vocab}"),
+        ("dropout, smoothing", f"{config.dropout:g}, {options.label_smoothing:g}"),
+        ("batch tokens, warm-up", f"{options.batch_tokens}, {options.warmup}"),
+        ("gradient clip, rate", f"{options.clip:g}, {options.rate:g}"),
+        ("averaged, cooldown", f"{options.average}, {options.cooldown}"),
         ("seed", options.seed),
     ]
 
@@ -90,7 +92,7 @@ def smoothed(points: list[tuple[float, float]], share: float = 0.2) -> list[tupl
 
 
 def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
-    """Lines over a grid, their names inside the picture at the top right."""
+    """Lines over a grid, their names above. On a narrow screen it scrolls, because nobody could read it any smaller."""
     values = [point for _, _, points in curves for point in points]
     widest = max(max(x for x, _ in values), 1e-9)
     low, high = min(0.0, min(y for _, y in values)), max(y for _, y in values)
@@ -103,7 +105,8 @@ def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
             HEIGHT - BOTTOM - (y - low) / max(high - low, 1e-9) * (HEIGHT - TOP - BOTTOM),
         )
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(up)} against {escape(across)}">']
+    label = f"{escape(up)} against {escape(across)}"
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" style="min-width:38rem" role="img" aria-label="{label}">']
     for mark in marks:
         _, y = place(0, mark)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="var(--line)"/>')
@@ -113,17 +116,17 @@ def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
         if x <= WIDTH - RIGHT:
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{mark:g}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(across)}</text>')
-    for number, (label, colour, points) in enumerate(curves):
+    for _, colour, points in curves:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         if len(points) <= 60:
             for point in points:
                 x, y = place(*point)
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-        y = TOP + 16 + 20 * number
-        parts.append(f'<path d="M{WIDTH - 250} {y - 4}h24" stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{WIDTH - 220}" y="{y}">{escape(label)}</text>')
-    return '<div class="scroll">' + "".join(parts) + "</svg></div>"
+    legend = " &nbsp; ".join(
+        f'<span style="color:{colour}">&#9644;</span> {escape(label)}' for label, colour, _ in curves
+    )
+    return f'<p class="note">{legend}</p><div class="scroll">' + "".join(parts) + "</svg></div>"
 
 
 def ticks(low: float, high: float) -> list[float]:
