@@ -49,14 +49,9 @@ def demo(out: Path, progress: Progress) -> str:
     )
     base = onnx_from_model(random_model("base"), out / "base", ("fp32", "fp16"), force=True, progress=progress)
     engines = [
-        engines_from_onnx(
-            base,
-            [TARGET],
-            dataclasses.replace(default_ranges(base.config), beam=Range(beam, beam, beam)),
-            precision,
-            progress=progress,
-        )
-        for precision in base.precisions
+        (name, engine_stage(made, precision, beam, progress))
+        for name, made in (("g2p", bundle), ("base", base))
+        for precision in made.precisions
         for beam in (1, BEAM)
     ]
     verdicts = [parity_stage(bundle, precision, references, progress) for precision in bundle.precisions]
@@ -90,6 +85,11 @@ def demo(out: Path, progress: Progress) -> str:
     )
 
 
+def engine_stage(bundle: Bundle, precision: str, beam: int, progress: Progress) -> Passport:
+    ranges = dataclasses.replace(default_ranges(bundle.config), beam=Range(beam, beam, beam))
+    return engines_from_onnx(bundle, [TARGET], ranges, precision, progress=progress)
+
+
 def parity_stage(bundle: Bundle, precision: str, references: References, progress: Progress) -> str:
     result = parity_of(
         bundle, precision=precision, beam=BEAM, threads=THREADS, progress=progress, references=references
@@ -104,15 +104,15 @@ def parity_stage(bundle: Bundle, precision: str, references: References, progres
     return f"parity {precision}: {'passed' if result else 'FAILED'}: {result.reason}; {rates}"
 
 
-def launch_table(engines: list[Passport]) -> str:
-    """Kernel launches of the `base` decoder step, read from the engines; they were built here, without a GPU."""
+def launch_table(engines: list[tuple[str, Passport]]) -> str:
+    """Kernel launches of the decoder steps, read from the engines; they were built here, without a GPU."""
     rows = [
         (
-            f"base decoder step, {passport.precision}, beam {passport.ranges.beam.max}",
+            f"{name} decoder step, {passport.precision}, beam {passport.ranges.beam.max}",
             passport.engines["decoder_step"].launches,
             f"{passport.engines['decoder_step'].fused_attentions} of {passport.engines['decoder_step'].attentions}",
         )
-        for passport in engines
+        for name, passport in engines
     ]
     return text_table((f"TensorRT engine for {TARGET}", "launches", "fused attentions"), rows)
 
