@@ -91,7 +91,9 @@ def read_config(path: Path) -> ModelConfig:
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected the fields of a seq2engine config")
     if "model_type" in values or "architectures" in values:
         kind = values.get("model_type", "another library")
-        raise CheckpointError(f"{path} describes a model of {kind}; expected a seq2engine checkpoint")
+        raise CheckpointError(
+            f"{path} describes a model of {kind}; make it ours with: seq2engine import {path.parent} CHECKPOINT"
+        )
     try:
         return config_from_dict(values, where=str(path))
     except ConfigError as error:

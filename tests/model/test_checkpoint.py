@@ -165,7 +165,8 @@ def test_a_config_that_holds_no_fields(saved: Path, content: str, kind: str) -> 
 )
 def test_the_config_of_another_library(saved: Path, foreign: dict[str, object], kind: str) -> None:
     (saved / "config.json").write_text(json.dumps(foreign))
-    assert error_of(saved) == f"{saved}/config.json describes a model of {kind}; expected a seq2engine checkpoint"
+    mend = f"make it ours with: seq2engine import {saved} CHECKPOINT"
+    assert error_of(saved) == f"{saved}/config.json describes a model of {kind}; {mend}"
 
 
 def test_a_config_with_other_fields_lists_them(saved: Path) -> None:

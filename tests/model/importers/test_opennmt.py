@@ -143,7 +143,7 @@ def test_a_model_with_all_its_biases(tmp_path: Path) -> None:
     config = imported.model.config
     assert (config.norm, config.norm_epsilon, config.max_source, config.output_bias) == ("pre", 1e-6, LENGTH, True)
     assert (config.pad_id, config.start_id, config.end_id) == (1, 2, 3)
-    assert (imported.kind, imported.generation) == ("opennmt", {})
+    assert (imported.kind, imported.generation) == ("OpenNMT-py", {})
     assert_same_model(reference, imported.model, tmp_path / "bundle")
 
 

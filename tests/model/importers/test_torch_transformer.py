@@ -70,7 +70,7 @@ def test_post_norm_with_final_norms_as_torch_makes_it(tmp_path: Path) -> None:
     assert (config.encoder_layers, config.decoder_layers, config.d_ff) == (1, 3, 24)
     assert (config.source_vocab, config.target_vocab, config.final_norm) == (30, 26, True)
     assert (config.share_embeddings, config.tie_output) == (False, False)
-    assert (imported.kind, imported.generation) == ("torch", {})
+    assert (imported.kind, imported.generation) == ("torch.nn.Transformer", {})
     assert_same_model(reference, imported.model, tmp_path / "bundle")
 
 
