@@ -30,10 +30,11 @@ def beam_search(
 
     `texts` are the sources' tokens, for rules that look at them.
 
-    With `semantics="huggingface"` what comes out is what
-    `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for that source alone. Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop
-    condition holds, the loop just goes on around it. Here it leaves the batch; until then it emits, and is fed, end
-    tokens. Equal scores rank by lower beam, then lower token.
+    With Hugging Face's semantics what comes out is what
+    `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for that source alone.
+    Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop condition holds,
+    the loop just goes on around it. Here it leaves the batch; until then it emits, and is fed, end tokens. Equal scores
+    rank by lower beam, then lower token.
 
     A source has fewer than `nbest` hypotheses where fewer than K sequences exist (a vocabulary no larger than the
     beam); Hugging Face fills up with copies whose sum of log-probabilities is -1e9.

@@ -62,18 +62,15 @@ def settled_when_full(standing: Standing, options: SearchOptions) -> np.ndarray:
 
 
 def settled_by_patience(standing: Standing, options: SearchOptions) -> np.ndarray:
-    """CTranslate2: K * patience hypotheses have ended.
+    """CTranslate2: K * patience hypotheses have ended, of one beam the first.
 
     Without a length penalty no later hypothesis can beat one that was the best candidate of its step: then n-best is
     enough.
     """
     if options.length_penalty == 0:
         return standing.topped & (standing.count >= options.nbest)
-    return standing.count >= patient_count(options)
-
-
-def patient_count(options: SearchOptions) -> int:
-    return math.floor(options.beam * options.patience + 0.5)
+    needed = 1 if options.beam == 1 else math.floor(options.beam * options.patience + 0.5)
+    return standing.count >= needed
 
 
 PROFILES = {

@@ -149,7 +149,6 @@ def options_from_seed(random: np.random.Generator) -> SearchOptions:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
-    """No excuse for ties: there were none in 1,800 sources."""
     for case in range(max(PROOF // BATCH // len(MODELS), 1)):
         random = np.random.default_rng([list(MODELS).index(name), case])
         options = options_from_seed(random)
