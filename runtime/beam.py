@@ -1,4 +1,4 @@
-"""Beam search with the semantics of Hugging Face `generate`.
+"""Beam search with the semantics of Hugging Face `generate`, or of another library (semantics.py).
 
     logits [B,K,V] -> the best 2K continuations of every source --+-- end token --> the K best ended hypotheses
                                                                   +-- any other --> the K running beams -> next step
@@ -18,6 +18,7 @@ from .greedy import log_sum_exp
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+from .semantics import PROFILES, Standing
 
 BLOCK = 64  # columns per block of `_top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
 
@@ -29,14 +30,16 @@ def beam_search(
 
     `texts` are the sources' tokens, for rules that look at them.
 
-    What comes out is what `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for
-    that source alone. Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop
-    condition holds, the loop just goes on around it. Here it leaves the batch; until then it emits, and is fed, end
-    tokens. Equal scores rank by lower beam, then lower token.
+    With Hugging Face's semantics what comes out is what
+    `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for that source alone.
+    Neighbours have no say: in Hugging Face, too, a source's hypotheses are frozen once its own stop condition holds,
+    the loop just goes on around it. Here it leaves the batch; until then it emits, and is fed, end tokens. Equal scores
+    rank by lower beam, then lower token.
 
     A source has fewer than `nbest` hypotheses where fewer than K sequences exist (a vocabulary no larger than the
     beam); Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
+    semantics = PROFILES[options.semantics]
     beam = options.beam
     own = np.arange(beam)
     rules = Rules(options, special, texts)
@@ -53,13 +56,26 @@ def beam_search(
     while not done.all():
         logits = step(tokens, parents)
         length += 1
-        normaliser = log_sum_exp(logits, sources)
-        allowed = rules.allowed(logits, tokens, parents, length, normaliser)
+        if semantics.renormalises:
+            allowed = rules.allowed(logits, tokens, parents, length)
+            normaliser = log_sum_exp(allowed, sources)
+        else:
+            normaliser = log_sum_exp(logits, sources)
+            allowed = rules.allowed(logits, tokens, parents, length, normaliser)
+        if semantics.forces_end and length == options.max_length:
+            allowed = _only(special.end, allowed)
         scores, tokens, parents = _best_continuations(allowed, running, normaliser)
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
-        heard = stops & ~done[:, None] & (np.arange(stops.shape[1]) < beam)
+        rank = np.arange(stops.shape[1])
+        heard = stops & ~done[:, None] & (rank < beam)
+        room = beam - ended.count[sources, None]  # [B, 1]
+        if semantics.shrinks:
+            heard &= rank < room
+            stops |= rank >= room
+        elif semantics.first_come:
+            heard &= heard.cumsum(axis=1) <= room
         normalised = np.where(heard, scores / length**options.length_penalty, -np.inf)
         ended.add(sources, normalised, length, parents, tokens)
 
@@ -67,7 +83,9 @@ def beam_search(
         running = np.take_along_axis(np.where(stops, -np.inf, scores), go_on, axis=1)
         tokens = np.take_along_axis(tokens, go_on, axis=1)
         parents = np.take_along_axis(parents, go_on, axis=1)
-        done = done | (length == options.max_length) | _settled(ended.scores[sources], running, length, options)
+        standing = Standing(ended.scores[sources], running, ended.count[sources], ended.topped[sources], length)
+        exhausted = (running[:, 0] == -np.inf) | (length == options.max_length)
+        done = done | exhausted | semantics.settled(standing, options)
         tokens[done] = special.end
         parents[done] = own
         trail[:, length - 1, sources] = tokens, parents
@@ -83,20 +101,11 @@ def beam_search(
     return ended.hypotheses(trail[:, :length], options.nbest)
 
 
-def _settled(ended: np.ndarray, running: np.ndarray, length: int, options: SearchOptions) -> np.ndarray:
-    """Scores [B,K] of ended hypotheses and running beams, both best first -> the sources [B] that need no more steps.
-
-    With K hypotheses ended, `early_stopping` decides: True stops at once; False when the best running beam, normalised
-    at its present length, is no better than the worst of them; "never" when it could not become better either.
-    """
-    full = ended[:, -1] > -np.inf
-    exhausted = running[:, 0] == -np.inf
-    if options.early_stopping != "never" and options.early_stopping:
-        return full | exhausted
-    # Log-probabilities only fall, so with a reward for length the best a beam can hope for is never to fall again.
-    hopeful = options.early_stopping == "never" and options.length_penalty > 0
-    reach = running[:, 0] / (options.max_length if hopeful else length) ** options.length_penalty
-    return (full & (reach <= ended[:, -1])) | exhausted
+def _only(token: int, logits: np.ndarray) -> np.ndarray:
+    """Logits [B,K,V] of which only this token's are left."""
+    result = np.full_like(logits, -np.inf)
+    result[..., token] = logits[..., token]
+    return result
 
 
 def _best_continuations(
@@ -151,13 +160,18 @@ class _Ended:
     def __init__(self, batch: int, beam: int):
         self.scores = np.full((batch, beam), -np.inf)  # -inf: none yet
         self.places = np.zeros((batch, beam, 3), dtype=np.int64)  # length, the beam it continues, its last token
+        self.count = np.zeros(batch, dtype=np.int64)  # of all that have ended, the K best or not
+        self.topped = np.zeros(batch, dtype=bool)  # whether the best candidate of a step has ever been among them
 
     def add(
         self, sources: np.ndarray, scores: np.ndarray, length: int, parents: np.ndarray, tokens: np.ndarray
     ) -> None:
-        """Candidates [B,C] of these sources; a score of -inf is no candidate."""
-        if not (scores > -np.inf).any():
+        """Candidates [B,C] of these sources, best first; a score of -inf is no candidate."""
+        new = scores > -np.inf
+        if not new.any():
             return
+        self.count[sources] += new.sum(axis=1)
+        self.topped[sources] |= new[:, 0]
         places = np.stack([np.full_like(tokens, length), parents, tokens], axis=-1)
         all_scores = np.concatenate([self.scores[sources], scores], axis=1)
         all_places = np.concatenate([self.places[sources], places], axis=1)

@@ -26,7 +26,7 @@ def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOp
     step = TreeStep(session, state, len(rows), options.beam, options.max_length)
     config = session.config
     special = Special(config.start_id if options.start is None else options.start, config.end_id)
-    search = greedy_search if options.beam == 1 else beam_search
+    search = greedy_search if options.greedy else beam_search
     return (yield from search(step, len(rows), special, options, rows))
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import ConfigError
 
+SEMANTICS = ("huggingface", "fairseq", "ctranslate2", "marian")  # whose beam search; semantics.py says what they mean
+
 
 class Step(Protocol):
     """One decoder step for K beams of B sources.
@@ -36,6 +38,9 @@ class SearchOptions:
     (the target language, in models that have several), `forced_eos` what it ends with when it is cut off at the maximum
     length. `banned` are tokens, and sequences of tokens, that are never said. A repeated n-gram is one that the output
     has said before, or, for `source_no_repeat_ngram`, one that stands in the source; 0 allows them.
+
+    `semantics` names the library whose beam search this is. `early_stopping` is Hugging Face's and means nothing to the
+    others; `patience` is CTranslate2's: so many times the beam must end before a source is done.
     """
 
     max_length: int = 64
@@ -51,6 +56,8 @@ class SearchOptions:
     no_repeat_ngram: int = 0
     source_no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
+    semantics: str = "huggingface"
+    patience: float = 1.0
 
     def __post_init__(self) -> None:
         problems = []
@@ -69,10 +76,21 @@ class SearchOptions:
                 problems.append(f"{name.replace('_', ' ')} {getattr(self, name)}, expected 0 (none) or more")
         if not self.repetition_penalty > 0:
             problems.append(f"repetition penalty {self.repetition_penalty}, expected more than 0")
+        if self.semantics not in SEMANTICS:
+            problems.append(f"semantics {self.semantics!r}, expected one of {', '.join(SEMANTICS)}")
+        if self.patience != 1.0 and self.semantics != "ctranslate2":
+            problems.append(f"patience {self.patience}, expected 1, unless semantics are ctranslate2")
+        elif self.patience != 1.0 and not self.beam * self.patience + 0.5 >= self.nbest:
+            problems.append(f"patience {self.patience}, expected at least nbest {self.nbest} / beam {self.beam}")
         if not all(self.banned):
             problems.append("a banned sequence is empty, expected at least one token")
         if problems:
             raise ConfigError("search options: " + "; ".join(problems))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether greedy search will do: with one beam, only Hugging Face has rules of its own for that."""
+        return self.beam == 1 and self.semantics == "huggingface"
 
     def unknown_tokens(self, vocab: int) -> list[int]:
         """Token ids asked for that a vocabulary of this size does not have."""

@@ -41,8 +41,15 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         help="cut lines that are too long; without, each is an error and an empty line",
     )
     sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
-    sub.add_argument("--length-penalty", type=float, help=f"as in Hugging Face {OWN.format(1.0)}")
-    sub.add_argument("--early-stopping", choices=("true", "false", "never"), help=OWN.format("false"))
+    sub.add_argument(
+        "--semantics",
+        metavar="NAME",
+        help=f"whose beam search: huggingface, fairseq, ctranslate2, marian {OWN.format('huggingface')}",
+    )
+    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
+    sub.add_argument(
+        "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
+    )
     sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
     sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
     sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
@@ -103,6 +110,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         session.limits.target,
         str(bundle.root / GENERATION),
         beam=args.beam,
+        semantics=args.semantics,
         length_penalty=args.length_penalty,
         early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
         nbest=args.nbest,

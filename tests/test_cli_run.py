@@ -196,6 +196,14 @@ def test_the_models_own_way_of_decoding_comes_first(cli, tmp_path):
             min_length=4, no_repeat_ngram=1, early_stopping="never"
         )
         assert tokens("--length-penalty", "-2") == expected(length_penalty=-2.0)
+        assert tokens("--max-length", "1") == expected(max_length=1, min_length=1) != [(CONFIG.end_id,)]
+        assert tokens("--max-length", "1", "--semantics", "fairseq") == [(CONFIG.end_id,)]  # it ends, and never cuts
+
+
+def test_semantics_nobody_has(cli, bundle):
+    code, out, err = cli("run", bundle, "abc", "--semantics", "moses")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: search options: semantics 'moses', expected one of huggingface, fairseq")
 
 
 @pytest.mark.parametrize("flag", ["--from", "--to"])

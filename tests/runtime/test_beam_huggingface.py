@@ -1,8 +1,12 @@
-"""Our beam search is Hugging Face's: same tokens, same scores, on the same random models."""
+"""Our beam search is Hugging Face's: same tokens, same scores, on the same random models.
+
+The more sources the surer: SEQ2ENGINE_PROOF=1500 pytest <this file> -k random.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 from functools import cache
 from typing import Any
 
@@ -20,6 +24,7 @@ VOCAB, PAD, END = 40, 0, 1
 SPECIAL = Special(start=PAD, end=END)  # Marian starts on the padding token
 MAX_LENGTH = 10
 NEVER = MAX_LENGTH + 1
+PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "72"))  # random sources to compare
 
 # name -> scale of the output weights, what the end token's logit is raised by
 MODELS = {
@@ -170,6 +175,27 @@ def test_a_batch_gives_what_generate_gives_for_each_source_alone(
         for nbest in library_answer(model, ids[row, None, :length], mask[row, None, :length], options)
     ]
     assert_same(ours, library)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_sources_with_random_options(name: str) -> None:
+    model, batch = marian(name), 6
+    for case in range(max(PROOF // batch // len(MODELS), 1)):
+        random = np.random.default_rng([list(MODELS).index(name), case])
+        beam = int(random.choice([1, 2, 4, 8]))
+        early_stopping = EARLY_STOPPING[random.integers(3)]
+        penalty = float(random.choice([0.0, 0.6, 1.0, 2.0]))
+        nbest = int(random.integers(1, beam + 1))
+        options = SearchOptions(int(random.integers(4, 14)), beam, penalty, early_stopping, nbest)
+        mask = torch.arange(12) < torch.from_numpy(random.integers(1, 13, (batch, 1)))
+        ids = torch.from_numpy(random.integers(2, VOCAB, (batch, 12))).masked_fill(~mask, PAD)
+
+        search = greedy_search if beam == 1 else beam_search
+        ours, _ = run(search(MarianStep(model, ids, mask.long()), batch, SPECIAL, options))
+        library = library_answer(model, ids, mask.long(), options)
+        if beam == 1:  # `generate` gives no scores
+            library = [[Hypothesis(b.tokens, o.score)] for [b], [o] in zip(library, ours, strict=True)]
+        assert_same(ours, library)
 
 
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)

@@ -1,0 +1,161 @@
+"""Beam search with the semantics of CTranslate2 is CTranslate2's: same tokens, same scores, on the same random models.
+
+Its rules are those of src/decoding.cc (v4.8). The more sources the surer: SEQ2ENGINE_PROOF=1500 pytest <this file>.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import pytest
+import torch
+from ctranslate2.converters.transformers import MarianMTLoader
+from transformers import MarianConfig, MarianMTModel
+
+from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search import Hypothesis, SearchOptions
+from seq2engine.runtime.torch_session import TorchSession
+
+PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "120"))  # sources to compare
+BATCH = 5
+VOCAB, END, PAD = 41, 0, 40  # CTranslate2 drops the padding token, which has to be the last one
+TOKENS = [f"t{token}" for token in range(PAD)]
+BEAMS, PENALTIES = (1, 2, 4, 8), (0.0, 0.6, 1.0, 2.0)
+
+# name -> scale of the output weights, what the end token's logit is raised by
+MODELS = {
+    "flat": (1.0, 1.5),
+    "flat, ends at once": (1.0, 6.0),
+    "middling": (2.0, 4.0),
+    "peaky": (4.0, 8.0),
+    "very peaky": (12.0, 18.0),
+    "never ends": (4.0, -100.0),
+}
+
+
+def marian(name: str) -> MarianMTModel:
+    """Weak layers beside the embeddings: otherwise all random models of this size say one token for ever."""
+    scale, raise_end = MODELS[name]
+    torch.manual_seed(1)
+    config = MarianConfig(
+        vocab_size=VOCAB,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+        init_std=0.5 / 32**0.5,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    model = MarianMTModel(config).eval()
+    with torch.no_grad():
+        for part in (model.model.encoder, model.model.decoder):
+            part.embed_tokens.weight.normal_(std=1.0)
+            part.embed_tokens.weight[PAD] = 0.0  # CTranslate2 starts from zeros
+        model.lm_head.weight.normal_(std=scale / config.d_model**0.5)
+        model.final_logits_bias[0, END] += raise_end
+    return model
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model twice: in CTranslate2, and imported by us."""
+
+    theirs: ctranslate2.Translator
+    ours: TorchSession
+
+
+@cache
+def pair(name: str) -> Pair:
+    model = marian(name)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(Path(folder, "hugging_face"))
+        imported = checkpoint_from_hugging_face(Path(folder, "hugging_face"))
+        loader = MarianMTLoader()  # the converter itself would ask for a tokenizer
+        spec = loader.get_model_spec(model)
+        loader.set_vocabulary(spec, TOKENS)
+        spec.config.eos_token, spec.config.unk_token, spec.config.decoder_start_token = TOKENS[END], "t1", TOKENS[END]
+        spec.validate()
+        Path(folder, "ctranslate2").mkdir()
+        spec.save(str(Path(folder, "ctranslate2")))
+        translator = ctranslate2.Translator(
+            str(Path(folder, "ctranslate2")), compute_type="float32", inter_threads=1, intra_threads=1
+        )
+    return Pair(translator, TorchSession(imported.model, "fp32"))
+
+
+def their_answer(name: str, sources: list[list[int]], options: SearchOptions) -> list[list[Hypothesis]]:
+    """What `translate_batch` says, in our words. Its lengths do not count the end token, as ours do."""
+    answers = pair(name).theirs.translate_batch(
+        [[TOKENS[token] for token in source] for source in sources],
+        beam_size=options.beam,
+        num_hypotheses=options.nbest,
+        length_penalty=options.length_penalty,
+        patience=options.patience,
+        max_decoding_length=options.max_length,
+        min_decoding_length=max(options.min_length - 1, 0),
+        no_repeat_ngram_size=options.no_repeat_ngram,
+        repetition_penalty=options.repetition_penalty,
+        suppress_sequences=[[TOKENS[token] for token in words] for words in options.banned if words != (PAD,)],
+        return_scores=True,
+        return_end_token=True,
+    )
+    return [
+        [
+            Hypothesis(tuple(TOKENS.index(token) for token in tokens), score)
+            for tokens, score in zip(answer.hypotheses, answer.scores, strict=True)
+        ]
+        for answer in answers
+    ]
+
+
+def options_from_seed(random: np.random.Generator) -> SearchOptions:
+    """Random options; every other one has rules besides."""
+    beam = int(random.choice(BEAMS))
+    patience = float(random.choice([0.5, 1.0, 1.0, 1.0, 2.0]))
+    values: dict[str, Any] = {"min_length": int(random.choice([0, 2]))}
+    banned: list[tuple[int, ...]] = [(PAD,)]
+    if random.random() < 0.5:
+        values["min_length"] = int(random.integers(0, 6))
+        values["no_repeat_ngram"] = int(random.integers(0, 4))
+        values["repetition_penalty"] = float(random.choice([1.0, 1.3]))
+        banned += [(int(random.integers(1, PAD)),), tuple(random.integers(1, PAD, 2).tolist())]
+    return SearchOptions(
+        max_length=int(random.integers(6, 16)),
+        beam=beam,
+        length_penalty=float(random.choice(PENALTIES)),
+        patience=patience,
+        nbest=int(random.integers(1, min(beam, max(1, int(beam * patience))) + 1)),
+        banned=tuple(banned),
+        semantics="ctranslate2",
+        **values,
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
+    for case in range(max(PROOF // BATCH // len(MODELS), 1)):
+        random = np.random.default_rng([list(MODELS).index(name), case])
+        options = options_from_seed(random)
+        sources = [random.integers(1, PAD, random.integers(1, 13)).tolist() for _ in range(BATCH)]
+        ours, theirs = generate(pair(name).ours, sources, options), their_answer(name, sources, options)
+        for source, our_nbest, their_nbest in zip(sources, ours, theirs, strict=True):
+            said = [found.tokens for found in our_nbest], [found.tokens for found in their_nbest]
+            assert said[0] == said[1], (case, source, options)
+            scores = [found.score for found in our_nbest]
+            assert scores == pytest.approx([found.score for found in their_nbest], abs=1e-4), (case, source, options)
