@@ -46,14 +46,50 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
     sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
     sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
-    sub.add_argument(
-        "--no-repeat-ngram",
-        type=int,
-        metavar="N",
-        help=f"say no N tokens in a row twice {OWN.format('0, which allows it')}",
-    )
+    add_rules(sub)
+    add_sampling(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.set_defaults(usage_error=sub.error)
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """What may be said. Tokens are given as ids, as `run --json` shows them; only a prefix is text like the lines."""
+    rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
+    rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
+    rules.add_argument(
+        "--banned",
+        type=token_ids,
+        action="append",
+        metavar="IDS",
+        help="never say this token, or these in a row; may be given again, adds to the model's own",
+    )
+    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
+    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
+    rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
+    rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
+    rules.add_argument(
+        "--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)"
+    )
+    never = OWN.format("0, which allows it")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
+    rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
+    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
+    sampling.add_argument("--temperature", type=float, help="below 1 bolder for the likely, above for the rest")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
+    sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    words = text.split()
+    if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected token ids such as 17 or '17 4 250'")
+    return tuple(map(int, words))
 
 
 def add_languages(sub: argparse.ArgumentParser) -> None:
@@ -71,6 +107,8 @@ def run_run(args: argparse.Namespace) -> int:
 
     if args.text and args.input is not None:
         args.usage_error("give either TEXT or --input, not both")
+    if args.target_language is not None and args.forced_bos is not None:
+        args.usage_error("give either --to or --forced-bos, not both: a language is a first token")
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
@@ -80,7 +118,7 @@ def run_run(args: argparse.Namespace) -> int:
     ):
         options = options_from_args(args, bundle, session, tokenizer)
         failed = False
-        progress, size = progress_of_file(args)
+        progress, size = progress_of_file(args.input, args.quiet)
         for translated in translate_lines(
             session, tokenizer, lines, options, args.batch, args.truncate, args.source_language
         ):
@@ -98,8 +136,10 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
     from seq2engine.export.bundle import GENERATION
     from seq2engine.runtime.search import options_from_values
 
+    own = bundle.generation()
+    forced_bos = args.forced_bos if args.target_language is None else tokenizer.language_id(args.target_language)
     return options_from_values(
-        bundle.generation(),
+        own,
         session.limits.target,
         str(bundle.root / GENERATION),
         beam=args.beam,
@@ -108,27 +148,65 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         nbest=args.nbest,
         max_length=args.max_length,
         min_length=args.min_length,
+        start=args.start,
+        forced_bos=forced_bos,
+        forced_eos=args.forced_eos,
+        prefix=prefix_from_args(args, tokenizer, session, own.get("forced_bos") if forced_bos is None else forced_bos),
+        banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
+        first_banned=args.first_banned,
+        allowed=args.allowed,
         no_repeat_ngram=args.no_repeat_ngram,
-        forced_bos=None if args.target_language is None else tokenizer.language_id(args.target_language),
+        source_no_repeat_ngram=args.source_no_repeat_ngram,
+        repetition_penalty=args.repetition_penalty,
+        sample=args.sample,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
     )
+
+
+def prefix_from_args(
+    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
+) -> tuple[int, ...] | None:
+    """Ids are taken at their word; text stands behind the token that begins every output, and the output goes on."""
+    from seq2engine.runtime.translate import IdsTokenizer
+
+    if args.prefix is None:
+        return None
+    ids = tokenizer.encode_target(args.prefix)
+    if isinstance(tokenizer, IdsTokenizer):
+        return tuple(ids)
+    while ids and ids[-1] == session.config.end_id:
+        ids.pop()
+    return (*(() if forced_bos is None else (forced_bos,)), *ids)
 
 
 @contextmanager
 def lines_from_args(args: argparse.Namespace) -> Iterator[Iterator[Line]]:
     """The lines to decode; a file that cannot be opened is refused here, before anything is loaded."""
-    from seq2engine.runtime.lines import line_from_bytes, lines_from_chunks
+    from seq2engine.runtime.lines import line_from_bytes
 
     if args.text:  # bytes of an argument that are no UTF-8 come as surrogates
         raw = (text.encode("utf-8", "surrogateescape") for text in args.text)
         yield (line_from_bytes(number, text) for number, text in enumerate(raw, start=1))
         return
-    if args.input is None and sys.stdin is None:
-        raise RequestError("standard input is closed; give TEXT or --input FILE")
-    name = "standard input" if args.input is None else str(args.input)
-    source = sys.stdin.fileno() if args.input is None else args.input
+    with lines_from_input(args.input, instead="TEXT or --input FILE") as lines:
+        yield lines
+
+
+@contextmanager
+def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]]:
+    """The lines of a file, or of standard input (None); `instead` is what to give where that is closed."""
+    from seq2engine.runtime.lines import lines_from_chunks
+
+    if path is None and sys.stdin is None:
+        raise RequestError(f"standard input is closed; give {instead}")
+    name = "standard input" if path is None else str(path)
+    source = sys.stdin.fileno() if path is None else path
     try:
         # Without a buffer: a thread that waits in one holds its lock, and Python cannot end before it lets go.
-        file = FileIO(source, "rb", closefd=args.input is not None)
+        file = FileIO(source, "rb", closefd=path is not None)
     except OSError as error:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
     with file:
@@ -147,10 +225,10 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
 
 
-def progress_of_file(args: argparse.Namespace) -> tuple[Progress, int]:
+def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
     """Who shows how far a large file is read, and its bytes. Nobody, where the bar would stand among the results."""
-    size = os.path.getsize(args.input) if args.input is not None and not args.text else 0
-    shown = size >= LARGE and not args.quiet and not sys.stdout.isatty()
+    size = 0 if path is None else os.path.getsize(path)
+    shown = size >= LARGE and not quiet and not sys.stdout.isatty()
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
