@@ -77,11 +77,11 @@ def sampling_search(
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:
     """Numbers [B,K,T] from 0 up to 1, of which each row is the beginning of an endless one.
 
-    So the same come for a longer maximum, and for more samples. Equal sources draw equal numbers.
+    So the same come for a longer maximum, and for more samples. Equal sources draw equal numbers, if there is a seed.
     """
-    seed = np.random.SeedSequence().entropy if options.seed is None else options.seed
     draws = np.zeros((len(texts), options.nbest, options.max_length))
     for source, text in enumerate(texts):
+        seed = np.random.SeedSequence().entropy if options.seed is None else options.seed
         named = f"{seed}: {' '.join(map(str, text))}".encode()
         key = np.frombuffer(hashlib.blake2b(named, digest_size=16).digest(), dtype="<u8").astype(np.uint64)
         for sample in range(options.nbest):

@@ -62,9 +62,7 @@ def generation_from_files(
             notes.append(f"{name} {values[name]!r} is not carried over")
     options = options_from_fields(values, where)
     if values.get("eos_token_id") in values.get("suppress_tokens", ()):
-        notes.append(
-            "suppress_tokens has the end token, which stays allowed: a search must be able to end"
-        )
+        notes.append("suppress_tokens has the end token, which stays allowed: a search must be able to end")
     return options, notes
 
 
