@@ -142,7 +142,7 @@ def test_samples_end_by_themselves_and_sources_leave_with_their_last() -> None:
     assert all((one.parents == np.arange(3)).all() for one in emitted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.randoms(), st.integers(0, 10**20))
 def test_neighbours_and_order_do_not_matter(seeds: list[int], random: Random, seed: int) -> None:
     def outputs(names: list[int], nbest: int) -> list[list[Hypothesis]]:
