@@ -51,7 +51,9 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
-    sampling.add_argument("--temperature", type=float, help="below 1 favours likely tokens, above 1 the others (default: 1)")
+    sampling.add_argument(
+        "--temperature", type=float, help="below 1 favours likely tokens, above 1 others (default: 1)"
+    )
     sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
     sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
     sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
