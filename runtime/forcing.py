@@ -32,10 +32,24 @@ class ForcedRun:
         return self.session.tensor(self.state, name)
 
 
-def forced_tokens(targets: Sequence[Tokens], config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """What to feed so that the model should say `targets`, int64 [B,T], and which of it counts, bool [B,T]."""
+def forced_tokens(
+    targets: Sequence[Tokens], config: ModelConfig, start: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What to feed so that the model should say `targets`, int64 [B,T], and which of it counts, bool [B,T].
+
+    `start` is what is fed first; None: the model's own start token.
+    """
     said, counts = padded(targets, config.end_id)
-    return np.hstack([np.full((len(said), 1), config.start_id, dtype=np.int64), said[:, :-1]]), counts
+    first = np.full((len(said), 1), config.start_id if start is None else start, dtype=np.int64)
+    return np.hstack([first, said[:, :-1]]), counts
+
+
+def log_probs_of(logits: np.ndarray, said: np.ndarray) -> np.ndarray:
+    """Logits [B,V] in fp64 and tokens [B] -> the tokens' log-probabilities [B]; not a number where logits are none."""
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        own = np.take_along_axis(shifted, said[:, None], axis=1)[:, 0]
+        return own - np.log(np.exp(shifted).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -85,9 +99,7 @@ def _scored_batch(
     log_probs, spreads = np.zeros(fed.shape), np.zeros(fed.shape)
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
-        shifted = exact - exact.max(axis=1, keepdims=True)
-        own = np.take_along_axis(shifted, said[:, step, None], axis=1)[:, 0]
-        log_probs[:, step] = own - np.log(np.exp(shifted).sum(axis=1))
+        log_probs[:, step] = log_probs_of(exact, said[:, step])
         ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error to reckon with
         spreads[:, step] = np.maximum(error_spread(exact, rounded), np.maximum(ulp, usual))
     lengths = [len(target) for target in targets]

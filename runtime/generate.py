@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
-from ..errors import RequestError
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
+from .sampling import sampling_search
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special
 from .session import Session, check_request
 
@@ -17,16 +18,12 @@ from .session import Session, check_request
 def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Search:
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
-    if unknown := options.unknown_tokens(session.config.target_vocab):
-        raise RequestError(
-            f"token {unknown[0]} asked for, but the vocabulary has 0 to {session.config.target_vocab - 1}"
-        )
-    check_request(session.limits, session.config, rows, options.beam, options.max_length)
+    check_request(session.limits, session.config, rows, options)
     state = session.encode(*padded(rows, session.config.pad_id))
-    step = TreeStep(session, state, len(rows), options.beam, options.max_length)
+    step = TreeStep(session, state, len(rows), options.width, options.max_length)
     config = session.config
     special = Special(config.start_id if options.start is None else options.start, config.end_id)
-    search = greedy_search if options.greedy else beam_search
+    search = sampling_search if options.sample else greedy_search if options.greedy else beam_search
     return (yield from search(step, len(rows), special, options, rows))
 
 
@@ -36,15 +33,19 @@ def generate(
     options: SearchOptions | None = None,
     on_step: Callable[[Emitted], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Decodes a batch of sources; n-best hypotheses each, best first."""
-    steps = decode(session, sources, options or SearchOptions(max_length=session.limits.target))
-    while True:
-        try:
-            emitted = next(steps)
-        except StopIteration as finished:
-            return finished.value
-        if on_step is not None:
-            on_step(emitted)
+    """Decodes a batch of sources; n-best hypotheses each, best first (samples in the order of their numbers).
+
+    `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
+    decode's state is dropped, and the session is ready for the next call.
+    """
+    with closing(decode(session, sources, options or SearchOptions(max_length=session.limits.target))) as steps:
+        while True:
+            try:
+                emitted = next(steps)
+            except StopIteration as finished:
+                return finished.value
+            if on_step is not None:
+                on_step(emitted)
 
 
 def padded(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:

@@ -97,7 +97,7 @@ def parity_of_sessions(
     longest = min(limits.target, SearchOptions.max_length) if max_length is None else max_length
     searches = [SearchOptions(longest, width) for width in sorted({1, beam})]
     rows = [list(source) for source in sources]
-    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, beam, longest)
+    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, searches[-1])
     batch = min(batch, limits.batch or batch)
     shown = sample_of(rows, TENSOR_SOURCES)
     if len(shown) < FEWEST_SOURCES:

@@ -21,8 +21,8 @@ class Rules:
     def __init__(self, options: SearchOptions, special: Special, sources: Sequence[Sequence[int]]):
         self.options, self.special = options, special
         self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
-        self.always = np.array([words[0] for words in options.banned if len(words) == 1], dtype=np.int64)
-        self.always = self.always[self.always != special.end]  # a search that cannot end is nobody's wish
+        self.always = np.array(sorted(options.always_banned - {special.end}), dtype=np.int64)
+        self.first = np.array(options.first_banned, dtype=np.int64)
         self.phrases = [np.array(words, dtype=np.int64) for words in options.banned if len(words) > 1]
         self.remembers = bool(
             self.phrases
@@ -31,11 +31,14 @@ class Rules:
             or options.repetition_penalty != 1.0
         )
         self.history: np.ndarray | None = None  # [B, K, T]
+        self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
 
     @property
     def idle(self) -> bool:
-        forced = (self.options.forced_bos, self.options.forced_eos) != (None, None)
-        return not (self.remembers or forced or self.always.size or self.options.min_length > 1)
+        options = self.options
+        forced = bool(options.forced_start) or options.forced_eos is not None
+        listed = self.always.size or self.first.size or options.allowed is not None
+        return not (self.remembers or forced or listed or options.min_length > 1)
 
     def allowed(
         self,
@@ -56,7 +59,7 @@ class Rules:
         if self.remembers:
             self.remember(tokens, parents)
         options, end = self.options, self.special.end
-        forced = options.forced_bos if length == 1 else None
+        forced = options.forced_start[length - 1] if length <= len(options.forced_start) else None
         if length == options.max_length and options.forced_eos is not None:
             forced = options.forced_eos
         if forced is not None:
@@ -73,11 +76,31 @@ class Rules:
         for phrase in self.phrases:
             self.forbid_phrase(result, phrase)
         result[..., self.always] = -np.inf
+        if options.allowed is not None:
+            result[..., self.barred_of(result.shape[-1])] = -np.inf
+        if length == len(options.forced_start) + 1:
+            result[..., self.first] = -np.inf
         if length < options.min_length:
             result[..., end] = -np.inf
-        if not (result.max(axis=(1, 2)) > -np.inf).all():
-            raise RequestError("the search options forbid every token of the vocabulary; allow some")
+        self.check_that_some_may_be_said(result, (tokens == end) & (length > 1))
         return result
+
+    def check_that_some_may_be_said(self, logits: np.ndarray, ended: np.ndarray) -> None:
+        """Refuses a source that cannot go on. What has ended [B,K] only waits for company: nothing is asked of it.
+
+        One beam that can go on is enough for a source, but every sample has to.
+        """
+        stuck = logits.max(axis=-1) == -np.inf  # [B, K]
+        stuck = stuck & ~ended if self.options.sample else stuck.all(axis=1) & ~ended.all(axis=1)
+        if stuck.any():
+            raise RequestError("the search options forbid every token of the vocabulary; allow some")
+
+    def barred_of(self, vocab: int) -> np.ndarray:
+        if self.barred is None:
+            assert self.options.allowed is not None
+            self.barred = np.ones(vocab, dtype=bool)
+            self.barred[[*self.options.allowed, self.special.end]] = False
+        return self.barred
 
     def keep(self, rows: np.ndarray) -> None:
         """From now on only these sources are searched."""

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
+from .search import SearchOptions
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
 
@@ -91,24 +92,29 @@ def open_session(
     return session_class.from_bundle(opened, precision, **options)
 
 
-def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]], beam: int, max_length: int) -> None:
-    """Refuses what the graphs could not run, with every problem in one message, before anything is run."""
-    problems = []
+def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]], options: SearchOptions) -> None:
+    """Refuses what the graphs could not run, with every problem in one message, before anything is run.
+
+    Of sources that cannot be decoded the first five are named.
+    """
+    problems = options.problems_with(config.target_vocab, config.end_id)
+    if limits.beam is not None and options.width > limits.beam:
+        problems.append(f"{'nbest' if options.sample else 'beam'} {options.width}, at most {limits.beam}")
+    if options.max_length > limits.target:
+        problems.append(f"max length {options.max_length}, at most {limits.target}")
     if not sources:
         problems.append("the batch is empty; give at least one source")
     if limits.batch is not None and len(sources) > limits.batch:
         problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
-    if limits.beam is not None and beam > limits.beam:
-        problems.append(f"beam {beam}, at most {limits.beam}")
-    if max_length > limits.target:
-        problems.append(f"max length {max_length}, at most {limits.target}")
+    refused = []
     for row, source in enumerate(sources):
         if not source:
-            problems.append(f"source {row} is empty")
+            refused.append(f"source {row} is empty")
         elif len(source) > limits.source:
-            problems.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
+            refused.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
         if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
-            problems.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise RequestError("; ".join(problems[:5]) + more)
+            refused.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
+    if len(refused) > 5:
+        refused[5:] = [f"and {len(refused) - 5} more"]
+    if problems or refused:
+        raise RequestError("; ".join(problems + refused))

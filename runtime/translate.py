@@ -27,6 +27,8 @@ class Coder(Protocol):
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]: ...
 
+    def encode_target(self, text: str) -> list[int]: ...
+
     def decode_target(self, ids: Sequence[int]) -> str: ...
 
     def language_id(self, language: str) -> int: ...
@@ -85,7 +87,7 @@ def translate_lines(
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
     options = options or SearchOptions(max_length=session.limits.target)
-    check_request(session.limits, session.config, [[session.config.pad_id]], options.beam, options.max_length)
+    check_request(session.limits, session.config, [[session.config.pad_id]], options)
     work = _Work(session, tokenizer, options, truncate, language)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))
@@ -167,6 +169,9 @@ class IdsTokenizer:
         if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
             raise RequestError(f"{wrong[0][:40]!r} is no token id, expected a line such as: 17 4 250")
         return [int(word) for word in words]
+
+    def encode_target(self, text: str) -> list[int]:
+        return self.encode_source(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
+from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
@@ -117,6 +118,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_bundle(sub)
     add_backend(sub)
     add_run_flags(sub)
+
+    sub = add("score", run_score, "say how likely the model finds given outputs: lines of source<TAB>target")
+    add_bundle(sub)
+    add_backend(sub)
+    add_score_flags(sub)
 
     sub = add("parity", run_parity, "compare a backend with PyTorch: tensors, steps and whole decodes")
     add_bundle(sub)

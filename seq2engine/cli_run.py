@@ -14,19 +14,16 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_search import add_search_flags, options_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
-    from seq2engine.export.bundle import Bundle
     from seq2engine.runtime.lines import Line
-    from seq2engine.runtime.search import SearchOptions
-    from seq2engine.runtime.session import Session
     from seq2engine.runtime.translate import Coder, Translated
 
 CHUNK = 1 << 16  # bytes read at once
 LARGE = 1 << 14  # bytes of a file from which progress is shown
-OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
 
 
 def add_run_flags(sub: argparse.ArgumentParser) -> None:
@@ -40,25 +37,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="cut lines that are too long; without, each is an error and an empty line",
     )
-    sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
-    sub.add_argument(
-        "--semantics",
-        metavar="NAME",
-        help=f"whose beam search: huggingface, fairseq, ctranslate2, marian {OWN.format('huggingface')}",
-    )
-    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
-    sub.add_argument(
-        "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
-    )
-    sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
-    sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
-    sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
-    sub.add_argument(
-        "--no-repeat-ngram",
-        type=int,
-        metavar="N",
-        help=f"say no N tokens in a row twice {OWN.format('0, which allows it')}",
-    )
+    add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.set_defaults(usage_error=sub.error)
 
@@ -78,6 +57,8 @@ def run_run(args: argparse.Namespace) -> int:
 
     if args.text and args.input is not None:
         args.usage_error("give either TEXT or --input, not both")
+    if args.target_language is not None and args.forced_bos is not None:
+        args.usage_error("give either --to or --forced-bos, not both: a language is a first token")
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
@@ -87,7 +68,7 @@ def run_run(args: argparse.Namespace) -> int:
     ):
         options = options_from_args(args, bundle, session, tokenizer)
         failed = False
-        progress, size = progress_of_file(args)
+        progress, size = progress_of_file(args.input, args.quiet)
         for translated in translate_lines(
             session, tokenizer, lines, options, args.batch, args.truncate, args.source_language
         ):
@@ -101,42 +82,31 @@ def run_run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session, tokenizer: Coder) -> SearchOptions:
-    from seq2engine.export.bundle import GENERATION
-    from seq2engine.runtime.search import options_from_values
-
-    return options_from_values(
-        bundle.generation(),
-        session.limits.target,
-        str(bundle.root / GENERATION),
-        beam=args.beam,
-        semantics=args.semantics,
-        length_penalty=args.length_penalty,
-        early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
-        nbest=args.nbest,
-        max_length=args.max_length,
-        min_length=args.min_length,
-        no_repeat_ngram=args.no_repeat_ngram,
-        forced_bos=None if args.target_language is None else tokenizer.language_id(args.target_language),
-    )
-
-
 @contextmanager
 def lines_from_args(args: argparse.Namespace) -> Iterator[Iterator[Line]]:
     """The lines to decode; a file that cannot be opened is refused here, before anything is loaded."""
-    from seq2engine.runtime.lines import line_from_bytes, lines_from_chunks
+    from seq2engine.runtime.lines import line_from_bytes
 
     if args.text:  # bytes of an argument that are no UTF-8 come as surrogates
         raw = (text.encode("utf-8", "surrogateescape") for text in args.text)
         yield (line_from_bytes(number, text) for number, text in enumerate(raw, start=1))
         return
-    if args.input is None and sys.stdin is None:
-        raise RequestError("standard input is closed; give TEXT or --input FILE")
-    name = "standard input" if args.input is None else str(args.input)
-    source = sys.stdin.fileno() if args.input is None else args.input
+    with lines_from_input(args.input, instead="TEXT or --input FILE") as lines:
+        yield lines
+
+
+@contextmanager
+def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]]:
+    """The lines of a file, or of standard input (None); `instead` is what to give where that is closed."""
+    from seq2engine.runtime.lines import lines_from_chunks
+
+    if path is None and sys.stdin is None:
+        raise RequestError(f"standard input is closed; give {instead}")
+    name = "standard input" if path is None else str(path)
+    source = sys.stdin.fileno() if path is None else path
     try:
         # Without a buffer: a thread that waits in one holds its lock, and Python cannot end before it lets go.
-        file = FileIO(source, "rb", closefd=args.input is not None)
+        file = FileIO(source, "rb", closefd=path is not None)
     except OSError as error:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
     with file:
@@ -155,10 +125,10 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
 
 
-def progress_of_file(args: argparse.Namespace) -> tuple[Progress, int]:
+def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
     """Who shows how far a large file is read, and its bytes. Nobody, where the bar would stand among the results."""
-    size = os.path.getsize(args.input) if args.input is not None and not args.text else 0
-    shown = size >= LARGE and not args.quiet and not sys.stdout.isatty()
+    size = 0 if path is None else os.path.getsize(path)
+    shown = size >= LARGE and not quiet and not sys.stdout.isatty()
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 

@@ -27,8 +27,6 @@ NOT_CARRIED: dict[str, Any] = {
     "num_return_sequences": 1,
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
     "sequence_bias": None,
     "force_words_ids": None,
     "constraints": None,
@@ -41,7 +39,8 @@ NOT_CARRIED: dict[str, Any] = {
     "force_bos_token_to_be_generated": False,
 }
 LENGTHS = ("max_length", "max_new_tokens", "min_new_tokens")
-FIELDS = (*SAME, *TOKENS, *LENGTHS, "bad_words_ids", *NOT_CARRIED)
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+FIELDS = (*SAME, *TOKENS, *LENGTHS, *SUPPRESSED, "bad_words_ids", *NOT_CARRIED)
 
 
 def generation_from_files(
@@ -61,7 +60,10 @@ def generation_from_files(
     for name, idle in NOT_CARRIED.items():
         if values.get(name, idle) != idle:
             notes.append(f"{name} {values[name]!r} is not carried over")
-    return options_from_fields(values, where), notes
+    options = options_from_fields(values, where)
+    if values.get("eos_token_id") in values.get("suppress_tokens", ()):
+        notes.append("suppress_tokens has the end token, which stays allowed: a search must be able to end")
+    return options, notes
 
 
 def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -99,4 +101,12 @@ def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]
         if not all(isinstance(words, list) and words and all(type(word) is int for word in words) for words in banned):
             raise CheckpointError(f"{where}: bad_words_ids is {banned!r}, expected lists of token ids")
         options["banned"] = banned
+    for name in SUPPRESSED:
+        tokens = values.get(name) or []
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise CheckpointError(f"{where}: {name} is {tokens!r}, expected a list of token ids")
+    if tokens := values.get("suppress_tokens"):
+        options["banned"] = [*options.get("banned", []), *([token] for token in tokens)]
+    if tokens := values.get("begin_suppress_tokens"):
+        options["first_banned"] = tokens
     return options

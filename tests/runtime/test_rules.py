@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hugging_face_models import END, PAD, library_outputs, small_model, sources
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_step import ScriptedStep, from_seed, run
+from scripted_step import ScriptedStep, from_seed, from_table, run
 from transformers import GenerationConfig
 
 from seq2engine.errors import RequestError
@@ -63,6 +64,19 @@ def forbidden(options: SearchOptions, said: list[int], source: tuple[int, ...] =
         (SearchOptions(source_no_repeat_ngram=2), [3], {4}),
         (SearchOptions(source_no_repeat_ngram=3), [3, 4], {5}),
         (SearchOptions(source_no_repeat_ngram=4), [3, 4, 5], set()),
+        (SearchOptions(prefix=(4, 2)), [], {0, 1, 2, 3, 5}),
+        (SearchOptions(prefix=(4, 2)), [4], {0, 1, 3, 4, 5}),
+        (SearchOptions(prefix=(4, 2)), [4, 2], set()),
+        (SearchOptions(prefix=(4, 2), forced_bos=4), [4], {0, 1, 3, 4, 5}),
+        (SearchOptions(prefix=(4, 4), no_repeat_ngram=1), [4], {0, 1, 2, 3, 5}),  # a prefix may break rules,
+        (SearchOptions(prefix=(4, 4), no_repeat_ngram=1), [4, 4], {0, 4}),  # what follows may not
+        (SearchOptions(first_banned=(1, 3)), [], {1, 3}),
+        (SearchOptions(first_banned=(1, 3)), [2], set()),
+        (SearchOptions(first_banned=(3,), forced_bos=4), [4], {3}),  # first is the first that is not forced
+        (SearchOptions(first_banned=(3,), prefix=(4, 2)), [4], {0, 1, 3, 4, 5}),
+        (SearchOptions(first_banned=(3,), prefix=(4, 2)), [4, 2], {3}),
+        (SearchOptions(allowed=(2, 5)), [2], {0, 3, 4}),  # and the end token
+        (SearchOptions(allowed=(2, 5), banned=((5,),), min_length=3), [2], {0, 1, 3, 4, 5}),
     ],
 )
 def test_what_may_not_be_said(options: SearchOptions, said: list[int], expected: set[int]) -> None:
@@ -143,6 +157,15 @@ LIBRARY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no repeated token": ({"no_repeat_ngram_size": 1}, {"no_repeat_ngram": 1}),
     "no token of the source": ({"encoder_no_repeat_ngram_size": 1}, {"source_no_repeat_ngram": 1}),
     "no pair of the source": ({"encoder_no_repeat_ngram_size": 2}, {"source_no_repeat_ngram": 2}),
+    "suppressed": ({"suppress_tokens": [9, 10, 11, 12]}, {"banned": ((9,), (10,), (11,), (12,))}),
+    "suppressed at the beginning": (
+        {"begin_suppress_tokens": [END, *range(8, 14)]},
+        {"first_banned": (END, *range(8, 14))},
+    ),
+    "suppressed after the forced token": (
+        {"forced_bos_token_id": 9, "begin_suppress_tokens": [END, *range(8, 14)]},
+        {"forced_bos": 9, "first_banned": (END, *range(8, 14))},
+    ),
     "penalty": ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
     "reward": ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
     "all": (
@@ -178,13 +201,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> TorchSession:
     return TorchSession(checkpoint_from_hugging_face(folder).model)
 
 
-def library_says(beam: int, **rules: Any) -> list[list[int]]:
+def library_says(beam: int, functions: dict[str, Any] | None = None, **rules: Any) -> list[list[int]]:
     model = library_model()
     config = model.config
     tokens = {name: getattr(config, name) for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(num_beams=beam, max_length=13, bad_words_ids=None, **tokens)
     model.generation_config.update(**rules)
-    return library_outputs(model, sources(VOCAB))
+    return library_outputs(model, sources(VOCAB), **(functions or {}))
 
 
 def we_say(session: TorchSession, beam: int, **rules: Any) -> list[list[int]]:
@@ -213,3 +236,33 @@ def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) ->
     assert all(
         ours != theirs for ours, theirs in zip([long, free[0]], [expected[free.index(long)], expected[0]], strict=True)
     )
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_shortlist_is_that_of_generate(beam: int, session: TorchSession) -> None:
+    allowed = list(range(8, 16))
+    expected = library_says(beam, functions={"prefix_allowed_tokens_fn": lambda row, said: [*allowed, END]})
+    assert we_say(session, beam, allowed=tuple(allowed)) == expected
+    assert expected != library_says(beam)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_prefix_is_what_the_library_s_decoder_was_fed(beam: int, session: TorchSession) -> None:
+    """With beams for one length penalty only: ours counts the prefix among an output's tokens, the library does not."""
+    prefix = (9, 12, 9)
+    rules = {"no_repeat_ngram": 2, "first_banned": tuple(range(8, 12)), "length_penalty": 0.0}
+    fed = torch.tensor([[library_model().config.decoder_start_token_id, *prefix]]).expand(len(sources(VOCAB)), -1)
+    theirs = {"no_repeat_ngram_size": 2, "begin_suppress_tokens": list(range(8, 12)), "length_penalty": 0.0}
+    expected = library_says(beam, functions={"decoder_input_ids": fed}, **theirs)
+    assert we_say(session, beam, prefix=prefix, **rules) == expected
+    assert all(tuple(tokens[:3]) == prefix for tokens in expected)
+    assert len(set(map(tuple, expected))) > 1
+
+
+def test_a_source_that_has_ended_is_not_asked_to_go_on() -> None:
+    """Its neighbours still run, and nothing is left that it could say: that is no error of theirs."""
+    script = from_table({(): [0, 0.1, 0.9, 0], (2,): [0, 0.1, 0, 0.9]}, otherwise=[0, 1, 0, 0])
+    options = SearchOptions(max_length=4, no_repeat_ngram=1, source_no_repeat_ngram=1, allowed=(2, 3))
+    texts = [[2, 3], *[[0]] * 8]  # of nine sources one that has ended does not leave yet
+    hypotheses, _ = run(greedy_search(ScriptedStep([script] * 9), 9, SPECIAL, options, texts))
+    assert [best.tokens for best, *_ in hypotheses] == [(1,), *[(2, 3, 1)] * 8]

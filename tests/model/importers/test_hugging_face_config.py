@@ -157,6 +157,8 @@ def test_two_vocabularies() -> None:
         ({"min_length": 30, "min_new_tokens": 10}, {"min_length": 11}),
         ({"forced_bos_token_id": 0, "forced_eos_token_id": [2]}, {"forced_bos": 0, "forced_eos": 2}),
         ({"bad_words_ids": [[7], [8, 9]]}, {"banned": [[7], [8, 9]]}),
+        ({"bad_words_ids": [[8, 9]], "suppress_tokens": [7, 6]}, {"banned": [[8, 9], [7], [6]]}),
+        ({"suppress_tokens": [], "begin_suppress_tokens": [2, 7]}, {"first_banned": [2, 7]}),
         ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram": 3}),
         ({"encoder_no_repeat_ngram_size": 4}, {"source_no_repeat_ngram": 4}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
@@ -181,6 +183,8 @@ def test_generation_fields(theirs: dict[str, Any], ours: dict[str, Any]) -> None
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected more than 0"),
         ({"forced_eos_token_id": [2, 3]}, "forced_eos_token_id is \\[2, 3\\], supported is one token id"),
         ({"bad_words_ids": [7]}, "bad_words_ids is \\[7\\], expected lists of token ids"),
+        ({"suppress_tokens": 7}, "suppress_tokens is 7, expected a list of token ids"),
+        ({"begin_suppress_tokens": ["a"]}, "begin_suppress_tokens is \\['a'\\], expected a list of token ids"),
         ({"bad_words_ids": [[]]}, "bad_words_ids is \\[\\[\\]\\], expected lists of token ids"),
     ],
 )
@@ -190,11 +194,12 @@ def test_generation_fields_that_cannot_be(values: dict[str, Any], message: str) 
 
 
 def test_settings_left_behind_are_noted() -> None:
-    _, notes = generation_from_files({}, {"do_sample": True, "num_beam_groups": 2, "suppress_tokens": [3]}, "")
+    fields = {"do_sample": True, "num_beam_groups": 2, "eos_token_id": 3, "suppress_tokens": [3]}
+    _, notes = generation_from_files({}, fields, "")
     assert notes == [
         "do_sample True is not carried over",
         "num_beam_groups 2 is not carried over",
-        "suppress_tokens [3] is not carried over",
+        "suppress_tokens has the end token, which stays allowed: a search must be able to end",
     ]
     generation, notes = generation_from_files({"num_beams": 5, "max_length": 9}, {"max_length": 9}, "")
     assert generation == {"max_length": 8}

@@ -1,0 +1,126 @@
+"""The flags that say how to decode: one for every field of SearchOptions, by the same name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seq2engine.export.bundle import Bundle
+    from seq2engine.runtime.search import SearchOptions
+    from seq2engine.runtime.session import Session
+    from seq2engine.runtime.translate import Coder
+
+OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
+
+
+def add_search_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
+    sub.add_argument(
+        "--semantics",
+        metavar="NAME",
+        help=f"whose beam search: huggingface, fairseq, ctranslate2, marian {OWN.format('huggingface')}",
+    )
+    sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
+    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
+    sub.add_argument(
+        "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
+    )
+    sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
+    sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
+    sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
+    add_rules(sub)
+    add_sampling(sub)
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """What may be said. Tokens are given as ids, as `run --json` shows them; only a prefix is text like the lines."""
+    rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
+    rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
+    rules.add_argument(
+        "--banned",
+        type=token_ids,
+        action="append",
+        metavar="IDS",
+        help="never say this token, or these in a row; may be given again, adds to the model's own",
+    )
+    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
+    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
+    rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
+    rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
+    rules.add_argument("--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)")
+    never = OWN.format("0, which allows it")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
+    rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
+    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
+    sampling.add_argument(
+        "--temperature", type=float, help="below 1 favours likely tokens, above 1 others (default: 1)"
+    )
+    sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
+    sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    words = text.split()
+    if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected token ids such as 17 or '17 4 250'")
+    return tuple(map(int, words))
+
+
+def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session, tokenizer: Coder) -> SearchOptions:
+    from seq2engine.export.bundle import GENERATION
+    from seq2engine.runtime.search import options_from_values
+
+    own = bundle.generation()
+    forced_bos = args.forced_bos if args.target_language is None else tokenizer.language_id(args.target_language)
+    return options_from_values(
+        own,
+        session.limits.target,
+        str(bundle.root / GENERATION),
+        beam=args.beam,
+        semantics=args.semantics,
+        patience=args.patience,
+        length_penalty=args.length_penalty,
+        early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
+        nbest=args.nbest,
+        max_length=args.max_length,
+        min_length=args.min_length,
+        start=args.start,
+        forced_bos=forced_bos,
+        forced_eos=args.forced_eos,
+        prefix=prefix_from_args(args, tokenizer, session, own.get("forced_bos") if forced_bos is None else forced_bos),
+        banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
+        first_banned=args.first_banned,
+        allowed=args.allowed,
+        no_repeat_ngram=args.no_repeat_ngram,
+        source_no_repeat_ngram=args.source_no_repeat_ngram,
+        repetition_penalty=args.repetition_penalty,
+        sample=args.sample,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
+
+
+def prefix_from_args(
+    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
+) -> tuple[int, ...] | None:
+    """Ids are taken at their word; text stands behind the token that begins every output, and the output goes on."""
+    from seq2engine.runtime.translate import IdsTokenizer
+
+    if args.prefix is None:
+        return None
+    ids = tokenizer.encode_target(args.prefix)
+    if isinstance(tokenizer, IdsTokenizer):
+        return tuple(ids)
+    while ids and ids[-1] == session.config.end_id:
+        ids.pop()
+    return (*(() if forced_bos is None else (forced_bos,)), *ids)
