@@ -7,27 +7,38 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import RequestError
+from ..model.config import ModelConfig
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
 from .session import Session, check_request
 
 
 def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Search:
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
-    if unknown := options.unknown_tokens(session.config.target_vocab):
-        raise RequestError(
-            f"token {unknown[0]} asked for, but the vocabulary has 0 to {session.config.target_vocab - 1}"
-        )
+    check_options(session.config, options)
     check_request(session.limits, session.config, rows, options.beam, options.max_length)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.beam, options.max_length)
-    config = session.config
-    special = Special(config.start_id if options.start is None else options.start, config.end_id)
+    return (yield from search_over(step, rows, session.config, options))
+
+
+def check_options(config: ModelConfig, options: SearchOptions) -> None:
+    if unknown := options.unknown_tokens(config.target_vocab):
+        raise RequestError(f"token {unknown[0]} asked for, but the vocabulary has 0 to {config.target_vocab - 1}")
+
+
+def search_over(step: Step, sources: list[list[int]], config: ModelConfig, options: SearchOptions) -> Search:
+    """The search that the options ask for."""
     search = greedy_search if options.beam == 1 else beam_search
-    return (yield from search(step, len(rows), special, options, rows))
+    return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources)
+
+
+def start_of(config: ModelConfig, options: SearchOptions) -> int:
+    """What every beam is fed first."""
+    return config.start_id if options.start is None else options.start
 
 
 def generate(

@@ -64,6 +64,13 @@ class Session(AbstractContextManager["Session"], Protocol):
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are)."""
 
+    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+        """Gives these rows [N] to the sources of another state, which was only encoded, and makes all S `width` long.
+
+        `width` holds every source that still matters. The rows' caches keep what the sources before left there: finite
+        numbers, for a mask to hide.
+        """
+
     def tensor(self, state: State, name: str) -> np.ndarray:
         """A copy of one tensor of the state, for parity."""
 
@@ -91,8 +98,13 @@ def open_session(
     return session_class.from_bundle(opened, precision, **options)
 
 
-def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]], beam: int, max_length: int) -> None:
-    """Refuses what the graphs could not run, with every problem in one message, before anything is run."""
+def check_request(
+    limits: Limits, config: ModelConfig, sources: list[list[int]], beam: int, max_length: int, first: int = 0
+) -> None:
+    """Refuses what the graphs could not run, with every problem in one message, before anything is run.
+
+    `first` is the number of the first source, where these are some of many.
+    """
     problems = []
     if not sources:
         problems.append("the batch is empty; give at least one source")
@@ -102,7 +114,7 @@ def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]],
         problems.append(f"beam {beam}, at most {limits.beam}")
     if max_length > limits.target:
         problems.append(f"max length {max_length}, at most {limits.target}")
-    for row, source in enumerate(sources):
+    for row, source in enumerate(sources, start=first):
         if not source:
             problems.append(f"source {row} is empty")
         elif len(source) > limits.source:

@@ -1,0 +1,166 @@
+"""Continuous feeding: a batch that stays full, since new sources take the rows of those that are done.
+
+    rows    0  1  2  3  4  5  6  7
+    step 9  a  a  a  .  a  a  .  a     two of the first eight are done
+    step 10 a  a  a  b  a  a  b  a     the next two are encoded together and begin in their rows
+    step 17 a  .  a  b  .  .  b  a
+
+Sources that came together are one search, the same as anywhere else; only the decoder step is shared by all. So there
+is no second kind of search, and what a source gets does not depend on who else is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from ..errors import RequestError
+from .cache import TreeStep, rounded
+from .generate import check_options, padded, search_over, start_of
+from .leaving import staying_rows
+from .search import Hypothesis, SearchOptions
+from .session import Session, State, check_request
+
+BATCH = 32
+
+
+def translate_many(
+    session: Session, sources: Iterable[Sequence[int]], options: SearchOptions | None = None, batch: int = BATCH
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The n-best hypotheses of every source with its number, each the same as if it were decoded alone.
+
+    They come in the order in which they are done, those that began together at once. No more than `batch` sources are
+    taken before they have room. A source that cannot be decoded is an error when its turn comes.
+    """
+    if batch < 1:
+        raise RequestError(f"batch {batch}, expected at least 1")
+    options = options or SearchOptions(max_length=session.limits.target)
+    check_options(session.config, options)
+    check_request(session.limits, session.config, [[session.config.pad_id]], options.beam, options.max_length)
+    most = batch if session.limits.batch is None else min(batch, session.limits.batch)
+    return _fed(session, iter(sources), options, most)
+
+
+def _fed(
+    session: Session, sources: Iterator[Sequence[int]], options: SearchOptions, batch: int
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    waiting = _Waiting(session, sources, options)
+    first = waiting.next(batch)
+    if not first:
+        return
+    rows = _Rows(session, options, first)
+    cohorts = [_Cohort(rows, np.arange(len(first)), first, range(len(first)))]
+    while cohorts:
+        rows.step()
+        for cohort in cohorts:
+            cohort.advance()
+        for cohort in cohorts:
+            if cohort.done.all():
+                yield from zip(cohort.numbers, cohort.finish(), strict=True)
+        cohorts = [cohort for cohort in cohorts if not cohort.done.all()]
+
+        free = np.flatnonzero(rows.free)
+        if 8 * len(free) < len(rows.free):  # the same eighth as in `leaving`: calls of the encoder are for several
+            continue
+        number = waiting.taken
+        if coming := waiting.next(len(free)):
+            rows.admit(free[: len(coming)], coming)
+            cohorts.append(_Cohort(rows, free[: len(coming)], coming, range(number, waiting.taken)))
+        elif (staying := staying_rows(rows.free)) is not None:
+            places = rows.keep(staying)
+            for cohort in cohorts:
+                cohort.rows = places[cohort.rows]
+
+
+class _Waiting:
+    """The sources that have no room yet."""
+
+    def __init__(self, session: Session, sources: Iterator[Sequence[int]], options: SearchOptions):
+        self.session, self.sources, self.options = session, sources, options
+        self.taken = 0
+
+    def next(self, count: int) -> list[list[int]]:
+        taken = [list(source) for source in islice(self.sources, count)]
+        if taken:
+            limits, options = self.session.limits, self.options
+            check_request(limits, self.session.config, taken, options.beam, options.max_length, self.taken)
+        self.taken += len(taken)
+        return taken
+
+
+class _Rows:
+    """The batch as the decoder sees it: one source a row, each at its own step, some of them free."""
+
+    def __init__(self, session: Session, options: SearchOptions, sources: list[list[int]]):
+        self.session, self.options = session, options
+        batch = len(sources)
+        self.lengths = np.array([len(source) for source in sources])
+        self.free = np.zeros(batch, dtype=bool)
+        self.tokens = np.full((batch, options.beam), start_of(session.config, options), dtype=np.int64)
+        self.parents = np.tile(np.arange(options.beam), (batch, 1))
+        self.tree = TreeStep(session, self.encoded(sources), batch, options.beam, options.max_length)
+        self.logits = np.zeros(0)
+
+    def encoded(self, sources: list[list[int]]) -> State:
+        return self.session.encode(*padded(sources, self.session.config.pad_id))
+
+    def step(self) -> None:
+        self.logits = self.tree(self.tokens, self.parents)
+
+    def admit(self, rows: np.ndarray, sources: list[list[int]]) -> None:
+        self.lengths[self.free] = 0
+        self.lengths[rows] = [len(source) for source in sources]
+        width = min(rounded(int(self.lengths.max())), self.session.limits.source)
+        self.tree.replace(rows, self.encoded(sources), width)
+        self.free[rows] = False
+        self.tokens[rows] = start_of(self.session.config, self.options)
+        self.parents[rows] = np.arange(self.options.beam)
+
+    def keep(self, rows: np.ndarray) -> np.ndarray:
+        """Drops all other rows; the new place of every row, 0 for those that are gone."""
+        places = np.zeros(len(self.free), dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        self.tree.keep(rows)
+        self.lengths, self.free = self.lengths[rows], self.free[rows]
+        self.tokens, self.parents = self.tokens[rows], self.parents[rows]
+        return places
+
+
+class _Cohort:
+    """Sources that began together: a search, and its `Step`, which reads answers off the batch's latest step.
+
+    A search says with every step what it will ask for next, which is why the batch can be asked first.
+    """
+
+    def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[list[int]], numbers: range):
+        self.batch, self.numbers = batch, numbers
+        self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
+        self.done = np.zeros(len(rows), dtype=bool)
+        self.search = search_over(self, sources, batch.session.config, batch.options)
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        going = self.rows[~self.done]
+        assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it said it would"
+        return self.batch.logits[self.rows]
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.rows, self.done = self.rows[rows], self.done[rows]
+
+    def advance(self) -> None:
+        """One step of the search; what it wants next, and who is done, is passed on to the batch."""
+        emitted = next(self.search)
+        self.batch.free[self.rows[emitted.done & ~self.done]] = True
+        self.done = emitted.done
+        going = self.rows[~self.done]
+        self.batch.tokens[going] = emitted.tokens[~self.done]
+        self.batch.parents[going] = emitted.parents[~self.done]
+
+    def finish(self) -> list[list[Hypothesis]]:
+        """All are done: what they found."""
+        try:
+            next(self.search)
+        except StopIteration as finished:
+            return finished.value
+        raise AssertionError("a search goes on although all its sources are done")
