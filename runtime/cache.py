@@ -86,6 +86,10 @@ class TreeStep:
         In a growing cache they begin behind everyone's slots; none of those before is theirs.
         """
         self.session.replace(self.state, rows, newcomers, width)
+        self.restart(rows)
+
+    def restart(self, rows: np.ndarray) -> None:
+        """The next call is the first step of these rows."""
         self.mask[rows] = False
         self.used[rows] = self.position[rows] = 0
 

@@ -107,6 +107,7 @@ class _Rows:
         return self.session.encode(*padded(sources, self.session.config.pad_id))
 
     def step(self) -> None:
+        self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
         self.logits = self.tree(self.tokens, self.parents)
 
     def admit(self, rows: np.ndarray, sources: list[list[int]]) -> None:
