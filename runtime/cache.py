@@ -87,6 +87,10 @@ class TreeStep:
         """
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
+        if not self.growing and self.session.limits.slots is None:
+            enough = max(rounded(2 * self.live_slots()), rounded(8 * self.beams))
+            if 2 * enough <= self.capacity:  # those who needed so many slots are gone
+                self.compact(enough)
 
     def restart(self, rows: np.ndarray) -> None:
         """The next call is the first step of these rows."""

@@ -11,6 +11,7 @@ is no second kind of search, and what a source gets does not depend on who else 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -24,34 +25,40 @@ from .search import Hypothesis, SearchOptions
 from .session import Session, State, check_request
 
 BATCH = 32
+WINDOW = 16  # batches that are looked ahead
 
 
 def translate_many(
-    session: Session, sources: Iterable[Sequence[int]], options: SearchOptions | None = None, batch: int = BATCH
+    session: Session,
+    sources: Iterable[Sequence[int]],
+    options: SearchOptions | None = None,
+    batch: int = BATCH,
+    window: int = WINDOW,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The n-best hypotheses of every source with its number, each the same as if it were decoded alone.
 
-    They come in the order in which they are done, those that began together at once. No more than `batch` sources are
-    taken before they have room. A source that cannot be decoded is an error when its turn comes.
+    They come in the order in which they are done, those that began together at once. The longest of the next `window`
+    batches begins first: rows of like length need little padding, and the last ones to run are short. With a window of
+    0 nothing is taken before there is room for it, and all begin in their order. A source that cannot be decoded is an
+    error once it is taken.
     """
-    if batch < 1:
-        raise RequestError(f"batch {batch}, expected at least 1")
+    if batch < 1 or window < 0:
+        raise RequestError(f"batch {batch} and window {window}, expected at least 1 and 0")
     options = options or SearchOptions(max_length=session.limits.target)
     check_options(session.config, options)
     check_request(session.limits, session.config, [[session.config.pad_id]], options.beam, options.max_length)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    return _fed(session, iter(sources), options, most)
+    return _fed(session, _Waiting(session, iter(sources), options, window * most), options, most)
 
 
 def _fed(
-    session: Session, sources: Iterator[Sequence[int]], options: SearchOptions, batch: int
+    session: Session, waiting: _Waiting, options: SearchOptions, batch: int
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    waiting = _Waiting(session, sources, options)
-    first = waiting.next(batch)
+    numbers, first = waiting.next(batch)
     if not first:
         return
     rows = _Rows(session, options, first)
-    cohorts = [_Cohort(rows, np.arange(len(first)), first, range(len(first)))]
+    cohorts = [_Cohort(rows, np.arange(len(first)), numbers, first)]
     while cohorts:
         rows.step()
         for cohort in cohorts:
@@ -64,10 +71,10 @@ def _fed(
         free = np.flatnonzero(rows.free)
         if 8 * len(free) < len(rows.free):  # the same eighth as in `leaving`: calls of the encoder are for several
             continue
-        number = waiting.taken
-        if coming := waiting.next(len(free)):
+        numbers, coming = waiting.next(len(free))
+        if coming:
             rows.admit(free[: len(coming)], coming)
-            cohorts.append(_Cohort(rows, free[: len(coming)], coming, range(number, waiting.taken)))
+            cohorts.append(_Cohort(rows, free[: len(coming)], numbers, coming))
         elif (staying := staying_rows(rows.free)) is not None:
             places = rows.keep(staying)
             for cohort in cohorts:
@@ -77,17 +84,26 @@ def _fed(
 class _Waiting:
     """The sources that have no room yet."""
 
-    def __init__(self, session: Session, sources: Iterator[Sequence[int]], options: SearchOptions):
-        self.session, self.sources, self.options = session, sources, options
+    def __init__(self, session: Session, sources: Iterator[Sequence[int]], options: SearchOptions, window: int):
+        self.session, self.sources, self.options, self.window = session, sources, options, window
         self.taken = 0
+        self.seen: list[tuple[int, list[int]]] = []  # with their numbers
 
-    def next(self, count: int) -> list[list[int]]:
+    def next(self, count: int) -> tuple[list[int], list[list[int]]]:
+        """The numbers and the tokens of up to `count` sources; fewer only if there are no more."""
+        while len(self.seen) < count and (more := self.take(max(self.window, count - len(self.seen)))):
+            self.seen += sorted(more, key=lambda pair: -len(pair[1])) if self.window else more
+        coming, self.seen = self.seen[:count], self.seen[count:]
+        return [number for number, _ in coming], [source for _, source in coming]
+
+    def take(self, count: int) -> list[tuple[int, list[int]]]:
         taken = [list(source) for source in islice(self.sources, count)]
         if taken:
             limits, options = self.session.limits, self.options
+            limits = dataclasses.replace(limits, batch=None)  # a window is no batch
             check_request(limits, self.session.config, taken, options.beam, options.max_length, self.taken)
         self.taken += len(taken)
-        return taken
+        return list(enumerate(taken, start=self.taken - len(taken)))
 
 
 class _Rows:
@@ -135,7 +151,7 @@ class _Cohort:
     A search says with every step what it will ask for next, which is why the batch can be asked first.
     """
 
-    def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[list[int]], numbers: range):
+    def __init__(self, batch: _Rows, rows: np.ndarray, numbers: list[int], sources: list[list[int]]):
         self.batch, self.numbers = batch, numbers
         self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
         self.done = np.zeros(len(rows), dtype=bool)

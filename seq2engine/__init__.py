@@ -20,6 +20,7 @@ PUBLIC = {
     "SearchOptions": "runtime.search",
     "generate": "runtime.generate",
     "translate": "runtime.translate",
+    "translate_many": "runtime.feeding",
     "parity_of": "runtime.parity",
     "bench_bundle": "benchmarks.runner",
     "Seq2EngineError": "errors",

@@ -45,9 +45,9 @@ def tokens_of(results):
     return [[found.tokens for found in nbest] for nbest in results]
 
 
-def fed(session, sources, options, batch):
+def fed(session, sources, options, batch, window=16):
     """The results in the order of the sources, each of which must come exactly once."""
-    results = list(translate_many(session, sources, options, batch))
+    results = list(translate_many(session, sources, options, batch, window))
     assert sorted(number for number, _ in results) == list(range(len(sources)))
     return [found for _, found in sorted(results, key=lambda pair: pair[0])]
 
@@ -73,15 +73,16 @@ def test_a_fed_source_gets_what_it_gets_alone(sessions, form, backend):
     @given(
         count=st.integers(1, 24),
         batch=st.integers(1, 9),
+        window=st.sampled_from([0, 2, 16]),
         beam=st.sampled_from([1, 3]),
         rules=st.sampled_from([{}, RULES]),
         seed=st.integers(0, 1000),
     )
-    def holds(count, batch, beam, rules, seed):
+    def holds(count, batch, window, beam, rules, seed):
         sources = sources_of(count, seed)
         options = SearchOptions(max_length=16, beam=beam, nbest=beam, **rules)
         alone = [generate(session, [source], options)[0] for source in sources]
-        assert tokens_of(fed(session, sources, options, batch)) == tokens_of(alone)
+        assert tokens_of(fed(session, sources, options, batch, window)) == tokens_of(alone)
 
     holds()
 
@@ -106,7 +107,7 @@ def test_the_batch_stays_full_and_the_encoder_is_called_for_several(session):
         mock.patch.object(session, "step", wraps=session.step) as step,
         mock.patch.object(session, "encode", wraps=session.encode) as encode,
     ):
-        fed(session, sources, options, batch=16)
+        fed(session, sources, options, batch=16, window=0)
     assert step.call_count <= sum(lengths) / 16 + 2 * max(lengths)  # full rows, but for the last ones
     assert step.call_count < fixed
     assert encode.call_count <= 1 + (60 - 16) / 2
@@ -114,7 +115,9 @@ def test_the_batch_stays_full_and_the_encoder_is_called_for_several(session):
 
 def test_sources_are_taken_as_there_is_room(session):
     taken = []
-    results = translate_many(session, (taken.append(1) or source for source in sources_of(50, 4)), None, batch=4)
+    results = translate_many(
+        session, (taken.append(1) or source for source in sources_of(50, 4)), None, batch=4, window=0
+    )
     assert not taken
     next(results)
     assert 4 <= len(taken) < 50
@@ -145,7 +148,7 @@ def test_no_source_no_result(session):
 @pytest.mark.parametrize(
     ("sources", "options", "batch", "message"),
     [
-        ([[3]], {}, 0, "batch 0, expected at least 1"),
+        ([[3]], {}, 0, "batch 0 and window 16, expected at least 1 and 0"),
         ([[3]], {"max_length": 25}, 4, "max length 25, at most 24"),
         ([[3]], {"forced_bos": 40}, 4, "token 40 asked for, but the vocabulary has 0 to 39"),
     ],

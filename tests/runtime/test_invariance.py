@@ -114,7 +114,7 @@ def decoded(session, sources, options, company):
             )
         if company.fed:
             patches.enter_context(mock.patch("seq2engine.runtime.feeding.TreeStep", tree))
-            found = dict(translate_many(session, sources, options, batch=company.fed))
+            found = dict(translate_many(session, sources, options, company.fed, company.padding % 3))
             return [found[number] for number in range(len(sources))], []
         ids, mask = padded(sources, session.config.pad_id)
         more = min(company.padding, session.limits.source - ids.shape[1])
