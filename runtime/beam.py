@@ -89,7 +89,7 @@ def beam_search(
         tokens[done] = special.end
         parents[done] = own
         trail[:, length - 1, sources] = tokens, parents
-        yield Emitted(length - 1, sources, tokens, parents, logits)
+        yield Emitted(length - 1, sources, tokens, parents, logits, done)
 
         rows = staying_rows(done)
         if rows is not None:

@@ -39,7 +39,7 @@ class TreeStep:
     def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
         self.session, self.state, self.beams = session, state, beams
         self.total = beams * max_steps  # more slots than this are never needed
-        self.position = 0
+        self.position = np.zeros(batch, dtype=np.int64)  # steps each source has done
         self.used = np.zeros(batch, dtype=np.int64)  # slots of each source that are written
         self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
@@ -63,8 +63,7 @@ class TreeStep:
             self.make_room()
         rows, beams = np.arange(len(tokens))[:, None], np.arange(self.beams)
         self.mask[rows, beams, self.used[:, None] + beams] = True
-        position = np.full(len(tokens), self.position, dtype=np.int64)
-        logits = self.session.step(self.state, tokens, position, self.used, self.mask)
+        logits = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.used += self.beams
         self.position += 1
         self.tally.steps += 1
@@ -79,12 +78,28 @@ class TreeStep:
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
-        self.mask, self.used = self.mask[rows], self.used[rows]
+        self.mask, self.used, self.position = self.mask[rows], self.used[rows], self.position[rows]
+
+    def replace(self, rows: np.ndarray, newcomers: State, width: int) -> None:
+        """From the next call on these rows [N] are the newcomers' sources, at their first step.
+
+        In a growing cache they begin behind everyone's slots; none of those before is theirs.
+        """
+        self.session.replace(self.state, rows, newcomers, width)
+        self.restart(rows)
+        if not self.growing and self.session.limits.slots is None:
+            enough = max(rounded(2 * self.live_slots()), rounded(8 * self.beams))
+            if 2 * enough <= self.capacity:  # those who needed so many slots are gone
+                self.compact(enough)
+
+    def restart(self, rows: np.ndarray) -> None:
+        """The next call is the first step of these rows."""
+        self.mask[rows] = False
+        self.used[rows] = self.position[rows] = 0
 
     def descend(self, parents: np.ndarray) -> None:
-        """Beam k continues beam parents[b,k]: it inherits that beam's ancestors."""
-        if self.position:
-            self.mask = np.take_along_axis(self.mask, parents[:, :, None], axis=1)
+        """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, of which there are none at first."""
+        self.mask = np.take_along_axis(self.mask, parents[:, :, None], axis=1)
 
     def make_room(self) -> None:
         """Room for K more slots of every source: dead slots go first, then the cache grows."""

@@ -7,11 +7,12 @@ from contextlib import closing
 
 import numpy as np
 
+from ..model.config import ModelConfig
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
 from .sampling import sampling_search
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
 from .session import Session, check_request
 
 
@@ -21,10 +22,18 @@ def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOp
     check_request(session.limits, session.config, rows, options)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.width, options.max_length)
-    config = session.config
-    special = Special(config.start_id if options.start is None else options.start, config.end_id)
+    return (yield from search_over(step, rows, session.config, options))
+
+
+def search_over(step: Step, sources: list[list[int]], config: ModelConfig, options: SearchOptions) -> Search:
+    """The search that the options ask for."""
     search = sampling_search if options.sample else greedy_search if options.greedy else beam_search
-    return (yield from search(step, len(rows), special, options, rows))
+    return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources)
+
+
+def start_of(config: ModelConfig, options: SearchOptions) -> int:
+    """What every beam is fed first."""
+    return config.start_id if options.start is None else options.start
 
 
 def generate(

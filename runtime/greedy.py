@@ -44,9 +44,9 @@ def greedy_search(
         scores[sources] += np.where(done, 0.0, gained[:, 0])
         chosen[sources, length - 1] = tokens[:, 0]
         lengths[sources[~done]] = length
-        yield Emitted(length - 1, sources, tokens, parents, logits)
-
         done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
+        yield Emitted(length - 1, sources, tokens, parents, logits, done)
+
         rows = staying_rows(done)
         if rows is not None:
             step.keep(rows)

@@ -38,6 +38,7 @@ class OrtSession(Session):
         self.specs = specs
         self.limits = Limits(None, None, config.max_source, config.max_target)
         self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
+        self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
             tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name
@@ -53,7 +54,7 @@ class OrtSession(Session):
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         names = [tensor.name for tensor in self.specs["encoder"].outputs]
         outputs = self.sessions["encoder"].run(names, {"source_ids": source_ids, "source_mask": source_mask})
-        return {"source_mask": np.ascontiguousarray(source_mask), **dict(zip(names, outputs, strict=True))}
+        return {"source_mask": np.array(source_mask, order="C"), **dict(zip(names, outputs, strict=True))}
 
     def reserve(self, state: State, slots: int) -> None:
         sizes = {"B": len(state["source_mask"]), "L": slots}
@@ -83,6 +84,13 @@ class OrtSession(Session):
         if slots is not None:
             for name in self.cache_names:
                 state[name] = gathered_slots(state[name], slots)
+
+    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+        state.pop("binding", None)
+        for tensor in self.kept:
+            axis = tensor.axes.index("S")
+            array = state[tensor.name] = fitted(state[tensor.name], axis, width)
+            array[rows] = fitted(newcomers[tensor.name], axis, width)
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         return np.array(state[name])
@@ -145,6 +153,16 @@ def inference_session(path: Path, threads: int | None, changed: bytes | None = N
     except ORT_ERRORS as error:
         reason = " ".join(str(error).split())
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
+
+
+def fitted(array: np.ndarray, axis: int, width: int) -> np.ndarray:
+    """Cut to a width along one axis, or filled up with zeros."""
+    if array.shape[axis] == width:
+        return array
+    front = (*[slice(None)] * axis, slice(min(width, array.shape[axis])))
+    result = np.zeros((*array.shape[:axis], width, *array.shape[axis + 1 :]), dtype=array.dtype)
+    result[front] = array[front]
+    return result
 
 
 def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:

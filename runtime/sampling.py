@@ -56,9 +56,9 @@ def sampling_search(
         scores[sources] += np.where(done, 0.0, gained)
         chosen[sources, :, length - 1] = tokens
         lengths[sources] += ~done
-        yield Emitted(length - 1, sources, tokens, parents, logits)
-
         done = done | (tokens == special.end) | (length == options.max_length)
+        yield Emitted(length - 1, sources, tokens, parents, logits, done.all(axis=1))
+
         rows = staying_rows(done.all(axis=1))
         if rows is not None:
             step.keep(rows)

@@ -225,7 +225,7 @@ class Emitted:
     """What one step of a search did: the sources it worked on, its choice, and the logits it chose from.
 
     `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that go on, `logits`
-    [B,K,V] the model's answer (valid until the search goes on).
+    [B,K,V] the model's answer (valid until the search goes on), `done` [B] the sources that need no more steps.
     """
 
     step: int
@@ -233,6 +233,7 @@ class Emitted:
     tokens: np.ndarray
     parents: np.ndarray
     logits: np.ndarray
+    done: np.ndarray
 
 
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first

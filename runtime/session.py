@@ -65,6 +65,13 @@ class Session(AbstractContextManager["Session"], Protocol):
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are)."""
 
+    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+        """Gives these rows [N] to the sources of another state, which was only encoded, and makes all S `width` long.
+
+        `width` holds every source that still matters. The rows' caches keep what the sources before left there: finite
+        numbers, for a mask to hide.
+        """
+
     def tensor(self, state: State, name: str) -> np.ndarray:
         """A copy of one tensor of the state, for parity."""
 
@@ -92,10 +99,13 @@ def open_session(
     return session_class.from_bundle(opened, precision, **options)
 
 
-def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]], options: SearchOptions) -> None:
+def check_request(
+    limits: Limits, config: ModelConfig, sources: list[list[int]], options: SearchOptions, first: int = 0
+) -> None:
     """Refuses what the graphs could not run, with every problem in one message, before anything is run.
 
-    Of sources that cannot be decoded the first five are named.
+    Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
+    where they are some of many.
     """
     problems = options.problems_with(config.target_vocab, config.end_id)
     if limits.beam is not None and options.width > limits.beam:
@@ -107,7 +117,7 @@ def check_request(limits: Limits, config: ModelConfig, sources: list[list[int]],
     if limits.batch is not None and len(sources) > limits.batch:
         problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
     refused = []
-    for row, source in enumerate(sources):
+    for row, source in enumerate(sources, start=first):
         if not source:
             refused.append(f"source {row} is empty")
         elif len(source) > limits.source:

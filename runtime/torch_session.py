@@ -10,6 +10,7 @@ from ..export.bundle import Bundle
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
+from .fitting import fitted
 from .session import Limits, Session, State
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16}
@@ -83,6 +84,12 @@ class TorchSession(Session):
             for name in [name for name in state if name.startswith("self_")]:
                 tensor = state[name]
                 state[name] = tensor.gather(2, index.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+
+    @torch.inference_mode()
+    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+        index = torch.from_numpy(rows)
+        for name, coming in newcomers.items():
+            state[name] = fitted(state[name], width).index_copy(0, index, fitted(coming, width))
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         return np.array(state[name].numpy())

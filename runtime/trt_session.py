@@ -17,6 +17,7 @@ from ..export.passport import Passport
 from ..export.profiles import sizes_from_ranges
 from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
+from .fitting import fitted
 from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
 from .trt_device import CudaDevice, Device
@@ -190,6 +191,29 @@ class TrtSession(Session):
             elif rows is not None:
                 state[name] = self.gather_rows(array, row_index)
         state.plan = None
+
+    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+        self.opened("decoder_step")
+        state = own(state)
+        check_places("rows", rows, batch_of(state))
+        index = torch.tensor(rows)
+        for tensor in self.kept:
+            state[tensor.name] = self.put_rows(state[tensor.name], index, newcomers[tensor.name], width)
+        state.plan = None
+
+    def put_rows(self, array: DeviceArray, rows: Tensor, coming: DeviceArray, width: int) -> DeviceArray:
+        """Queues array[rows] = coming, both with S made `width` long, in the same memory."""
+        axis = 2 if len(array.shape) == 4 else 1
+        result = array.reshaped((*array.shape[:axis], width, *array.shape[axis + 1 :]))
+
+        def work() -> None:
+            old, new = array.tensor, result.tensor
+            if array.shape != result.shape:
+                new.copy_(fitted(old, width))
+            new.index_copy_(0, rows.to(old.device), fitted(coming.tensor, width))
+
+        self.device.run(work)
+        return result
 
     def gather_rows(self, array: DeviceArray, rows: Tensor) -> DeviceArray:
         """Queues array[rows], to the front of the same memory."""

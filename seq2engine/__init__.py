@@ -21,6 +21,7 @@ PUBLIC = {
     "generate": "runtime.generate",
     "translate": "runtime.translate",
     "score_targets": "runtime.scoring",
+    "translate_many": "runtime.feeding",
     "parity_of": "runtime.parity",
     "bench_bundle": "benchmarks.runner",
     "Seq2EngineError": "errors",
