@@ -9,7 +9,6 @@ import pytest
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
-from seq2engine.model.g2p_data import split_words
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.runtime.quality import quality_of_session, references_from_file
 from seq2engine.runtime.session import open_session
@@ -35,13 +34,12 @@ def test_the_test_split_is_the_documented_one():
     words = list(references_from_file(FOLDER / TEST_SPLIT))
     assert words == sorted(words)
     assert len(words) == 6303
-    assert "transformer" not in split_words(["transformer"])["test"]
 
 
 def test_it_says_words(bundle):
     with open_session(bundle, threads=1) as session:
-        said = translate(session, bundle.tokenizer(), ["transformer", "Hello", ""])
-    assert said == ["T R AE0 N S F AO1 R M ER0", "HH AH0 L OW1", ""]
+        said = translate(session, bundle.tokenizer(), ["transformer", "Knight", ""])
+    assert said == ["T R AE0 N S F AO1 R M ER0", "N AY1 T", ""]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
