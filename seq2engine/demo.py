@@ -30,7 +30,7 @@ from seq2engine.tables import text_table
 
 TARGET = "sm89"
 BEAM = 4
-WORDS = ("transformer", "encoder", "attention", "seq2engine", "knight", "quay")
+WORDS = ("transformer", "encoder", "attention", "pharaoh", "knight", "quay")
 TEST_WORDS = 400  # of the test split: enough to see a precision that hurts, few enough for a demo
 THREADS = 1  # for a model this small a second thread costs more than it brings
 
