@@ -128,3 +128,37 @@ def library_outputs(model: Any, rows: list[list[int]], **options: Any) -> list[l
 
 def up_to_end(row: list[int], end: int) -> list[int]:
     return row[: row.index(end) + 1] if end in row else row
+
+
+def wandering_marian(
+    vocab: int, pad: int, end: int, scale: float, raise_end: float, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
+    """A Marian whose next token is as sure as `scale` makes it, and whose end is as likely as `raise_end`.
+
+    Its layers are weak beside its embeddings. Otherwise all random models of this size say one token for ever.
+    """
+    torch.manual_seed(1)
+    config = MarianConfig(
+        vocab_size=vocab,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+        init_std=0.5 / 32**0.5,
+        pad_token_id=pad,
+        eos_token_id=end,
+        decoder_start_token_id=pad,
+        tie_word_embeddings=False,
+        **changes,
+    )
+    model = MarianMTModel(config).to(dtype).eval()
+    with torch.no_grad():
+        for part in (model.model.encoder, model.model.decoder):
+            part.embed_tokens.weight.normal_(std=1.0)
+        model.lm_head.weight.normal_(std=scale / config.d_model**0.5)
+        model.final_logits_bias[0, end] += raise_end
+    return model

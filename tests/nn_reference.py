@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from seq2engine.errors import CheckpointError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.generate import generate
@@ -150,3 +152,11 @@ def assert_same_model(reference: Reference, model: Transformer, folder: Path, la
         with open_session(bundle, backend, threads=1) as session:
             found = generate(session, sources, SearchOptions(max_length=config.max_target))
         assert [best[0].tokens for best in found] == expected
+
+
+def refusal_of(read: Callable[[Path], object], source: Path) -> str:
+    """The one line with which an importer refuses a source."""
+    with pytest.raises(CheckpointError) as caught:
+        read(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from ctranslate2.converters.transformers import MarianMTLoader
-from transformers import MarianConfig, MarianMTModel
+from hugging_face_models import wandering_marian
+from transformers import MarianMTModel
 
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
@@ -42,33 +43,10 @@ MODELS = {
 
 
 def marian(name: str) -> MarianMTModel:
-    """Weak layers beside the embeddings: otherwise all random models of this size say one token for ever."""
-    scale, raise_end = MODELS[name]
-    torch.manual_seed(1)
-    config = MarianConfig(
-        vocab_size=VOCAB,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=32,
-        init_std=0.5 / 32**0.5,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    model = MarianMTModel(config).eval()
+    model = wandering_marian(VOCAB, PAD, END, *MODELS[name], forced_eos_token_id=None)
     with torch.no_grad():
         for part in (model.model.encoder, model.model.decoder):
-            part.embed_tokens.weight.normal_(std=1.0)
             part.embed_tokens.weight[PAD] = 0.0  # CTranslate2 starts from zeros
-        model.lm_head.weight.normal_(std=scale / config.d_model**0.5)
-        model.final_logits_bias[0, END] += raise_end
     return model
 
 

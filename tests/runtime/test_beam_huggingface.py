@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hugging_face_models import wandering_marian
 from scripted_step import run
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianMTModel
 
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.greedy import greedy_search
@@ -46,35 +47,8 @@ CASES = [
 
 @cache
 def marian(name: str) -> MarianMTModel:
-    """A random model in fp64, so that batching and padding cannot move a logit by a visible amount.
-
-    Its layers are weak beside its embeddings. Otherwise all random models of this size say one token for ever.
-    """
-    scale, raise_end = MODELS[name]
-    torch.manual_seed(1)
-    config = MarianConfig(
-        vocab_size=VOCAB,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=32,
-        init_std=0.5 / 32**0.5,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        tie_word_embeddings=False,
-    )
-    model = MarianMTModel(config).double().eval()
-    with torch.no_grad():
-        for part in (model.model.encoder, model.model.decoder):
-            part.embed_tokens.weight.normal_(std=1.0)
-        model.lm_head.weight.normal_(std=scale / config.d_model**0.5)
-        model.final_logits_bias[0, END] += raise_end
-    return model
+    """In fp64, so that batching and padding cannot move a logit by a visible amount."""
+    return wandering_marian(VOCAB, PAD, END, *MODELS[name], dtype=torch.float64)
 
 
 @cache

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from nn_reference import Reference, assert_same_model, lively_reference
+from nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 from torch import Tensor
 
-from seq2engine.errors import CheckpointError
 from seq2engine.model.importers.fairseq import checkpoint_from_fairseq
 from seq2engine.model.importers.imported import Imported
 
@@ -114,11 +114,7 @@ def damaged(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def error_of(source: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint_from_fairseq(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+error_of = partial(refusal_of, checkpoint_from_fairseq)
 
 
 # The same model

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from nn_reference import Reference, assert_same_model, lively_reference
+from nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 from torch import Tensor
 
-from seq2engine.errors import CheckpointError
 from seq2engine.model.importers import opennmt
 from seq2engine.model.importers.opennmt import checkpoint_from_opennmt
 
@@ -126,11 +126,7 @@ def damaged(path: Path, **changes: Any) -> Path:
     return path
 
 
-def error_of(path: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint_from_opennmt(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+error_of = partial(refusal_of, checkpoint_from_opennmt)
 
 
 # The same model
