@@ -12,7 +12,7 @@ from seq2engine.folders import check_replaceable, new_folder
 from seq2engine.progress import Progress, silent
 
 from ...errors import CheckpointError
-from ..checkpoint import CONFIG, GENERATION, write_checkpoint
+from ..checkpoint import CONFIG, GENERATION, read_config, write_checkpoint
 from ..tokenizers.base import FOLDER as TOKENIZER
 from .fairseq import FILES as FAIRSEQ_FILES
 from .fairseq import checkpoint_from_fairseq
@@ -53,6 +53,7 @@ def source_of(path: Path) -> Source:
         return SOURCES["torch"]
     if (path / CONFIG).is_file():
         if is_ours(path):
+            read_config(path / CONFIG)  # says so if it is damaged, and then it need not be ours
             raise CheckpointError(
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )

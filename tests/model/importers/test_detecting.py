@@ -123,6 +123,11 @@ def an_unknown_type(folder):
     return folder
 
 
+def a_damaged_config(folder):
+    (folder / "config.json").write_text('{"model_type": "bart", ')
+    return folder
+
+
 def other_keys(folder):
     torch.save({"weights": {}}, folder / "x.pt")
     return folder / "x.pt"
@@ -151,6 +156,7 @@ def no_weights(folder):
         (an_empty_folder, "holds no checkpoint that is understood; expected a Hugging Face folder"),
         (ours_already, "is a seq2engine checkpoint already; export it with: seq2engine export"),
         (an_unknown_type, "model_type is 't5', expected one of marian, bart, mbart, m2m_100, pegasus, blenderbot"),
+        (a_damaged_config, "config.json is not JSON"),
         (other_keys, "holds weights, which is not understood"),
         (no_dict, "holds list, which is not understood"),
         (cut_short, "cannot be read"),
