@@ -25,6 +25,7 @@ from seq2engine.progress import Progress, silent
 from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
+from ..runtime.answers import Answer
 from ..runtime.beam import beam_search
 from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
@@ -253,14 +254,14 @@ class SeenSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def step(self, state: State, *inputs: np.ndarray) -> np.ndarray:
+    def step(self, state: State, *inputs: np.ndarray) -> Answer:
         self.given = dict(state), [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
 def repeated_step(
     session: Session, ids: np.ndarray, mask: np.ndarray, case: Case, trail: list[tuple[np.ndarray, np.ndarray]]
-) -> Callable[[], np.ndarray]:
+) -> Callable[[], Answer]:
     """The step halfway through a decode that made these choices, to be called again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .greedy import log_sum_exp
+from .answers import Answer, Candidates, finite
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
 from .semantics import PROFILES, Standing
-
-BLOCK = 64  # columns per block of `_top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
 
 
 def beam_search(
@@ -54,17 +52,17 @@ def beam_search(
     running[:, :1] = 0.0  # the K beams are still one and the same: only the first may have children
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
         if semantics.renormalises:
-            allowed = rules.allowed(logits, tokens, parents, length)
-            normaliser = log_sum_exp(allowed, sources)
+            allowed = rules.answer(answer, tokens, parents, length)
+            normaliser = finite(allowed.normaliser, sources)
         else:
-            normaliser = log_sum_exp(logits, sources)
-            allowed = rules.allowed(logits, tokens, parents, length, normaliser)
+            normaliser = finite(answer.normaliser, sources)
+            allowed = rules.answer(answer, tokens, parents, length, normaliser)
         if semantics.forces_end and length == options.max_length:
             allowed = _only(special.end, allowed)
-        scores, tokens, parents = _best_continuations(allowed, running, normaliser)
+        scores, tokens, parents = _best_continuations(allowed.candidates, running, normaliser)
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
@@ -89,7 +87,7 @@ def beam_search(
         tokens[done] = special.end
         parents[done] = own
         trail[:, length - 1, sources] = tokens, parents
-        yield Emitted(length - 1, sources, tokens, parents, logits, done)
+        yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
         rows = staying_rows(done)
         if rows is not None:
@@ -101,57 +99,31 @@ def beam_search(
     return ended.hypotheses(trail[:, :length], options.nbest)
 
 
-def _only(token: int, logits: np.ndarray) -> np.ndarray:
-    """Logits [B,K,V] of which only this token's are left."""
-    result = np.full_like(logits, -np.inf)
-    result[..., token] = logits[..., token]
-    return result
+def _only(token: int, answer: Answer) -> Answer:
+    """An answer of which only this token's logits are left."""
+    result = np.full_like(answer.logits, -np.inf)
+    result[..., token] = answer.logits[..., token]
+    return Answer(result)
 
 
 def _best_continuations(
-    logits: np.ndarray, running: np.ndarray, normaliser: np.ndarray
+    candidates: Candidates, running: np.ndarray, normaliser: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of continuations, best first.
+    """Candidates, beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of continuations, best first.
 
     The best 2K, but for some that could neither end nor run on; fewer only where there are not as many (V = 1).
     """
-    batch, beam, vocab = logits.shape
-    # Of the 2K, the first K may end, and the first K that are no end token run on. So of one beam no more than its best
-    # K and its end token can matter, and the rest of the vocabulary is never ranked.
-    count = min(beam + 1, vocab)
-    tokens = _top_columns(logits.reshape(-1, vocab), count).reshape(batch, beam, count)
+    batch, beam, count = candidates.tokens.shape
     offset = running - normaliser  # [B, K]
-    scores = (np.take_along_axis(logits, tokens, axis=-1) + offset[..., None]).reshape(batch, -1)  # [B, K*count]
+    scores = (candidates.logits + offset[..., None]).reshape(batch, -1)  # [B, K*count]
 
     # Columns stand by beam, and within it by rank: a stable sort leaves equals in the order the docstring promises.
     best = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * beam]
     return (
         np.take_along_axis(scores, best, axis=1),
-        np.take_along_axis(tokens.reshape(batch, -1), best, axis=1),
+        np.take_along_axis(candidates.tokens.reshape(batch, -1), best, axis=1),
         best // count,
     )
-
-
-def _top_columns(rows: np.ndarray, count: int) -> np.ndarray:
-    """rows [R,V] -> columns [R,count] of the largest values of each row, larger first, then lower column first."""
-    width = rows.shape[1]
-    if width > 4 * count * BLOCK:
-        # The best `count` values are in the `count` blocks with the largest maxima (of equals, the first ones), and
-        # one pass of maxima is several times faster than a partition of the whole row.
-        maxima = np.maximum.reduceat(rows, np.arange(0, width, BLOCK), axis=1)
-        blocks = np.sort(_top_columns(maxima, count), axis=1)
-        columns = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
-        inside = columns < width  # the last block may be short; what it lacks ranks behind everything
-        values = np.where(inside, np.take_along_axis(rows, np.minimum(columns, width - 1), axis=1), -np.inf)
-        return np.take_along_axis(columns, _top_columns(values, count), axis=1)
-
-    columns = np.sort(np.argpartition(rows, width - count, axis=1)[:, width - count :], axis=1)
-    cut = np.take_along_axis(rows, columns, axis=1).min(axis=1, keepdims=True)
-    tied = np.flatnonzero(np.count_nonzero(rows >= cut, axis=1) > count)
-    if tied.size:  # a partition picks any of equal values, we the first ones
-        columns[tied] = np.sort(np.argsort(-rows[tied], axis=1, kind="stable")[:, :count], axis=1)
-    order = np.argsort(-np.take_along_axis(rows, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)
 
 
 class _Ended:

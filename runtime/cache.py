@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .session import Session, State
 
 ROUND = 8  # capacities are multiples of this many slots
@@ -34,7 +35,7 @@ class CacheCounts:
 
 
 class TreeStep:
-    """A `Step` over a session: tokens and parents in, logits out. Owns the state it was given until it is dropped."""
+    """A `Step` over a session: tokens and parents in, an answer out. Owns the state it was given until it is gone."""
 
     def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
         self.session, self.state, self.beams = session, state, beams
@@ -52,7 +53,7 @@ class TreeStep:
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
         session.reserve(state, self.capacity)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         self.descend(parents)
         if self.growing:
             self.compact_growing()
@@ -63,12 +64,12 @@ class TreeStep:
             self.make_room()
         rows, beams = np.arange(len(tokens))[:, None], np.arange(self.beams)
         self.mask[rows, beams, self.used[:, None] + beams] = True
-        logits = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.used += self.beams
         self.position += 1
         self.tally.steps += 1
         self.tally.most_slots = max(self.tally.most_slots, self.capacity)
-        return logits
+        return answer
 
     @property
     def counts(self) -> CacheCounts:

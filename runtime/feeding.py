@@ -18,6 +18,7 @@ from itertools import islice
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .cache import TreeStep, rounded
 from .generate import padded, search_over, start_of
 from .leaving import staying_rows
@@ -116,14 +117,14 @@ class _Rows:
         self.tokens = np.full((batch, options.width), start_of(session.config, options), dtype=np.int64)
         self.parents = np.tile(np.arange(options.width), (batch, 1))
         self.tree = TreeStep(session, self.encoded(sources), batch, options.width, options.max_length)
-        self.logits = np.zeros(0)
+        self.answer = Answer(np.zeros(0))
 
     def encoded(self, sources: list[list[int]]) -> State:
         return self.session.encode(*padded(sources, self.session.config.pad_id))
 
     def step(self) -> None:
         self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
-        self.logits = self.tree(self.tokens, self.parents)
+        self.answer = self.tree(self.tokens, self.parents)
 
     def admit(self, rows: np.ndarray, sources: list[list[int]]) -> None:
         self.lengths[self.free] = 0
@@ -156,10 +157,10 @@ class _Cohort:
         self.done = np.zeros(len(rows), dtype=bool)
         self.search = search_over(self, sources, batch.session.config, batch.options)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         going = self.rows[~self.done]
         assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it said it would"
-        return self.batch.logits[self.rows]
+        return self.batch.answer.of(self.rows)
 
     def keep(self, rows: np.ndarray) -> None:
         self.rows, self.done = self.rows[rows], self.done[rows]

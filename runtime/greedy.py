@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import RequestError
+from .answers import finite
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
@@ -34,18 +34,18 @@ def greedy_search(
     parents = np.zeros((batch, 1), dtype=np.int64)
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
-        normaliser = log_sum_exp(logits, sources)
-        tokens = rules.allowed(logits, tokens, parents, length).argmax(axis=-1)  # [B, 1, V] -> [B, 1]
-        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
+        normaliser = finite(answer.normaliser, sources)
+        tokens = rules.answer(answer, tokens, parents, length).candidates.tokens[..., 0].copy()  # [B, 1]
+        gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
         scores[sources] += np.where(done, 0.0, gained[:, 0])
         chosen[sources, length - 1] = tokens[:, 0]
         lengths[sources[~done]] = length
         done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, logits, done)
+        yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
         rows = staying_rows(done)
         if rows is not None:
@@ -57,22 +57,3 @@ def greedy_search(
         [Hypothesis(tuple(row[:end].tolist()), float(score))]
         for row, end, score in zip(chosen, lengths, scores, strict=True)
     ]
-
-
-def log_sum_exp(logits: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """[B,K,V] -> [B,K] in fp64: what to take off a logit to make it a log-probability.
-
-    Refuses rows that have none (NaN, inf, or no token allowed at all), naming the source.
-    """
-    top = logits.max(axis=-1, keepdims=True)  # [B, K, 1]; NaN wins a maximum, so one look at it finds them all
-    finite = np.isfinite(top).all(axis=(1, 2))
-    if not finite.all():
-        raise RequestError(
-            f"source {sources[~finite][0]}: the model's logits are not finite, expected numbers; "
-            "look for the first bad layer with: seq2engine parity BUNDLE"
-        )
-    shifted = logits - top
-    # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit of a
-    # source's score would depend on its place in the batch.
-    total = np.exp(shifted, out=shifted).sum(axis=-1)
-    return np.log(total.astype(np.float64)) + top[..., 0]

@@ -13,6 +13,7 @@ from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..export.contract import GraphSpec
 from ..model.config import ModelConfig
+from .answers import Answer
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
@@ -65,7 +66,7 @@ class OrtSession(Session):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         bound = state.get("binding")
         if bound is None or self.cache_form == "growing" or bound.shape != self_mask.shape:
@@ -75,7 +76,7 @@ class OrtSession(Session):
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
         if self.cache_form == "growing":
             state.update(bound.grown)
-        return bound.logits
+        return Answer(bound.logits)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.pop("binding", None)

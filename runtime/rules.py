@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .search import SearchOptions, Special
 
 
@@ -40,6 +41,17 @@ class Rules:
         listed = self.always.size or self.first.size or options.allowed is not None
         return not (self.remembers or forced or listed or options.min_length > 1)
 
+    def answer(
+        self,
+        answer: Answer,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        length: int,
+        normaliser: np.ndarray | None = None,
+    ) -> Answer:
+        """The answer as the rules leave it: see `allowed`. Without rules nobody looks at whole rows of logits."""
+        return answer if self.idle else Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+
     def allowed(
         self,
         logits: np.ndarray,
@@ -48,14 +60,12 @@ class Rules:
         length: int,
         normaliser: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits [B,K,V] with what the rules forbid at -inf; a copy, where there are rules.
+        """A copy of logits [B,K,V] with what the rules forbid at -inf.
 
         `tokens` and `parents` [B,K] are what the step was given, `length` counts the token to be chosen. With a
         `normaliser` [B,K] (log-sum-exp of the logits) rules see log-probabilities, as in beam search; greedy search has
         them see the logits themselves.
         """
-        if self.idle:
-            return logits
         if self.remembers:
             self.remember(tokens, parents)
         options, end = self.options, self.special.end

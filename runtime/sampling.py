@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .greedy import log_sum_exp
+from .answers import finite
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
@@ -45,19 +45,19 @@ def sampling_search(
     parents = np.tile(np.arange(count), (batch, 1))
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
-        normaliser = log_sum_exp(logits, sources)
-        allowed = rules.allowed(logits, tokens, parents, length)
-        tokens = drawn(probabilities(allowed, options), draws[sources, :, length - 1])
-        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
+        normaliser = finite(answer.normaliser, sources)
+        allowed = rules.answer(answer, tokens, parents, length)
+        tokens = drawn(probabilities(allowed.logits, options), draws[sources, :, length - 1])
+        gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
         scores[sources] += np.where(done, 0.0, gained)
         chosen[sources, :, length - 1] = tokens
         lengths[sources] += ~done
         done = done | (tokens == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, logits, done.all(axis=1))
+        yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1))
 
         rows = staying_rows(done.all(axis=1))
         if rows is not None:

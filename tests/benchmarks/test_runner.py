@@ -18,6 +18,7 @@ from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
@@ -67,10 +68,10 @@ class Liar(Wrapped):
     """Never says the token it thinks is best for the last source."""
 
     def step(self, state, *inputs):
-        logits = np.array(self.session.step(state, *inputs))
+        logits = np.array(self.session.step(state, *inputs).logits)
         best = logits[-1].argmax(axis=-1)
         logits[-1, np.arange(len(best)), best] = -30
-        return logits
+        return Answer(logits)
 
 
 class Broken(Wrapped):
