@@ -167,8 +167,14 @@ def fitted(array: np.ndarray, axis: int, width: int) -> np.ndarray:
 
 
 def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """cache [B,H,L,E], slots [B,L'] -> [B,H,L',E]."""
-    batch, heads, _, width = cache.shape
+    """cache [B,H,L,E], slots [B,L'] -> [B,H,L',E]; the same array, where as many slots stay: few of them move."""
+    batch, heads, length, width = cache.shape
+    if slots.shape[1] == length:
+        for row, moves in enumerate(slots != np.arange(length)):
+            if moves.any():
+                first, last = np.flatnonzero(moves)[[0, -1]]
+                cache[row, :, first : last + 1] = np.take(cache[row], slots[row, first : last + 1], axis=1)
+        return cache
     result = np.empty((batch, heads, slots.shape[1], width), dtype=cache.dtype)
     for row in range(batch):
         np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
