@@ -25,13 +25,22 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class Reduced:
+    """What a graph has made of its logits: candidates, and the sum [B,K] of exp(logit - the best candidate's)."""
+
+    candidates: Candidates
+    exp_sum: np.ndarray
+
+
+@dataclass(frozen=True)
 class Answer:
     """Logits of the next token of K beams of B sources; they, and what is made of them, hold until the next step.
 
-    `rows` are the sources that are meant, where `raw` has others, too.
+    What the graph has not `reduced` is reduced here. `rows` are the sources that are meant, where `raw` has others too.
     """
 
     raw: np.ndarray
+    reduced: Reduced | None = None
     rows: np.ndarray | None = None
 
     @cached_property
@@ -42,7 +51,9 @@ class Answer:
     @cached_property
     def normaliser(self) -> np.ndarray:
         """[B,K] in fp64: what to take off a logit to make it a log-probability; not finite where there are none."""
-        return log_sum_exp(self.logits)
+        if self.reduced is None:
+            return log_sum_exp(self.logits)
+        return np.log(self.reduced.exp_sum.astype(np.float64)) + self.reduced.candidates.logits[..., 0]
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -51,6 +62,8 @@ class Answer:
         Of a source's best 2K continuations the first K may end, and the first K that are no end token run on. So of one
         beam no more than its best K and its end token can matter, and the rest of the vocabulary is never ranked.
         """
+        if self.reduced is not None:
+            return self.reduced.candidates
         batch, beams, vocab = self.logits.shape
         tokens = top_columns(self.logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
         return Candidates(tokens, np.take_along_axis(self.logits, tokens, axis=-1))
@@ -62,7 +75,11 @@ class Answer:
     def of(self, rows: np.ndarray) -> Answer:
         """The answer for these sources alone; nothing of it is copied before it is asked for."""
         assert self.rows is None
-        return Answer(self.raw, rows)
+        reduced = self.reduced
+        if reduced is not None:
+            best = Candidates(reduced.candidates.tokens[rows], reduced.candidates.logits[rows])
+            reduced = Reduced(best, reduced.exp_sum[rows])
+        return Answer(self.raw, reduced, rows)
 
 
 def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
+from ..export.candidate_graph import CANDIDATES, candidate_graph
 from ..export.contract import GraphSpec
 from ..model.config import ModelConfig
-from .answers import Answer
+from .answers import Answer, Candidates, Reduced
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
@@ -38,7 +41,10 @@ class OrtSession(Session):
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs = specs
         self.limits = Limits(None, None, config.max_source, config.max_target)
-        self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
+        self.sessions = {
+            name: inference_session(path, threads, step_bytes(path) if name == "decoder_step" else None)
+            for name, path in graphs.items()
+        }
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
@@ -76,7 +82,7 @@ class OrtSession(Session):
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
         if self.cache_form == "growing":
             state.update(bound.grown)
-        return Answer(bound.logits)
+        return Answer(*bound.outputs)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.pop("binding", None)
@@ -113,8 +119,9 @@ class StepBinding:
     def __init__(self, session: OrtSession, state: State, mask_shape: tuple[int, ...]):
         self.shape = mask_shape
         batch, beams, attended = mask_shape
-        sizes = {"B": batch, "K": beams, "M": attended, "L": attended}
         spec = session.specs["decoder_step"]
+        vocab = session.config.target_vocab
+        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "C": min(beams + 1, vocab)}
         self.binding = session.sessions["decoder_step"].io_binding()
         self.inputs: dict[str, np.ndarray] = {}
         self.grown: dict[str, np.ndarray] = {}
@@ -124,8 +131,11 @@ class StepBinding:
             else:
                 array = state[tensor.name]
             bind(self.binding.bind_input, tensor.name, array)
-        self.logits = np.empty(spec.output("logits").shape(sizes), dtype=np.float32)
-        bind(self.binding.bind_output, "logits", self.logits)
+        outputs = {t.name: np.empty(t.shape(sizes), t.dtype) for t in (spec.output("logits"), *CANDIDATES)}
+        for name, array in outputs.items():
+            bind(self.binding.bind_output, name, array)
+        candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
+        self.outputs = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
         for name in session.cache_names:
             if session.cache_form == "static":
                 cache = state[name]
@@ -139,6 +149,14 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     """Binds an array's own memory, by address: ONNX Runtime neither copies it nor keeps it alive."""
     assert array.flags.c_contiguous
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def step_bytes(path: Path) -> bytes:
+    """A decoder step in the form that reduces its own logits; its weights still lie beside `path`."""
+    try:
+        return candidate_graph(onnx.load(path, load_external_data=False)).SerializeToString()
+    except DecodeError as error:
+        raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
 
 
 def inference_session(path: Path, threads: int | None, changed: bytes | None = None) -> ort.InferenceSession:

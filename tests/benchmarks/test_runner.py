@@ -202,9 +202,9 @@ def test_the_repeated_step_is_the_one_halfway(any_bundle, backend, case):
     with open_session(any_bundle, backend, threads=1) as session:
         decoded = fixed_decode(session, sources, SearchOptions(max_length=case.target, beam=case.beam))
         again = repeated_step(session, *padded(sources, SMALL.pad_id), case, decoded.trail)
-        first = np.array(again())
+        first = np.array(again().logits)
         for _ in range(3):
-            np.testing.assert_array_equal(again(), first)
+            np.testing.assert_array_equal(again().logits, first)
     assert first.shape == (case.batch, case.beam, SMALL.target_vocab)
     if case.target > 1:
         tokens, parents = decoded.trail[case.target // 2]

@@ -132,8 +132,9 @@ def test_what_cannot_be_opened_says_why(bundle):
         open_session(bundle, "torch", "int8")
 
 
-def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle):
+@pytest.mark.parametrize("name", ["encoder", "decoder_step"])
+def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\x08\x07garbage")
     with pytest.raises(SessionError, match="cannot load"):
-        OrtSession({"encoder": broken}, bundle.specs("fp32"), SMALL, "fp32", "static")
+        OrtSession({name: broken}, bundle.specs("fp32"), SMALL, "fp32", "static")
