@@ -42,7 +42,8 @@ def split_svg(case: CaseResult) -> str:
 def legend_svg(y: int) -> str:
     places = range(0, 100, 100 // len(PIECES))
     return "".join(
-        f'<rect x="{x}%" y="{y}" width="10" height="10" {painted(piece)}/><text x="{x + 4}%" y="{y + 10}">{piece}</text>'
+        f'<rect x="{x}%" y="{y}" width="10" height="10" {painted(piece)}/>'
+        f'<text x="{x + 4}%" y="{y + 10}">{piece}</text>'
         for x, piece in zip(places, PIECES, strict=True)
     )
 

@@ -164,11 +164,11 @@ class TreeStep:
 def slack(beams: int, live: int) -> int:
     """Slots to hold beside the living ones, until the next compaction.
 
-    With s of them attention goes over s/2 slots too many in every step, and a compaction, which copies all that live,
-    comes every s/K steps. A copy of a slot costs about as much as three readings, so the sum is least for
-    s = sqrt(6 K live): some 80 slots beside 256 living ones of four beams.
+    With s of them attention goes over s/2 slots too many in every step, and a compaction comes every s/K steps. It
+    copies about half of the living on average (those that stay where they are cost nothing), and a copy of a slot takes
+    as long as some three readings. So the sum is least for s = sqrt(3 K live): 56 beside 256 living ones of four beams.
     """
-    return rounded(max(16, 8 * beams, math.isqrt(6 * beams * live)))
+    return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live)))
 
 
 def rounded(slots: int) -> int:

@@ -2,7 +2,7 @@
 
     rows    0  1  2  3  4  5  6  7
     step 9  a  a  a  .  a  a  .  a     two of the first eight are done
-    step 10 a  a  a  b  a  a  b  a     the next two are encoded together and begin in their rows
+    step 10 a  a  a  b  a  a  b  a     the next two are encoded and begin in their rows
     step 17 a  .  a  b  .  .  b  a
 
 Sources that came together are one search, the same as anywhere else; only the decoder step is shared by all. So there
@@ -27,6 +27,7 @@ from .session import Session, State, check_request
 
 BATCH = 32
 WINDOW = 16  # batches that are looked ahead
+CALL = 32  # tokens in whose time a call of the encoder reads its weights
 
 
 def translate_many(
@@ -116,11 +117,24 @@ class _Rows:
         self.free = np.zeros(batch, dtype=bool)
         self.tokens = np.full((batch, options.width), start_of(session.config, options), dtype=np.int64)
         self.parents = np.tile(np.arange(options.width), (batch, 1))
-        self.tree = TreeStep(session, self.encoded(sources), batch, options.width, options.max_length)
+        self.tree = TreeStep(session, self.first_state(sources), batch, options.width, options.max_length)
         self.answer = Answer(np.zeros(0))
 
-    def encoded(self, sources: list[list[int]]) -> State:
-        return self.session.encode(*padded(sources, self.session.config.pad_id))
+    def first_state(self, sources: list[list[int]]) -> State:
+        """One state of sources that were not encoded all at once."""
+        (places, state), *others = self.encoded(sources)
+        rows = np.zeros(len(sources), dtype=np.int64)
+        rows[places] = np.arange(len(places))
+        self.session.select(state, rows, None)
+        for places, more in others:
+            self.session.replace(state, places, more, int(self.lengths.max()))
+        return state
+
+    def encoded(self, sources: list[list[int]]) -> Iterator[tuple[np.ndarray, State]]:
+        """States of sources of like length with their places, the longest first."""
+        for places in like_lengths([len(source) for source in sources]):
+            group = [sources[place] for place in places]
+            yield np.array(places), self.session.encode(*padded(group, self.session.config.pad_id))
 
     def step(self) -> None:
         self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
@@ -130,7 +144,8 @@ class _Rows:
         self.lengths[self.free] = 0
         self.lengths[rows] = [len(source) for source in sources]
         width = min(rounded(int(self.lengths.max())), self.session.limits.source)
-        self.tree.replace(rows, self.encoded(sources), width)
+        for places, state in self.encoded(sources):
+            self.tree.replace(rows[places], state, width)
         self.free[rows] = False
         self.tokens[rows] = start_of(self.session.config, self.options)
         self.parents[rows] = np.arange(self.options.width)
@@ -181,3 +196,20 @@ class _Cohort:
         except StopIteration as finished:
             return finished.value
         raise AssertionError("a search goes on although all its sources are done")
+
+
+def like_lengths(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
+    """Places in groups, the longest first, such that all groups padded, and a call for each, take the fewest tokens."""
+    places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    least = [0]  # tokens for the first n places
+    starts = []  # where the last group of the first n begins
+    for end in range(1, len(places) + 1):
+        tokens = [least[start] + call + (end - start) * lengths[places[start]] for start in range(end)]
+        least.append(min(tokens))
+        starts.append(tokens.index(least[-1]))
+    groups = []
+    while places:
+        start = starts[len(places) - 1]
+        groups.append(places[start:])
+        places = places[:start]
+    return groups[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise, product
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,7 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.feeding import translate_many
+from seq2engine.runtime.feeding import CALL, like_lengths, translate_many
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
@@ -110,7 +111,25 @@ def test_the_batch_stays_full_and_the_encoder_is_called_for_several(session):
         fed(session, sources, options, batch=16, window=0)
     assert step.call_count <= sum(lengths) / 16 + 2 * max(lengths)  # full rows, but for the last ones
     assert step.call_count < fixed
-    assert encode.call_count <= 1 + (60 - 16) / 2
+    calls = [call.args[1] for call in encode.call_args_list]  # their masks
+    assert sum(mask.size + CALL for mask in calls) < 1.1 * sum(map(len, sources)) + CALL * (2 + (60 - 16) / 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=7), call=st.integers(0, 40))
+def test_no_other_groups_take_fewer_tokens(lengths, call):
+    def tokens(groups):
+        return sum(call + len(group) * max(lengths[place] for place in group) for group in groups)
+
+    found = like_lengths(lengths, call)
+    assert sorted(place for group in found for place in group) == list(range(len(lengths)))
+    assert all(max(lengths[i] for i in b) <= min(lengths[i] for i in a) for a, b in pairwise(found))
+    ranked = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    for cuts in product([False, True], repeat=len(lengths) - 1):  # a best grouping cuts the ranks somewhere
+        groups = [[ranked[0]]]
+        for place, cut in zip(ranked[1:], cuts, strict=True):
+            groups = [*groups, [place]] if cut else [*groups[:-1], [*groups[-1], place]]
+        assert tokens(found) <= tokens(groups)
 
 
 def test_sources_are_taken_as_there_is_room(session):
