@@ -24,6 +24,7 @@ class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
     backend = "onnxruntime"
+    looks = False  # whether its states keep the cross-attention of the latest step
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class OrtSession(Session):
     ):
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs = specs
-        self.limits = Limits(None, None, config.max_source, config.max_target)
+        self.limits = Limits(None, None, config.max_source, config.max_target, attention=self.looks)
         self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
