@@ -18,8 +18,8 @@ def allotted_continuations(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of 2K continuations.
 
-    `best` [B,K,K+1] are the best tokens of every beam. The first K are the shares of all banks, best first; the others,
-    in the order of their claim, are there to take the places of those that end.
+    `best` [B,K,K+1] are the best tokens of every beam. The first K, best first, are those that end and then the shares
+    of all banks, the others are there to take the places of those that end.
     """
     batch, beam, count = best.shape
     offered = np.broadcast_to(said.table.alphabet, (batch, beam, len(said.table.alphabet)))
@@ -34,11 +34,14 @@ def allotted_continuations(
     scores, tokens, beams = (np.take_along_axis(array, order, axis=1) for array in (scores, tokens, beams))
     missing = said.needed_after(tokens, beams)  # [B, C]: the fewer, the higher the bank
 
-    # In turns: of every bank its best candidate, then its second, and so on; the highest bank goes first.
-    alive = scores > -np.inf
-    same = (missing[:, :, None] == missing[:, None, :]) & alive[:, None, :]
-    turn = np.tril(same, k=-1).sum(axis=-1)  # [B, C] better ones of the same bank
-    claim = np.where(alive, turn * (said.table.total + 1) + missing, np.iinfo(np.int64).max)
+    # In turns: of every bank its best candidate, then its second, and so on; the highest bank goes first. Who ends
+    # takes no beam away: an end counts if it is among the best K of its bank, as it would in a search without phrases.
+    ends, never = tokens == said.end, np.iinfo(np.int64).max
+    better = np.tril(missing[:, :, None] == missing[:, None, :], k=-1)  # [B, C, C]: in the same bank
+    turn = (better & ~ends[:, None, :]).sum(axis=-1)
+    claim = np.where(ends & (better.sum(axis=-1) >= beam), never, turn * (said.table.total + 1) + missing)
+    claim = np.where(ends & (claim < never), -1, claim)
+    claim = np.where(scores > -np.inf, claim, never)
     chosen = np.argsort(claim, axis=1, kind="stable")[:, : 2 * beam]
     chosen[:, :beam].sort(axis=1)  # candidates stand best first
     return (

@@ -27,11 +27,15 @@ class Coverage:
         self.places = np.zeros((len(texts), options.beam), dtype=np.int64)  # [B, K] looked at most
 
     def add(self, attention: np.ndarray, parents: np.ndarray) -> None:
-        """One step's attention [B,K,S or more], of beams that continue `parents` [B,K] of the step before."""
+        """One step's attention, of beams that continue `parents` [B,K] of the step before.
+
+        Its S is that of the batch: more, where others are longer, or less, where the longest source has left.
+        """
         looked = attention[..., : self.inside.shape[1]]
         self.places = looked.argmax(axis=-1)
         if self.beta:
-            self.covered = np.take_along_axis(self.covered, parents[..., None], axis=1) + looked
+            self.covered = np.take_along_axis(self.covered, parents[..., None], axis=1)
+            self.covered[..., : looked.shape[-1]] += looked
 
     def penalty(self) -> np.ndarray:
         """[B,K] what a hypothesis that ends in this step adds to its score: 0 or less."""
