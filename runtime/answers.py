@@ -68,9 +68,10 @@ class Answer:
         tokens = top_columns(self.logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
         return Candidates(tokens, np.take_along_axis(self.logits, tokens, axis=-1))
 
-    def logits_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens [B,K] -> their logits [B,K]."""
-        return np.take_along_axis(self.logits, tokens[..., None], axis=-1)[..., 0]
+    def logits_of(self, tokens: np.ndarray, beams: np.ndarray | None = None) -> np.ndarray:
+        """Tokens [B,C], each said by one of the beams [B,C] (none given: by the first, the second, ...) -> logits."""
+        rows = np.arange(len(tokens)) if self.rows is None else self.rows
+        return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, tokens]
 
     def of(self, rows: np.ndarray) -> Answer:
         """The answer for these sources alone; nothing of it is copied before it is asked for."""

@@ -21,6 +21,8 @@ from .torch_session import TorchSession
 class OrtAttention(OrtSession):
     """The bundle's own graphs, of the decoder step a form with more outputs. It is made for looking, not for speed."""
 
+    looks = True
+
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtAttention:
         paths = {name: bundle.graph_path(precision, name) for name in bundle.specs(precision)}
@@ -42,9 +44,14 @@ class OrtAttention(OrtSession):
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
         return answer
 
+    def attention(self, state: State) -> np.ndarray:
+        return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))
+
 
 class TorchAttention(TorchSession):
     """The reference model with an ear at every cross-attention while it takes a step."""
+
+    looks = True
 
     @torch.inference_mode()
     def step(
@@ -54,6 +61,9 @@ class TorchAttention(TorchSession):
             answer = super().step(state, tokens, position, write_index, self_mask)
         state.update(heard)
         return answer
+
+    def attention(self, state: State) -> np.ndarray:
+        return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))
 
     @contextmanager
     def listening(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -72,3 +82,8 @@ class TorchAttention(TorchSession):
                 attention = self.model.get_submodule(f"decoder.{i}.cross_attn")
                 hooks.enter_context(attention.register_forward_hook(hook_of(attention_name(i))))
             yield heard
+
+
+def mean_of_heads(weights: np.ndarray) -> np.ndarray:
+    """[B,H,K,S] -> [B,K,S] in fp64."""
+    return weights.astype(np.float64).mean(axis=1)

@@ -15,18 +15,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from .answers import Answer, Candidates, finite
+from .banks import allotted_continuations
+from .coverage import Coverage
 from .leaving import staying_rows
 from .rules import Rules
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
 from .semantics import PROFILES, Standing
 
 
 def beam_search(
-    step: Step, batch: int, special: Special, options: SearchOptions, texts: Sequence[Sequence[int]] = ()
+    step: Step,
+    batch: int,
+    special: Special,
+    options: SearchOptions,
+    texts: Sequence[Sequence[int]] = (),
+    starts: Sequence[Start] = (),
 ) -> Search:
     """Decodes `batch` sources to up to `nbest` hypotheses each, best first; scores are length-normalised.
 
-    `texts` are the sources' tokens, for rules that look at them.
+    `texts` are the sources' tokens, for rules that look at them, `starts` what each output begins with (none: what the
+    options force). Of an alternative, the length and the score that count are those of what follows its own token,
+    whose log-probability is added; one that does not exist has no hypothesis.
 
     With Hugging Face's semantics what comes out is what
     `generate(num_beams=K, num_return_sequences=nbest, max_length=max_length + 1)` gives for that source alone.
@@ -40,9 +49,14 @@ def beam_search(
     semantics = PROFILES[options.semantics]
     beam = options.beam
     own = np.arange(beam)
-    rules = Rules(options, special, texts)
+    rules = Rules(options, special, texts, starts)
+    coverage = Coverage(texts, options) if options.needs_attention else None
+    skipped = np.array([0 if one.rank is None else len(one.prefix) + 1 for one in starts] or [0] * batch)
+    opening = np.zeros(batch)  # what alternatives paid for their own token
     ended = _Ended(batch, beam)
     trail = np.zeros((2, options.max_length, batch, beam), dtype=np.int64)  # tokens and parents of every step
+    prices = np.zeros((options.max_length, batch, beam))  # the tokens' log-probabilities
+    looks = np.zeros((options.max_length, batch, beam), dtype=np.int64)  # by the beams that chose
 
     sources = np.arange(batch)
     done = np.zeros(batch, dtype=bool)
@@ -54,15 +68,25 @@ def beam_search(
     while not done.all():
         answer = step(tokens, parents)
         length += 1
+        if coverage is not None:
+            coverage.add(step.attention(), parents)
+            looks[length - 1, sources] = coverage.places
         if semantics.renormalises:
             allowed = rules.answer(answer, tokens, parents, length)
-            normaliser = finite(allowed.normaliser, sources)
+            normaliser = finite(_with_dead_ends(allowed, answer).normaliser, sources)
+            plain = normaliser if allowed is answer else finite(answer.normaliser, sources)
         else:
-            normaliser = finite(answer.normaliser, sources)
+            plain = normaliser = finite(answer.normaliser, sources)
             allowed = rules.answer(answer, tokens, parents, length, normaliser)
+        allowed = rules.opened(allowed, normaliser, length)
         if semantics.forces_end and length == options.max_length:
             allowed = _only(special.end, allowed)
-        scores, tokens, parents = _best_continuations(allowed.candidates, running, normaliser)
+        if rules.said is None:
+            scores, tokens, parents = _best_continuations(allowed.candidates, running, normaliser)
+        else:
+            best = allowed.candidates.tokens
+            scores, tokens, parents = allotted_continuations(rules.said, allowed.logits, best, running, normaliser)
+        gained = answer.logits_of(tokens, parents) - np.take_along_axis(plain, parents, axis=1)  # [B, C]
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
@@ -74,29 +98,61 @@ def beam_search(
             stops |= rank >= room
         elif semantics.first_come:
             heard &= heard.cumsum(axis=1) <= room
-        normalised = np.where(heard, scores / length**options.length_penalty, -np.inf)
-        ended.add(sources, normalised, length, parents, tokens)
+        counted = np.maximum(length - skipped[sources], 1)
+        paid = opening[sources, None]
+        worth = (scores - paid) / counted[:, None] ** options.length_penalty + paid
+        if coverage is not None:
+            worth = worth + np.take_along_axis(coverage.penalty(), parents, axis=1)
+        ended.add(sources, np.where(heard, worth, -np.inf), length, parents, tokens, gained)
 
         go_on = np.argsort(stops, axis=1, kind="stable")[:, :beam]  # those that do not stop, still best first
+        if rules.said is not None:  # but for phrases, which had beams kept for them
+            go_on = _by_score(np.where(stops, -np.inf, scores), go_on)
         running = np.take_along_axis(np.where(stops, -np.inf, scores), go_on, axis=1)
         tokens = np.take_along_axis(tokens, go_on, axis=1)
         parents = np.take_along_axis(parents, go_on, axis=1)
-        standing = Standing(ended.scores[sources], running, ended.count[sources], ended.topped[sources], length)
+        apart = (skipped[sources] == length) & (running[:, 0] > -np.inf)
+        opening[sources] = np.where(apart, running[:, 0], opening[sources])
+        paid = opening[sources, None]
+        standing = Standing(
+            ended.scores[sources] - paid,
+            running - paid,
+            ended.count[sources],
+            ended.topped[sources],
+            length,
+            skipped[sources],
+        )
         exhausted = (running[:, 0] == -np.inf) | (length == options.max_length)
         done = done | exhausted | semantics.settled(standing, options)
         tokens[done] = special.end
         parents[done] = own
         trail[:, length - 1, sources] = tokens, parents
+        prices[length - 1, sources] = np.take_along_axis(gained, go_on, axis=1)
         yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
         rows = staying_rows(done)
         if rows is not None:
             step.keep(rows)
             rules.keep(rows)
+            if coverage is not None:
+                coverage.keep(rows)
             sources, done, running = sources[rows], done[rows], running[rows]
             tokens, parents = tokens[rows], parents[rows]
 
-    return ended.hypotheses(trail[:, :length], options.nbest)
+    return ended.hypotheses(trail[:, :length], prices, looks if options.alignments else None, options.kept)
+
+
+def _by_score(scores: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Some columns [B,K] of scores [B,C], the best first."""
+    order = np.argsort(-np.take_along_axis(scores, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
+
+
+def _with_dead_ends(allowed: Answer, answer: Answer) -> Answer:
+    """For the normaliser: a beam that may say nothing more has none of its own, and is in need of none."""
+    if allowed is answer or not (dead := allowed.logits.max(axis=-1) == -np.inf).any():
+        return allowed
+    return Answer(np.where(dead[..., None], answer.logits, allowed.logits))
 
 
 def _only(token: int, answer: Answer) -> Answer:
@@ -132,11 +188,18 @@ class _Ended:
     def __init__(self, batch: int, beam: int):
         self.scores = np.full((batch, beam), -np.inf)  # -inf: none yet
         self.places = np.zeros((batch, beam, 3), dtype=np.int64)  # length, the beam it continues, its last token
+        self.prices = np.zeros((batch, beam))  # the last token's log-probability
         self.count = np.zeros(batch, dtype=np.int64)  # of all that have ended, the K best or not
         self.topped = np.zeros(batch, dtype=bool)  # whether the best candidate of a step has ever been among them
 
     def add(
-        self, sources: np.ndarray, scores: np.ndarray, length: int, parents: np.ndarray, tokens: np.ndarray
+        self,
+        sources: np.ndarray,
+        scores: np.ndarray,
+        length: int,
+        parents: np.ndarray,
+        tokens: np.ndarray,
+        prices: np.ndarray,
     ) -> None:
         """Candidates [B,C] of these sources, best first; a score of -inf is no candidate."""
         new = scores > -np.inf
@@ -147,24 +210,41 @@ class _Ended:
         places = np.stack([np.full_like(tokens, length), parents, tokens], axis=-1)
         all_scores = np.concatenate([self.scores[sources], scores], axis=1)
         all_places = np.concatenate([self.places[sources], places], axis=1)
+        all_prices = np.concatenate([self.prices[sources], prices], axis=1)
         best = np.argsort(-all_scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
+        self.prices[sources] = np.take_along_axis(all_prices, best, axis=1)
         self.scores[sources] = np.take_along_axis(all_scores, best, axis=1)
         self.places[sources] = np.take_along_axis(all_places, best[..., None], axis=1)
 
-    def hypotheses(self, trail: np.ndarray, nbest: int) -> list[list[Hypothesis]]:
-        """Walks the trail [2,T,B,K] of tokens and parents back from where each hypothesis ended."""
+    def hypotheses(
+        self, trail: np.ndarray, prices: np.ndarray, looks: np.ndarray | None, nbest: int
+    ) -> list[list[Hypothesis]]:
+        """Walks the trail [2,T,B,K] of tokens and parents back from where each hypothesis ended.
+
+        On the way it reads the tokens' `prices` [T,B,K], and where the beams that chose them had looked [T,B,K].
+        """
         scores = self.scores[:, :nbest]
         lengths, beams, last = np.moveaxis(self.places[:, :nbest], -1, 0)  # [B, N] each
         _, steps, batch, _ = trail.shape
         rows = np.arange(batch)[:, None]
-        words = np.zeros((batch, nbest, steps), dtype=np.int64)
+        words, looked = np.zeros((2, batch, nbest, steps), dtype=np.int64)
+        paid = np.zeros((batch, nbest, steps))
         for position in reversed(range(steps)):
             tokens, parents = trail[:, position, rows, beams]  # [B, N] each
-            words[..., position] = np.where(position == lengths - 1, last, tokens)
+            final = position == lengths - 1
+            words[..., position] = np.where(final, last, tokens)
+            paid[..., position] = np.where(final, self.prices[:, :nbest], prices[position, rows, beams])
             beams = np.where(position < lengths - 1, parents, beams)
+            if looks is not None:
+                looked[..., position] = looks[position, rows, beams]
         return [
             [
-                Hypothesis(tuple(words[source, rank, : lengths[source, rank]].tolist()), float(scores[source, rank]))
+                Hypothesis(
+                    tuple(words[source, rank, : lengths[source, rank]].tolist()),
+                    float(scores[source, rank]),
+                    tuple(paid[source, rank, : lengths[source, rank]].tolist()),
+                    () if looks is None else tuple(looked[source, rank, : lengths[source, rank]].tolist()),
+                )
                 for rank in np.flatnonzero(scores[source] > -np.inf)
             ]
             for source in range(batch)

@@ -75,6 +75,9 @@ class TreeStep:
         self.tally.most_slots = max(self.tally.most_slots, self.capacity)
         return answer
 
+    def attention(self) -> np.ndarray:
+        return self.session.attention(self.state)
+
     @property
     def counts(self) -> CacheCounts:
         """What was done so far. Living slots are counted when room runs out, and here: between, they only grow."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -36,30 +37,32 @@ def translate_many(
     options: SearchOptions | None = None,
     batch: int = BATCH,
     window: int = WINDOW,
+    prefixes: Iterable[Sequence[int]] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The n-best hypotheses of every source with its number, each the same as if it were decoded alone.
 
     They come in the order in which they are done, those that began together at once. The longest of the next `window`
     batches begins first: rows of like length need little padding, and the last ones to run are short. With a window of
     0 nothing is taken before there is room for it, and all begin in their order. A source that cannot be decoded is an
-    error once it is taken.
+    error once it is taken. `prefixes` are what the output of each begins with, as in `generate`.
     """
     if batch < 1 or window < 0:
         raise RequestError(f"batch {batch} and window {window}, expected at least 1 and 0")
     options = options or SearchOptions(max_length=session.limits.target)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    return _fed(session, _Waiting(session, iter(sources), options, window * most), options, most)
+    given = None if prefixes is None else iter(prefixes)
+    return _fed(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
 
 
 def _fed(
     session: Session, waiting: _Waiting, options: SearchOptions, batch: int
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    numbers, first = waiting.next(batch)
+    first = waiting.next(batch)
     if not first:
         return
     rows = _Rows(session, options, first)
-    cohorts = [_Cohort(rows, np.arange(len(first)), numbers, first)]
+    cohorts = [_Cohort(rows, np.arange(len(first)), first)]
     while cohorts:
         rows.step()
         for cohort in cohorts:
@@ -72,55 +75,75 @@ def _fed(
         free = np.flatnonzero(rows.free)
         if 8 * len(free) < len(rows.free):  # the same eighth as in `leaving`: calls of the encoder are for several
             continue
-        numbers, coming = waiting.next(len(free))
+        coming = waiting.next(len(free))
         if coming:
             rows.admit(free[: len(coming)], coming)
-            cohorts.append(_Cohort(rows, free[: len(coming)], numbers, coming))
+            cohorts.append(_Cohort(rows, free[: len(coming)], coming))
         elif (staying := staying_rows(rows.free)) is not None:
             places = rows.keep(staying)
             for cohort in cohorts:
                 cohort.rows = places[cohort.rows]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """One of many: its number, its tokens and what its output begins with (None: nothing of its own)."""
+
+    number: int
+    tokens: list[int]
+    prefix: list[int] | None
+
+
 class _Waiting:
     """The sources that have no room yet."""
 
-    def __init__(self, session: Session, sources: Iterator[Sequence[int]], options: SearchOptions, window: int):
-        self.session, self.sources, self.options, self.window = session, sources, options, window
+    def __init__(
+        self,
+        session: Session,
+        sources: Iterator[Sequence[int]],
+        prefixes: Iterator[Sequence[int]] | None,
+        options: SearchOptions,
+        window: int,
+    ):
+        self.session, self.sources, self.prefixes = session, sources, prefixes
+        self.options, self.window = options, window
         self.taken = 0
-        self.seen: list[tuple[int, list[int]]] = []  # with their numbers
+        self.seen: list[_Source] = []
 
-    def next(self, count: int) -> tuple[list[int], list[list[int]]]:
-        """The numbers and the tokens of up to `count` sources; fewer only if there are no more."""
+    def next(self, count: int) -> list[_Source]:
+        """Up to `count` sources; fewer only if there are no more."""
         while len(self.seen) < count and (more := self.take(max(self.window, count - len(self.seen)))):
-            self.seen += sorted(more, key=lambda pair: -len(pair[1])) if self.window else more
+            self.seen += sorted(more, key=lambda source: -len(source.tokens)) if self.window else more
         coming, self.seen = self.seen[:count], self.seen[count:]
-        return [number for number, _ in coming], [source for _, source in coming]
+        return coming
 
-    def take(self, count: int) -> list[tuple[int, list[int]]]:
+    def take(self, count: int) -> list[_Source]:
         taken = [list(source) for source in islice(self.sources, count)]
+        prefixes = None if self.prefixes is None else [list(one) for one in islice(self.prefixes, len(taken))]
         if taken:
             limits, options = self.session.limits, self.options
             limits = dataclasses.replace(limits, batch=None)  # a window is no batch
-            check_request(limits, self.session.config, taken, options, self.taken)
+            check_request(limits, self.session.config, taken, options, self.taken, prefixes)
         self.taken += len(taken)
-        return list(enumerate(taken, start=self.taken - len(taken)))
+        first = self.taken - len(taken)
+        own = [None] * len(taken) if prefixes is None else prefixes
+        return [_Source(first + i, tokens, prefix) for i, (tokens, prefix) in enumerate(zip(taken, own, strict=True))]
 
 
 class _Rows:
     """The batch as the decoder sees it: one source a row, each at its own step, some of them free."""
 
-    def __init__(self, session: Session, options: SearchOptions, sources: list[list[int]]):
+    def __init__(self, session: Session, options: SearchOptions, sources: list[_Source]):
         self.session, self.options = session, options
         batch = len(sources)
-        self.lengths = np.array([len(source) for source in sources])
+        self.lengths = np.array([len(source.tokens) for source in sources])
         self.free = np.zeros(batch, dtype=bool)
         self.tokens = np.full((batch, options.width), start_of(session.config, options), dtype=np.int64)
         self.parents = np.tile(np.arange(options.width), (batch, 1))
         self.tree = TreeStep(session, self.first_state(sources), batch, options.width, options.max_length)
         self.answer = Answer(np.zeros(0))
 
-    def first_state(self, sources: list[list[int]]) -> State:
+    def first_state(self, sources: list[_Source]) -> State:
         """One state of sources that were not encoded all at once."""
         (places, state), *others = self.encoded(sources)
         rows = np.zeros(len(sources), dtype=np.int64)
@@ -130,19 +153,19 @@ class _Rows:
             self.session.replace(state, places, more, int(self.lengths.max()))
         return state
 
-    def encoded(self, sources: list[list[int]]) -> Iterator[tuple[np.ndarray, State]]:
+    def encoded(self, sources: list[_Source]) -> Iterator[tuple[np.ndarray, State]]:
         """States of sources of like length with their places, the longest first."""
-        for places in like_lengths([len(source) for source in sources]):
-            group = [sources[place] for place in places]
+        for places in like_lengths([len(source.tokens) for source in sources]):
+            group = [sources[place].tokens for place in places]
             yield np.array(places), self.session.encode(*padded(group, self.session.config.pad_id))
 
     def step(self) -> None:
         self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
         self.answer = self.tree(self.tokens, self.parents)
 
-    def admit(self, rows: np.ndarray, sources: list[list[int]]) -> None:
+    def admit(self, rows: np.ndarray, sources: list[_Source]) -> None:
         self.lengths[self.free] = 0
-        self.lengths[rows] = [len(source) for source in sources]
+        self.lengths[rows] = [len(source.tokens) for source in sources]
         width = min(rounded(int(self.lengths.max())), self.session.limits.source)
         for places, state in self.encoded(sources):
             self.tree.replace(rows[places], state, width)
@@ -166,16 +189,21 @@ class _Cohort:
     A search says with every step what it will ask for next, which is why the batch can be asked first.
     """
 
-    def __init__(self, batch: _Rows, rows: np.ndarray, numbers: list[int], sources: list[list[int]]):
-        self.batch, self.numbers = batch, numbers
+    def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[_Source]):
+        self.batch, self.numbers = batch, [source.number for source in sources]
         self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
         self.done = np.zeros(len(rows), dtype=bool)
-        self.search = search_over(self, sources, batch.session.config, batch.options)
+        prefixes = [source.prefix for source in sources if source.prefix is not None]
+        texts = [source.tokens for source in sources]
+        self.search = search_over(self, texts, batch.session.config, batch.options, prefixes)
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         going = self.rows[~self.done]
         assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it said it would"
         return self.batch.answer.of(self.rows)
+
+    def attention(self) -> np.ndarray:
+        return self.batch.tree.attention()[self.rows]
 
     def keep(self, rows: np.ndarray) -> None:
         self.rows, self.done = self.rows[rows], self.done[rows]

@@ -8,27 +8,42 @@ from contextlib import closing
 import numpy as np
 
 from ..model.config import ModelConfig
+from .alternatives import alternatives_search
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
 from .sampling import sampling_search
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
 from .session import Session, check_request
 
 
-def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Search:
+def decode(
+    session: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
-    check_request(session.limits, session.config, rows, options)
+    check_request(session.limits, session.config, rows, options, prefixes=prefixes)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.width, options.max_length)
-    return (yield from search_over(step, rows, session.config, options))
+    return (yield from search_over(step, rows, session.config, options, prefixes))
 
 
-def search_over(step: Step, sources: list[list[int]], config: ModelConfig, options: SearchOptions) -> Search:
-    """The search that the options ask for."""
-    search = sampling_search if options.sample else greedy_search if options.greedy else beam_search
-    return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources)
+def search_over(
+    step: Step,
+    sources: list[list[int]],
+    config: ModelConfig,
+    options: SearchOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
+    """The search that the options ask for. Of `prefixes`, an empty one leaves what is forced for all."""
+    search = alternatives_search if options.alternatives else sampling_search if options.sample else beam_search
+    if options.greedy and search is beam_search:
+        search = greedy_search
+    starts = [Start(tuple(prefix) or options.forced_start) for prefix in prefixes or ()]
+    return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources, starts)
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:
@@ -41,13 +56,16 @@ def generate(
     sources: Sequence[Sequence[int]],
     options: SearchOptions | None = None,
     on_step: Callable[[Emitted], None] | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Decodes a batch of sources; n-best hypotheses each, best first (samples in the order of their numbers).
+    """Decodes a batch of sources; n-best hypotheses each, best first (samples by number, alternatives by token).
 
     `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
-    decode's state is dropped, and the session is ready for the next call.
+    decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every source (an empty
+    one for none), are forced like the options' `prefix`.
     """
-    with closing(decode(session, sources, options or SearchOptions(max_length=session.limits.target))) as steps:
+    options = options or SearchOptions(max_length=session.limits.target)
+    with closing(decode(session, sources, options, prefixes)) as steps:
         while True:
             try:
                 emitted = next(steps)

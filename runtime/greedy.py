@@ -9,24 +9,31 @@ import numpy as np
 from .answers import finite
 from .leaving import staying_rows
 from .rules import Rules
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
 
 
 def greedy_search(
-    step: Step, batch: int, special: Special, options: SearchOptions, texts: Sequence[Sequence[int]] = ()
+    step: Step,
+    batch: int,
+    special: Special,
+    options: SearchOptions,
+    texts: Sequence[Sequence[int]] = (),
+    starts: Sequence[Start] = (),
 ) -> Search:
     """Decodes `batch` sources to one hypothesis each; of the options `max_length` and the rules matter.
 
-    `texts` are the sources' tokens, for rules that look at them.
+    `texts` are the sources' tokens, for rules that look at them, `starts` what each output begins with (none: what the
+    options force). An alternative that does not exist has no hypothesis.
 
     A source is done at the end token, which is one of its tokens, or at the maximum length. Its score is the sum of its
     tokens' log-probabilities, whatever the length penalty: with one hypothesis there is nothing to compare. Yields an
     Emitted for every step; a done source that has not left the batch yet emits, and is fed, the end token.
     """
-    rules = Rules(options, special, texts)
+    rules = Rules(options, special, texts, starts)
     chosen = np.zeros((batch, options.max_length), dtype=np.int64)
+    looks = np.zeros((batch, options.max_length), dtype=np.int64)
+    log_probs = np.zeros((batch, options.max_length))
     lengths = np.zeros(batch, dtype=np.int64)
-    scores = np.zeros(batch)
 
     sources = np.arange(batch)
     done = np.zeros(batch, dtype=bool)
@@ -37,12 +44,17 @@ def greedy_search(
         answer = step(tokens, parents)
         length += 1
         normaliser = finite(answer.normaliser, sources)
-        tokens = rules.answer(answer, tokens, parents, length).candidates.tokens[..., 0].copy()  # [B, 1]
+        allowed = rules.opened(rules.answer(answer, tokens, parents, length), normaliser, length)
+        tokens = allowed.candidates.tokens[..., 0].copy()  # [B, 1]
+        if options.alternatives:
+            done = done | (allowed.candidates.logits[:, 0, 0] == -np.inf)
         gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
-        scores[sources] += np.where(done, 0.0, gained[:, 0])
         chosen[sources, length - 1] = tokens[:, 0]
+        log_probs[sources, length - 1] = np.where(done, 0.0, gained[:, 0])
+        if options.alignments:
+            looks[sources, length - 1] = step.attention()[:, 0].argmax(axis=-1)
         lengths[sources[~done]] = length
         done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
         yield Emitted(length - 1, sources, tokens, parents, answer, done)
@@ -54,6 +66,22 @@ def greedy_search(
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
     return [
-        [Hypothesis(tuple(row[:end].tolist()), float(score))]
-        for row, end, score in zip(chosen, lengths, scores, strict=True)
+        hypotheses_of(row[None], prices[None], looked[None], end[None], options)
+        for row, prices, looked, end in zip(chosen, log_probs, looks, lengths, strict=True)
+    ]
+
+
+def hypotheses_of(
+    tokens: np.ndarray, log_probs: np.ndarray, looks: np.ndarray, lengths: np.ndarray, options: SearchOptions
+) -> list[Hypothesis]:
+    """Rows [N,T] that were chosen for one source, with zeros behind their lengths [N]; none of a row of length 0."""
+    return [
+        Hypothesis(
+            tuple(said[:end].tolist()),
+            float(prices.cumsum()[-1]),
+            tuple(prices[:end].tolist()),
+            tuple(looked[:end].tolist()) if options.alignments else (),
+        )
+        for said, prices, looked, end in zip(tokens, log_probs, looks, lengths.tolist(), strict=True)
+        if end
     ]

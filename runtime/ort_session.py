@@ -28,6 +28,7 @@ class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
     backend = "onnxruntime"
+    looks = False  # whether its states keep the cross-attention of the latest step
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class OrtSession(Session):
     ):
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs = specs
-        self.limits = Limits(None, None, config.max_source, config.max_target)
+        self.limits = Limits(None, None, config.max_source, config.max_target, attention=self.looks)
         self.sessions = {
             name: inference_session(path, threads, step_bytes(path) if name == "decoder_step" else None)
             for name, path in graphs.items()

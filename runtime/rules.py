@@ -13,14 +13,27 @@ import numpy as np
 
 from ..errors import RequestError
 from .answers import Answer
-from .search import SearchOptions, Special
+from .constraints import Constraint, PhraseConstraint, TrieConstraint
+from .search import SearchOptions, Special, Start
 
 
 class Rules:
-    """Follows what every beam has said so far, as far as a rule needs to know it."""
+    """Follows what every beam has said so far, as far as a rule needs to know it.
 
-    def __init__(self, options: SearchOptions, special: Special, sources: Sequence[Sequence[int]]):
+    `starts` are what each source's output begins with; without, all begin with what the options force.
+    """
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        special: Special,
+        sources: Sequence[Sequence[int]],
+        starts: Sequence[Start] = (),
+    ):
         self.options, self.special = options, special
+        self.starts = forced_table([start.prefix for start in starts] or [options.forced_start])  # [B or 1, P]
+        self.start_lengths = (self.starts >= 0).sum(axis=1)
+        self.ranks = np.array([-1 if start.rank is None else start.rank for start in starts] or [-1])
         self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
         self.always = np.array(sorted(options.always_banned - {special.end}), dtype=np.int64)
         self.first = np.array(options.first_banned, dtype=np.int64)
@@ -31,14 +44,17 @@ class Rules:
             or options.source_no_repeat_ngram
             or options.repetition_penalty != 1.0
         )
+        self.trie = TrieConstraint(options, special.end) if options.trie is not None else None
+        self.said = PhraseConstraint(options, special.end) if options.phrases else None
+        self.constraints: list[Constraint] = [one for one in (self.trie, self.said) if one is not None]
         self.history: np.ndarray | None = None  # [B, K, T]
         self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
 
     @property
     def idle(self) -> bool:
         options = self.options
-        forced = bool(options.forced_start) or options.forced_eos is not None
-        listed = self.always.size or self.first.size or options.allowed is not None
+        forced = self.starts.size or options.forced_eos is not None or options.alternatives
+        listed = self.always.size or self.first.size or options.allowed is not None or self.constraints
         return not (self.remembers or forced or listed or options.min_length > 1)
 
     def answer(
@@ -68,14 +84,12 @@ class Rules:
         """
         if self.remembers:
             self.remember(tokens, parents)
+        for constraint in self.constraints:
+            constraint.follow(tokens, parents, length)
         options, end = self.options, self.special.end
-        forced = options.forced_start[length - 1] if length <= len(options.forced_start) else None
-        if length == options.max_length and options.forced_eos is not None:
-            forced = options.forced_eos
-        if forced is not None:
-            result = np.full_like(logits, -np.inf)
-            result[..., forced] = 0.0 if normaliser is None else normaliser
-            return result
+        forced = self.forced_at(length, len(logits))  # [B]
+        if (forced >= 0).all():
+            return self.force(np.empty_like(logits), forced, normaliser)
         result = logits.copy()
         if options.repetition_penalty != 1.0:
             self.penalise(result, normaliser)
@@ -88,12 +102,60 @@ class Rules:
         result[..., self.always] = -np.inf
         if options.allowed is not None:
             result[..., self.barred_of(result.shape[-1])] = -np.inf
-        if length == len(options.forced_start) + 1:
-            result[..., self.first] = -np.inf
+        opening = self.start_lengths + 1 == length  # [B or 1] whose first token of their own this is
+        if self.first.size and opening.any():
+            rows = np.flatnonzero(np.broadcast_to(opening, len(result)))
+            result[rows[:, None], :, self.first] = -np.inf
         if length < options.min_length:
             result[..., end] = -np.inf
+        for constraint in self.constraints:
+            result = constraint.limit(result, length)
+        if options.alternatives:
+            result[opening & (self.ranks >= 0), :, end] = -np.inf
+        if (forced >= 0).any():
+            self.force(result, forced, normaliser)
         self.check_that_some_may_be_said(result, (tokens == end) & (length > 1))
         return result
+
+    def forced_at(self, length: int, batch: int) -> np.ndarray:
+        """The token [B] that a source must say now, -1 where it may choose."""
+        options = self.options
+        if length == options.max_length and options.forced_eos is not None:
+            return np.full(batch, options.forced_eos)
+        if length > self.starts.shape[1]:
+            return np.full(batch, -1)
+        return np.broadcast_to(self.starts[:, length - 1], batch)
+
+    def force(self, logits: np.ndarray, forced: np.ndarray, normaliser: np.ndarray | None) -> np.ndarray:
+        rows = np.flatnonzero(forced >= 0)
+        logits[rows] = -np.inf
+        logits[rows, :, forced[rows]] = 0.0 if normaliser is None else normaliser[rows]
+        return logits
+
+    def opened(self, allowed: Answer, normaliser: np.ndarray, length: int) -> Answer:
+        """Has alternatives say the token that sets them apart, at its own price, and nothing if there is none.
+
+        `allowed` is what the other rules have left, `normaliser` [B,K] makes log-probabilities of it. Beams of a source
+        are one and the same until then.
+        """
+        if not self.options.alternatives:
+            return allowed
+        rows = np.flatnonzero((self.start_lengths + 1 == length) & (self.ranks >= 0))
+        if not rows.size:
+            return allowed
+        logits = allowed.logits
+        first = logits[rows, 0]  # [R, V]
+        order = np.argsort(-first, axis=1, kind="stable")
+        place = np.minimum(self.ranks[rows], first.shape[1] - 1)
+        tokens = order[np.arange(len(rows)), place]
+        price = first[np.arange(len(rows)), tokens] - normaliser[rows, 0]
+        exists = self.ranks[rows] < first.shape[1]
+        likely = exists & (np.exp(price) >= self.options.min_alternative_expansion_prob)
+        result = logits.copy()
+        result[rows] = -np.inf
+        rows, tokens = rows[likely], tokens[likely]
+        result[rows, :, tokens] = logits[rows, :, tokens]
+        return Answer(result)
 
     def check_that_some_may_be_said(self, logits: np.ndarray, ended: np.ndarray) -> None:
         """Refuses a source that cannot go on. What has ended [B,K] only waits for company: nothing is asked of it.
@@ -118,6 +180,10 @@ class Rules:
             self.history = self.history[rows]
         if self.sources:
             self.sources = [self.sources[row] for row in rows]
+        if len(self.ranks) > 1:
+            self.starts, self.start_lengths, self.ranks = self.starts[rows], self.start_lengths[rows], self.ranks[rows]
+        for constraint in self.constraints:
+            constraint.keep(rows)
 
     def remember(self, tokens: np.ndarray, parents: np.ndarray) -> None:
         if self.history is None:
@@ -158,6 +224,14 @@ class Rules:
         penalty = self.options.repetition_penalty
         changed = np.where(seen < 0, seen * penalty, seen / penalty) + shift
         np.put_along_axis(flat, self.spoken, changed.astype(flat.dtype), axis=1)
+
+
+def forced_table(starts: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Ragged starts -> [B, longest], filled up with -1."""
+    table = np.full((len(starts), max(map(len, starts))), -1, dtype=np.int64)
+    for row, start in enumerate(starts):
+        table[row, : len(start)] = start
+    return table
 
 
 def next_words(said: np.ndarray, text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

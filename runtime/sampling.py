@@ -18,13 +18,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from .answers import finite
+from .greedy import hypotheses_of
 from .leaving import staying_rows
 from .rules import Rules
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Step
+from .search import Emitted, Search, SearchOptions, Special, Start, Step
 
 
 def sampling_search(
-    step: Step, batch: int, special: Special, options: SearchOptions, texts: Sequence[Sequence[int]]
+    step: Step,
+    batch: int,
+    special: Special,
+    options: SearchOptions,
+    texts: Sequence[Sequence[int]],
+    starts: Sequence[Start] = (),
 ) -> Search:
     """Draws `nbest` outputs for each of `batch` sources, whose tokens are `texts`; in the order of their numbers.
 
@@ -33,11 +39,12 @@ def sampling_search(
     sample that has ended emits, and is fed, the end token until the last of its source has.
     """
     count = options.nbest
-    rules = Rules(options, special, texts)
+    rules = Rules(options, special, texts, starts)
     draws = draws_for(texts, options)
     chosen = np.zeros((batch, count, options.max_length), dtype=np.int64)
+    looks = np.zeros((batch, count, options.max_length), dtype=np.int64)
+    log_probs = np.zeros((batch, count, options.max_length))
     lengths = np.zeros((batch, count), dtype=np.int64)
-    scores = np.zeros((batch, count))
 
     sources = np.arange(batch)
     done = np.zeros((batch, count), dtype=bool)
@@ -53,8 +60,10 @@ def sampling_search(
         gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
-        scores[sources] += np.where(done, 0.0, gained)
         chosen[sources, :, length - 1] = tokens
+        log_probs[sources, :, length - 1] = np.where(done, 0.0, gained)
+        if options.alignments:
+            looks[sources, :, length - 1] = step.attention().argmax(axis=-1)
         lengths[sources] += ~done
         done = done | (tokens == special.end) | (length == options.max_length)
         yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1))
@@ -65,13 +74,7 @@ def sampling_search(
             rules.keep(rows)
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
-    return [
-        [
-            Hypothesis(tuple(chosen[source, sample, : lengths[source, sample]].tolist()), float(scores[source, sample]))
-            for sample in range(count)
-        ]
-        for source in range(batch)
-    ]
+    return [hypotheses_of(*rows, options) for rows in zip(chosen, log_probs, looks, lengths, strict=True)]
 
 
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:

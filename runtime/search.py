@@ -6,17 +6,16 @@ Greedy search, beam search and sampling are generators over a `Step`. They know 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import ConfigError
 from .answers import Answer
-
-SEMANTICS = ("huggingface", "fairseq", "ctranslate2", "marian")  # whose beam search; semantics.py says what they mean
+from .option_problems import problems_of, problems_with_model
+from .trie import Trie, trie_from_sequences
 
 
 class Step(Protocol):
@@ -30,6 +29,9 @@ class Step(Protocol):
 
     def keep(self, rows: np.ndarray) -> None:
         """From the next call on only these sources (indices into the current B) are decoded."""
+
+    def attention(self) -> np.ndarray:
+        """Where the beams of the latest call looked: [B,K,S], 0 for padding. Only where the session keeps it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ class SearchOptions:
 
     `semantics` names the library whose beam search this is. `early_stopping` is Hugging Face's and means nothing to the
     others; `patience` is CTranslate2's: so many times the beam must end before a source is done.
+
+    `coverage_penalty` lowers a beam hypothesis's score, once it has ended, by as much as it looked past the source:
+    beta * sum over source tokens of log(min(what all steps looked at it, 1)) (Wu et al. 2016). `alignments` asks for
+    the source token that each output token looked at most. Both read the last decoder layer's cross-attention, the mean
+    of all its heads, and need a session that keeps it (`open_session(..., attention=True)`).
+
+    Every one of `phrases` is in the output. A `trie` (of `trie_from_sequences`) has all outputs there are: after each
+    of its prefixes only what it goes on with, the end token where a sequence ends. It begins behind `forced_bos`.
+
+    With `alternatives`, the `nbest` likeliest tokens that come next, after the prefix, each begin one hypothesis, which
+    greedy or beam search completes; none for tokens less likely than `min_alternative_expansion_prob`. Their score is
+    the token's log-probability plus the score of what follows, as in CTranslate2.
     """
 
     max_length: int = 64
@@ -75,9 +89,15 @@ class SearchOptions:
     seed: int | None = None
     semantics: str = "huggingface"
     patience: float = 1.0
+    coverage_penalty: float = 0.0
+    phrases: tuple[tuple[int, ...], ...] = ()
+    trie: Trie | None = None
+    alternatives: bool = False
+    min_alternative_expansion_prob: float = 0.0
+    alignments: bool = False
 
     def __post_init__(self) -> None:
-        if problems := [*self._problems_of_numbers(), *self._problems_of_sampling(), *self._problems_of_tokens()]:
+        if problems := problems_of(self):
             raise ConfigError("search options: " + "; ".join(problems))
 
     @property
@@ -88,7 +108,16 @@ class SearchOptions:
     @property
     def width(self) -> int:
         """How many sequences of a source are decoded side by side: K."""
-        return self.nbest if self.sample else self.beam
+        return self.beam * (self.nbest if self.sample or self.alternatives else 1)
+
+    @property
+    def kept(self) -> int:
+        """How many hypotheses one search gives back: every alternative is a search of its own."""
+        return 1 if self.alternatives else self.nbest
+
+    @property
+    def needs_attention(self) -> bool:
+        return self.alignments or self.coverage_penalty != 0.0
 
     @property
     def forced_start(self) -> tuple[int, ...]:
@@ -100,88 +129,13 @@ class SearchOptions:
         """Single tokens that are banned wherever they stand; a ban of the end token is no ban, as a search must end."""
         return frozenset(words[0] for words in self.banned if len(words) == 1)
 
-    def _problems_of_numbers(self) -> Iterator[str]:
-        if self.max_length < 1:
-            yield f"max length {self.max_length}, expected at least 1"
-        if self.beam < 1:
-            yield f"beam {self.beam}, expected at least 1"
-        if not self.sample and not 1 <= self.nbest <= max(self.beam, 1):
-            yield f"nbest {self.nbest}, expected 1 to the beam size {self.beam}"
-        if self.sample and self.nbest < 1:
-            yield f"nbest {self.nbest}, expected at least 1 sample"
-        if self.early_stopping not in (True, False, "never"):
-            yield f"early stopping {self.early_stopping!r}, expected true, false or never"
-        if not 0 <= self.min_length <= max(self.max_length, 1):
-            yield f"min length {self.min_length}, expected 0 to the max length {self.max_length}"
-        for name in ("no_repeat_ngram", "source_no_repeat_ngram", "top_k"):
-            if getattr(self, name) < 0:
-                yield f"{name.replace('_', ' ')} {getattr(self, name)}, expected 0 (none) or more"
-        if not self.repetition_penalty > 0:
-            yield f"repetition penalty {self.repetition_penalty}, expected more than 0"
-        if self.semantics not in SEMANTICS:
-            yield f"semantics {self.semantics!r}, expected one of {', '.join(SEMANTICS)}"
-        if self.patience != 1.0 and self.semantics != "ctranslate2":
-            yield f"patience {self.patience}, expected 1, unless semantics are ctranslate2"
-        elif self.patience != 1.0 and not self.beam * self.patience + 0.5 >= self.nbest:
-            yield f"patience {self.patience}, expected at least nbest {self.nbest} / beam {self.beam}"
-
-    def _problems_of_sampling(self) -> Iterator[str]:
-        if not 0 < self.temperature < math.inf:
-            yield f"temperature {self.temperature}, expected more than 0"
-        if not 0 < self.top_p <= 1:
-            yield f"top p {self.top_p}, expected more than 0 and at most 1"
-        if self.seed is not None and self.seed < 0:
-            yield f"seed {self.seed}, expected 0 or more"
-        if self.sample and self.beam > 1:
-            yield f"beam {self.beam} together with sample, expected beam 1 (nbest counts samples)"
-        idle = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
-        if not self.sample and (set_ := [name for name, value in idle.items() if getattr(self, name) != value]):
-            yield f"{', '.join(set_).replace('_', ' ')} without sample, expected it with sample only"
-
-    def _problems_of_tokens(self) -> Iterator[str]:
-        """Wishes that cannot all be met, as far as they can be told without a model."""
-        if not all(self.banned):
-            yield "a banned sequence is empty, expected at least one token"
-        if self.allowed is not None and not set(self.allowed) - self.always_banned:
-            yield "no token is allowed, expected one at least that is not banned"
-        if len(self.prefix) > self.max_length:
-            yield f"a prefix of {len(self.prefix)} tokens, expected at most the max length {self.max_length}"
-        elif self.forced_eos is not None and len(self.prefix) == self.max_length:
-            yield f"a prefix of {len(self.prefix)} tokens leaves no room for forced eos, expected fewer"
-        if self.prefix and self.forced_bos not in (None, self.prefix[0]):
-            yield f"prefix begins with {self.prefix[0]}, but forced bos is {self.forced_bos}; begin the prefix with it"
-        forced = self.forced_start
-        name = "prefix" if self.prefix else "forced bos"
-        for words in self.banned:
-            if words and any(forced[i : i + len(words)] == words for i in range(len(forced))):
-                yield f"{name} has {' '.join(map(str, words))}, which is banned"
-        if self.allowed is not None and (barred := [token for token in forced if token not in self.allowed]):
-            yield f"{name} has {' '.join(map(str, barred))}, which is not allowed"
-
     def problems_with(self, vocab: int, end: int) -> list[str]:
         """What a model with this vocabulary and this end token cannot do; nothing where all is well."""
-        problems = []
-        if unknown := self.unknown_tokens(vocab):
-            problems.append(f"token {', '.join(map(str, unknown))} asked for, but the vocabulary has 0 to {vocab - 1}")
-        if end in self.prefix:
-            problems.append(f"the prefix has the end token {end}, expected it nowhere in a prefix")
-        last = self.forced_eos
-        if last not in (None, end):
-            if last in self.always_banned:
-                problems.append(f"forced eos is {last}, which is banned")
-            if self.allowed is not None and last not in self.allowed:
-                problems.append(f"forced eos is {last}, which is not allowed")
-        return problems
-
-    def unknown_tokens(self, vocab: int) -> list[int]:
-        """Token ids asked for that a vocabulary of this size does not have."""
-        named = [token for token in (self.start, self.forced_bos, self.forced_eos) if token is not None]
-        named += [token for words in self.banned for token in words]
-        named += [*self.prefix, *self.first_banned, *(self.allowed or ())]
-        return sorted({token for token in named if not 0 <= token < vocab})
+        return problems_with_model(self, vocab, end)
 
 
 TOKEN_LISTS = ("prefix", "first_banned", "allowed")  # fields that JSON has as lists
+SEQUENCE_LISTS = ("banned", "phrases")  # and as lists of lists
 
 
 def options_from_values(values: Mapping[str, Any], longest: int, where: str, **given: Any) -> SearchOptions:
@@ -195,7 +149,9 @@ def options_from_values(values: Mapping[str, Any], longest: int, where: str, **g
         raise ConfigError(f"{where}: unknown field {unknown[0]!r}; expected fields of SearchOptions")
     merged = {"max_length": longest, **values}
     merged["max_length"] = min(merged["max_length"], longest)
-    merged["banned"] = tuple(tuple(words) for words in merged.get("banned", ()))
+    merged.update({name: tuple(tuple(words) for words in merged.get(name, ())) for name in SEQUENCE_LISTS})
+    if merged.get("trie") is not None:
+        merged["trie"] = trie_from_sequences(merged["trie"])
     merged.update({name: tuple(merged[name]) for name in TOKEN_LISTS if merged.get(name) is not None})
     if given.get("sample"):
         merged["beam"] = 1
@@ -214,11 +170,26 @@ class Special:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What one source's output begins with: a prefix, and then, if it is an alternative, its so manieth best token."""
+
+    prefix: tuple[int, ...] = ()
+    rank: int | None = None  # 0 is the best
+
+
+@dataclass(frozen=True)
 class Hypothesis:
-    """One output: tokens without the start token, with the end token if it was reached, and its score."""
+    """One output: tokens without the start token, with the end token if it was reached, and its score.
+
+    `log_probs` are its tokens' log-probabilities as the model has them, forced ones too, so that they are what
+    `score_targets` says of these tokens. `alignments` are, where asked for, the places in the source that each of them
+    looked at most. Two hypotheses are the same if they say the same at the same score.
+    """
 
     tokens: tuple[int, ...]
     score: float
+    log_probs: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    alignments: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

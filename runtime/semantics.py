@@ -27,6 +27,7 @@ class Standing:
     count: np.ndarray  # [B] hypotheses that have ended, those that better ones have replaced too
     topped: np.ndarray  # [B] whether the best candidate of some step was one that ended
     length: int  # of the running beams
+    skipped: np.ndarray | int = 0  # [B] tokens of it that do not count, those up to the one of an alternative
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def settled_by_early_stopping(standing: Standing, options: SearchOptions) -> np.
         return full
     # Log-probabilities only fall, so with a reward for length the best a beam can hope for is never to fall again.
     hopeful = options.early_stopping == "never" and options.length_penalty > 0
-    reach = best / (options.max_length if hopeful else standing.length) ** options.length_penalty
+    length = np.maximum((options.max_length if hopeful else standing.length) - standing.skipped, 1)
+    reach = best / length**options.length_penalty
     return full & (reach <= worst)
 
 
@@ -64,11 +66,11 @@ def settled_when_full(standing: Standing, options: SearchOptions) -> np.ndarray:
 def settled_by_patience(standing: Standing, options: SearchOptions) -> np.ndarray:
     """CTranslate2: K * patience hypotheses have ended, of one beam the first.
 
-    Without a length penalty no later hypothesis can beat one that was the best candidate of its step: then n-best is
+    Without penalties no later hypothesis can beat one that was the best candidate of its step: then n-best is
     enough.
     """
-    if options.length_penalty == 0:
-        return standing.topped & (standing.count >= options.nbest)
+    if options.length_penalty == 0 and options.coverage_penalty == 0:
+        return standing.topped & (standing.count >= options.kept)
     needed = 1 if options.beam == 1 else math.floor(options.beam * options.patience + 0.5)
     return standing.count >= needed
 

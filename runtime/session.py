@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,9 +19,15 @@ from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
 from .answers import Answer
+from .option_problems import problems_with_prefix
 from .search import SearchOptions
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
+
+ATTENTION = {  # those that can tell where they look, in a form that is made for that, not for speed
+    "torch": ("attention_sessions", "TorchAttention"),
+    "onnxruntime": ("attention_sessions", "OrtAttention"),
+}
 
 BACKENDS = {  # name -> module and the class in it
     "torch": ("torch_session", "TorchSession"),
@@ -38,6 +45,7 @@ class Limits:
     source: int
     target: int
     slots: int | None = None
+    attention: bool = False  # whether it tells where it looks
 
 
 class Session(AbstractContextManager["Session"], Protocol):
@@ -76,6 +84,10 @@ class Session(AbstractContextManager["Session"], Protocol):
     def tensor(self, state: State, name: str) -> np.ndarray:
         """A copy of one tensor of the state, for parity."""
 
+    def attention(self, state: State) -> np.ndarray:
+        """Where the latest step looked: the last layer's cross-attention, mean of its heads, fp64 [B,K,S]."""
+        raise SessionError("this session does not keep where it looks; open it with attention=True")
+
     def close(self) -> None: ...
 
 
@@ -85,12 +97,21 @@ def open_session(
     precision: str = "fp32",
     threads: int | None = None,
     engine: str | None = None,
+    attention: bool = False,
 ) -> Session:
-    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines."""
+    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines.
+
+    With `attention`, the session keeps where it looks, for alignments and the coverage penalty.
+    """
     if backend not in BACKENDS:
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    module, name = BACKENDS[backend]
+    if attention and backend not in ATTENTION:
+        raise SessionError(
+            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
+            f"{' or '.join(ATTENTION)}"
+        )
+    module, name = (ATTENTION if attention else BACKENDS)[backend]
     try:
         session_class = getattr(importlib.import_module(f".{module}", __package__), name)
     except ModuleNotFoundError as error:
@@ -101,16 +122,29 @@ def open_session(
 
 
 def check_request(
-    limits: Limits, config: ModelConfig, sources: list[list[int]], options: SearchOptions, first: int = 0
+    limits: Limits,
+    config: ModelConfig,
+    sources: list[list[int]],
+    options: SearchOptions,
+    first: int = 0,
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Refuses what the graphs could not run, with every problem in one message, before anything is run.
 
     Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
-    where they are some of many.
+    where they are some of many. `prefixes` are what the output of each begins with.
     """
     problems = options.problems_with(config.target_vocab, config.end_id)
     if limits.beam is not None and options.width > limits.beam:
-        problems.append(f"{'nbest' if options.sample else 'beam'} {options.width}, at most {limits.beam}")
+        name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
+        problems.append(f"{name} {options.width}, at most {limits.beam}")
+    if options.needs_attention and not limits.attention:
+        wish = "alignments" if options.alignments else "coverage penalty"
+        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
+    if prefixes is not None and options.prefix:
+        problems.append("a prefix of all sources and one of each, expected either")
+    if prefixes is not None and len(prefixes) != len(sources):
+        problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
     if options.max_length > limits.target:
         problems.append(f"max length {options.max_length}, at most {limits.target}")
     if not sources:
@@ -125,6 +159,9 @@ def check_request(
             refused.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
         if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
             refused.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
+    for row, prefix in enumerate(prefixes or (), start=first):
+        wrong_prefix = problems_with_prefix(options, prefix, config.target_vocab, config.end_id)
+        refused += [f"source {row}: {problem}" for problem in wrong_prefix]
     if len(refused) > 5:
         refused[5:] = [f"and {len(refused) - 5} more"]
     if problems or refused:

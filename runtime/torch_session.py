@@ -22,6 +22,7 @@ class TorchSession(Session):
     """Takes the model over: it is converted to the precision in place."""
 
     backend = "torch"
+    looks = False  # whether its states keep the cross-attention of the latest step
 
     def __init__(self, model: Transformer, precision: str = "fp32", cache_form: str = "static"):
         if precision not in DTYPES:
@@ -30,7 +31,7 @@ class TorchSession(Session):
         self.config = model.config
         self.dtype = DTYPES[precision]
         self.model = model.to(self.dtype)
-        self.limits = Limits(None, None, self.config.max_source, self.config.max_target)
+        self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=self.looks)
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> TorchSession:

@@ -15,6 +15,7 @@ from typing import Protocol
 from ..errors import RequestError
 from .generate import generate
 from .lines import Line, windows_of
+from .option_problems import problems_with_prefix
 from .search import SearchOptions
 from .session import Session, check_request
 
@@ -36,9 +37,13 @@ class Coder(Protocol):
 
 @dataclass(frozen=True)
 class Output:
+    """A hypothesis (search.py) and its text."""
+
     text: str
     tokens: tuple[int, ...]
     score: float
+    log_probs: tuple[float, ...] = ()
+    alignments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,21 @@ def translate_lines(
     batch: int = BATCH,
     truncate: bool = False,
     language: str | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[Translated]:
     """Every line's outputs in the order of the lines, each as soon as it and all before it are done.
 
     `language` is the source's. A source that is too long is an error of its line, or is cut, if `truncate`; the special
-    tokens that close it stay. What no line could be decoded with is refused at once.
+    tokens that close it stay. What no line could be decoded with is refused at once. `prefixes` are what the output of
+    each line begins with, by the lines' numbers from 1 (an empty one: nothing of its own).
     """
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
     options = options or SearchOptions(max_length=session.limits.target)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
-    work = _Work(session, tokenizer, options, truncate, language)
+    if prefixes is not None and options.prefix:
+        raise RequestError("a prefix of all lines and one of each, expected either")
+    work = _Work(session, tokenizer, options, truncate, language, prefixes)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))
 
@@ -97,25 +106,41 @@ class _Work:
     """What stays the same from line to line."""
 
     def __init__(
-        self, session: Session, tokenizer: Coder, options: SearchOptions, truncate: bool, language: str | None
+        self,
+        session: Session,
+        tokenizer: Coder,
+        options: SearchOptions,
+        truncate: bool,
+        language: str | None,
+        prefixes: Sequence[Sequence[int]] | None,
     ):
         self.session, self.tokenizer, self.options = session, tokenizer, options
-        self.truncate, self.language = truncate, language
+        self.truncate, self.language, self.prefixes = truncate, language, prefixes
         self.frame = tokenizer.encode_source("", language)  # special tokens alone; refuses an unknown language
 
     def window(self, lines: Sequence[Line], most: int) -> Iterator[Translated]:
         """A batch is decoded when the first of its lines is next, so that lines come out as early as they can."""
-        sources = [self.source(line) for line in lines]
-        ready = {place: source for place, source in enumerate(sources) if isinstance(source, Translated)}
-        waiting = {place: source for place, source in enumerate(sources) if not isinstance(source, Translated)}
+        taken = [self.source(line) for line in lines]
+        ready = {place: source for place, source in enumerate(taken) if isinstance(source, Translated)}
+        waiting = {place: source for place, source in enumerate(taken) if not isinstance(source, Translated)}
         batches = batches_by_length(waiting, most)
         for place in range(len(lines)):
             if place not in ready:
                 places = batches[place]
-                found = generate(self.session, [waiting[other] for other in places], self.options)
+                sources = [waiting[other] for other in places]
+                prefixes = None
+                if self.prefixes is not None:
+                    prefixes = [self.prefixes[lines[other].number - 1] for other in places]
+                found = generate(self.session, sources, self.options, prefixes=prefixes)
                 for other, hypotheses in zip(places, found, strict=True):
                     outputs = (
-                        Output(self.tokenizer.decode_target(best.tokens), best.tokens, best.score)
+                        Output(
+                            self.tokenizer.decode_target(best.tokens),
+                            best.tokens,
+                            best.score,
+                            best.log_probs,
+                            best.alignments,
+                        )
                         for best in hypotheses
                     )
                     ready[other] = Translated(lines[other], tuple(waiting[other]), tuple(outputs))
@@ -139,7 +164,18 @@ class _Work:
             return Translated(line, error=f"{counted}; shorten it or add --truncate")
         if wrong := [token for token in ids if not 0 <= token < vocab]:
             return Translated(line, error=f"token {wrong[0]}, but the vocabulary has 0 to {vocab - 1}")
+        if problem := self.problem_with_prefix(line.number):
+            return Translated(line, error=problem)
         return cut_source(ids, self.frame, longest)
+
+    def problem_with_prefix(self, number: int) -> str | None:
+        if self.prefixes is None:
+            return None
+        if number > len(self.prefixes):
+            return f"no prefix for it, there are {len(self.prefixes)}; give one for every line"
+        config = self.session.config
+        prefix = self.prefixes[number - 1]
+        return "; ".join(problems_with_prefix(self.options, prefix, config.target_vocab, config.end_id)) or None
 
 
 def batches_by_length(sources: dict[int, list[int]], most: int) -> dict[int, list[int]]:

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_search import add_search_flags, options_from_args
+from seq2engine.cli_search import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
@@ -39,6 +39,15 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     )
     add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
+    sub.add_argument(
+        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities behind it"
+    )
+    sub.add_argument(
+        "--alignments",
+        action="store_true",
+        default=None,
+        help="print source-output pairs of tokens behind each output, such as 0-0 2-1, from cross-attention",
+    )
     sub.set_defaults(usage_error=sub.error)
 
 
@@ -62,23 +71,29 @@ def run_run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
+    own = bundle.generation()
+    looks = any((args.alignments, args.coverage_penalty, own.get("alignments"), own.get("coverage_penalty")))
     with (
         lines_from_args(args) as lines,
-        open_session(bundle, args.backend, args.precision, args.threads, args.engine) as session,
+        open_session(bundle, args.backend, args.precision, args.threads, args.engine, looks) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)
-        failed = False
+        prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
+        failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
         for translated in translate_lines(
-            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language
+            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language, prefixes
         ):
+            decoded = translated.line.number
             if translated.error is not None:
                 failed = True
                 print(f"line {translated.line.number}: {translated.error}", file=sys.stderr)
-            shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest)
+            shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest, args.scores)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
             progress("decode", translated.line.end / size)
+    if prefixes is not None and len(prefixes) > decoded:
+        raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
     return 1 if failed else 0
 
 
@@ -132,10 +147,21 @@ def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
-def plain_of(translated: Translated, nbest: int) -> str:
-    """`nbest` lines, whatever was found and is in it, so that a reader can tell whose they are by counting."""
-    texts = [re.sub(r"[\r\n]+", " ", output.text) for output in translated.outputs]
-    return "\n".join(texts + [""] * (nbest - len(texts)))
+def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
+    """`nbest` lines, whatever was found and is in it, so that a reader can tell whose they are by counting.
+
+    Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
+    are any.
+    """
+    lines = []
+    for output in translated.outputs:
+        columns = [re.sub(r"[\r\n]+", " ", output.text)]
+        if scores:
+            columns += [f"{output.score:.6f}", " ".join(f"{value:.6f}" for value in output.log_probs)]
+        if output.alignments:
+            columns.append(" ".join(f"{place}-{token}" for token, place in enumerate(output.alignments)))
+        lines.append("\t".join(columns))
+    return "\n".join(lines + [""] * (nbest - len(lines)))
 
 
 def json_of(translated: Translated, ids: bool) -> str:
@@ -147,7 +173,13 @@ def json_of(translated: Translated, ids: bool) -> str:
     else:
         values |= {"text": translated.line.text}
     values["hypotheses"] = [
-        {**({} if ids else {"text": output.text}), "tokens": output.tokens, "score": output.score}
+        {
+            **({} if ids else {"text": output.text}),
+            "tokens": output.tokens,
+            "score": output.score,
+            "log_probs": output.log_probs,
+            **({"alignments": output.alignments} if output.alignments else {}),
+        }
         for output in translated.outputs
     ]
     return json.dumps(values, ensure_ascii=False)

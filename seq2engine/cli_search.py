@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from seq2engine.errors import RequestError
 
 if TYPE_CHECKING:
     from seq2engine.export.bundle import Bundle
     from seq2engine.runtime.search import SearchOptions
     from seq2engine.runtime.session import Session
     from seq2engine.runtime.translate import Coder
+    from seq2engine.runtime.trie import Trie
 
 OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
 
@@ -25,19 +29,38 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
     sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
     sub.add_argument(
+        "--coverage-penalty", type=float, metavar="BETA", help=f"price of source not looked at {OWN.format(0.0)}"
+    )
+    sub.add_argument(
         "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
     )
     sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
     sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
     sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
     add_rules(sub)
+    add_alternatives(sub)
     add_sampling(sub)
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    """What may be said. Tokens are given as ids, as `run --json` shows them; only a prefix is text like the lines."""
+    """What may be said. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
     rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
     rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
+    rules.add_argument(
+        "--prefixes", type=Path, metavar="FILE", help="what each line's output begins with, line by line"
+    )
+    rules.add_argument(
+        "--phrases",
+        action="append",
+        metavar="TEXT",
+        help="every output has this in it (ids, where the lines are ids); may be given again",
+    )
+    rules.add_argument(
+        "--trie",
+        type=Path,
+        metavar="FILE",
+        help="every output is a line of this file (of ids, where the lines are ids)",
+    )
     rules.add_argument(
         "--banned",
         type=token_ids,
@@ -54,6 +77,22 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
     rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
     rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+
+
+def add_alternatives(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("alternatives")
+    group.add_argument(
+        "--alternatives",
+        action="store_true",
+        default=None,
+        help="one output for each of the --nbest likeliest tokens after the prefix",
+    )
+    group.add_argument(
+        "--min-alternative-expansion-prob",
+        type=float,
+        metavar="P",
+        help="leave out tokens less likely than P (default: 0)",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +119,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
 
     own = bundle.generation()
     forced_bos = args.forced_bos if args.target_language is None else tokenizer.language_id(args.target_language)
+    begin = own.get("forced_bos") if forced_bos is None else forced_bos
     return options_from_values(
         own,
         session.limits.target,
@@ -88,6 +128,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         semantics=args.semantics,
         patience=args.patience,
         length_penalty=args.length_penalty,
+        coverage_penalty=args.coverage_penalty,
         early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
         nbest=args.nbest,
         max_length=args.max_length,
@@ -95,10 +136,15 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         start=args.start,
         forced_bos=forced_bos,
         forced_eos=args.forced_eos,
-        prefix=prefix_from_args(args, tokenizer, session, own.get("forced_bos") if forced_bos is None else forced_bos),
+        prefix=None if args.prefix is None else prefix_from_text(args.prefix, tokenizer, session, begin),
         banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
         first_banned=args.first_banned,
         allowed=args.allowed,
+        phrases=phrases_from_args(args, tokenizer, session),
+        trie=trie_from_args(args, tokenizer, session),
+        alternatives=args.alternatives,
+        min_alternative_expansion_prob=args.min_alternative_expansion_prob,
+        alignments=args.alignments,
         no_repeat_ngram=args.no_repeat_ngram,
         source_no_repeat_ngram=args.source_no_repeat_ngram,
         repetition_penalty=args.repetition_penalty,
@@ -110,17 +156,57 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
     )
 
 
-def prefix_from_args(
-    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
-) -> tuple[int, ...] | None:
-    """Ids are taken at their word; text stands behind the token that begins every output, and the output goes on."""
+def said_from_text(text: str, tokenizer: Coder, session: Session) -> tuple[int, ...]:
+    """Ids are taken at their word; text is said without the end token, as the output goes on."""
     from seq2engine.runtime.translate import IdsTokenizer
 
-    if args.prefix is None:
+    ids = tokenizer.encode_target(text)
+    if not isinstance(tokenizer, IdsTokenizer):
+        while ids and ids[-1] == session.config.end_id:
+            ids.pop()
+    return tuple(ids)
+
+
+def prefix_from_text(text: str, tokenizer: Coder, session: Session, forced_bos: int | None) -> tuple[int, ...]:
+    """Text stands behind the token that begins every output."""
+    from seq2engine.runtime.translate import IdsTokenizer
+
+    first = () if forced_bos is None or isinstance(tokenizer, IdsTokenizer) else (forced_bos,)
+    return (*first, *said_from_text(text, tokenizer, session))
+
+
+def prefixes_from_args(
+    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
+) -> list[tuple[int, ...]] | None:
+    """One for every line of the input; an empty line is none."""
+    if args.prefixes is None:
         return None
-    ids = tokenizer.encode_target(args.prefix)
-    if isinstance(tokenizer, IdsTokenizer):
-        return tuple(ids)
-    while ids and ids[-1] == session.config.end_id:
-        ids.pop()
-    return (*(() if forced_bos is None else (forced_bos,)), *ids)
+    lines = lines_of_file(args.prefixes)
+    return [prefix_from_text(line, tokenizer, session, forced_bos) if line.strip() else () for line in lines]
+
+
+def phrases_from_args(
+    args: argparse.Namespace, tokenizer: Coder, session: Session
+) -> tuple[tuple[int, ...], ...] | None:
+    if args.phrases is None:
+        return None
+    return tuple(said_from_text(text, tokenizer, session) for text in args.phrases)
+
+
+def trie_from_args(args: argparse.Namespace, tokenizer: Coder, session: Session) -> Trie | None:
+    from seq2engine.runtime.trie import trie_from_sequences
+
+    if args.trie is None:
+        return None
+    lines = (line for line in lines_of_file(args.trie) if line.strip())
+    return trie_from_sequences(said_from_text(line, tokenizer, session) for line in lines)
+
+
+def lines_of_file(path: Path) -> list[str]:
+    """All lines of a file of text, without their ends."""
+    try:
+        return path.read_text(encoding="utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8, expected lines of text") from error

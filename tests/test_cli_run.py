@@ -163,7 +163,7 @@ def test_ids(cli, bundle, stdin):
     ]
     found = json.loads(cli("run", bundle, "--ids", "--json", ids)[1])
     assert found["tokens"] == TOKENIZER.encode_source("abc")
-    assert found["hypotheses"] == [{"tokens": tokens, "score": best["score"]}]
+    assert found["hypotheses"] == [{name: best[name] for name in ("tokens", "score", "log_probs")}]
 
 
 def test_a_bundle_without_a_tokenizer_takes_ids(cli, tmp_path, bundle):

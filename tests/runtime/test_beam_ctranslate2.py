@@ -6,75 +6,19 @@ Its rules are those of src/decoding.cc (v4.8). The more sources the surer: SEQ2E
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import replace
 from typing import Any
 
-import ctranslate2
 import numpy as np
 import pytest
-import torch
-from ctranslate2.converters.transformers import MarianMTLoader
-from hugging_face_models import wandering_marian
-from transformers import MarianMTModel
+from ctranslate2_models import END, MODELS, PAD, PENALTIES, TOKENS, pair
 
-from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search import Hypothesis, SearchOptions
-from seq2engine.runtime.torch_session import TorchSession
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "120"))  # sources to compare
 BATCH = 5
-VOCAB, END, PAD = 41, 0, 40  # CTranslate2 drops the padding token, which has to be the last one
-TOKENS = [f"t{token}" for token in range(PAD)]
-BEAMS, PENALTIES = (1, 2, 4, 8), (0.0, 0.6, 1.0, 2.0)
-
-# name -> scale of the output weights, what the end token's logit is raised by
-MODELS = {
-    "flat": (1.0, 1.5),
-    "flat, ends at once": (1.0, 6.0),
-    "middling": (2.0, 4.0),
-    "peaky": (4.0, 8.0),
-    "very peaky": (12.0, 18.0),
-    "never ends": (4.0, -100.0),
-}
-
-
-def marian(name: str) -> MarianMTModel:
-    model = wandering_marian(VOCAB, PAD, END, *MODELS[name], forced_eos_token_id=None)
-    with torch.no_grad():
-        for part in (model.model.encoder, model.model.decoder):
-            part.embed_tokens.weight[PAD] = 0.0  # CTranslate2 starts from zeros
-    return model
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One model twice: in CTranslate2, and imported by us."""
-
-    theirs: ctranslate2.Translator
-    ours: TorchSession
-
-
-@cache
-def pair(name: str) -> Pair:
-    model = marian(name)
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(Path(folder, "hugging_face"))
-        imported = checkpoint_from_hugging_face(Path(folder, "hugging_face"))
-        loader = MarianMTLoader()  # the converter itself would ask for a tokenizer
-        spec = loader.get_model_spec(model)
-        loader.set_vocabulary(spec, TOKENS)
-        spec.config.eos_token, spec.config.unk_token, spec.config.decoder_start_token = TOKENS[END], "t1", TOKENS[END]
-        spec.validate()
-        Path(folder, "ctranslate2").mkdir()
-        spec.save(str(Path(folder, "ctranslate2")))
-        translator = ctranslate2.Translator(
-            str(Path(folder, "ctranslate2")), compute_type="float32", inter_threads=1, intra_threads=1
-        )
-    return Pair(translator, TorchSession(imported.model, "fp32"))
+BEAMS = (1, 2, 4, 8)
 
 
 def their_answer(name: str, sources: list[list[int]], options: SearchOptions) -> list[list[Hypothesis]]:
@@ -84,6 +28,8 @@ def their_answer(name: str, sources: list[list[int]], options: SearchOptions) ->
         beam_size=options.beam,
         num_hypotheses=options.nbest,
         length_penalty=options.length_penalty,
+        coverage_penalty=options.coverage_penalty,
+        max_batch_size=1 if options.coverage_penalty else 0,  # in company its attention looks at padding
         patience=options.patience,
         max_decoding_length=options.max_length,
         min_decoding_length=max(options.min_length - 1, 0),
@@ -118,6 +64,7 @@ def options_from_seed(random: np.random.Generator) -> SearchOptions:
         beam=beam,
         length_penalty=float(random.choice(PENALTIES)),
         patience=patience,
+        coverage_penalty=float(random.choice([0.0, 0.2, 1.0])) if beam > 1 else 0.0,
         nbest=int(random.integers(1, min(beam, max(1, int(beam * patience))) + 1)),
         banned=tuple(banned),
         semantics="ctranslate2",

@@ -25,6 +25,7 @@ from seq2engine.runtime.greedy import greedy_search
 from seq2engine.runtime.rules import Rules, next_words
 from seq2engine.runtime.search import SearchOptions, Special
 from seq2engine.runtime.torch_session import TorchSession
+from seq2engine.runtime.trie import trie_from_sequences
 
 SPECIAL = Special(start=0, end=1)
 VOCAB = 20  # of the library's model: so few tokens that it says pairs of the source
@@ -246,6 +247,22 @@ def test_a_shortlist_is_that_of_generate(beam: int, session: TorchSession) -> No
     expected = library_says(beam, functions={"prefix_allowed_tokens_fn": lambda row, said: [*allowed, END]})
     assert we_say(session, beam, allowed=tuple(allowed)) == expected
     assert expected != library_says(beam)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_a_trie_is_that_of_generate(beam: int, session: TorchSession) -> None:
+    """As entities are retrieved: after each prefix what the tree goes on with, the end token where one ends."""
+    random = np.random.default_rng(3)
+    sequences = [tuple(random.integers(8, 14, random.integers(1, 7)).tolist()) for _ in range(200)]
+
+    def goes_on(row: int, said: torch.Tensor) -> list[int]:
+        before = tuple(said.tolist()[1:])
+        after = {words[len(before)] for words in sequences if words[: len(before)] == before and words != before}
+        return sorted(after) + [END] * (before in sequences or not after)
+
+    expected = library_says(beam, functions={"prefix_allowed_tokens_fn": goes_on})
+    assert we_say(session, beam, trie=trie_from_sequences(sequences)) == expected
+    assert len(set(map(tuple, expected))) > 1
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -16,11 +16,13 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search import Emitted, SearchOptions, options_from_values
 from seq2engine.runtime.session import Limits, Session, open_session
+from seq2engine.runtime.trie import trie_from_sequences
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
 )
 END = SMALL.end_id
+TRIE = trie_from_sequences([(3, 4), (3, 5, 6)])
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,59 @@ END = SMALL.end_id
         ({"forced_bos": 4, "banned": ((4,),)}, "forced bos has 4, which is banned"),
         ({"forced_bos": 4, "allowed": (5,)}, "forced bos has 4, which is not allowed"),
         ({"prefix": (4, 5, 6), "allowed": (5,)}, "prefix has 4 6, which is not allowed"),
+        ({"beam": 2, "coverage_penalty": -1.0}, "coverage penalty -1.0, expected 0 (none) or more"),
+        ({"coverage_penalty": 0.2}, "coverage penalty together with beam 1, expected a beam of 2 or more"),
+        (
+            {"coverage_penalty": 0.2, "sample": True},
+            "coverage penalty together with sample, expected a beam of 2 or more",
+        ),
+        (
+            {"coverage_penalty": 0.2, "beam": 2, "alternatives": True},
+            "coverage penalty together with alternatives, expected one of them",
+        ),
+        ({"alternatives": True, "nbest": 0}, "nbest 0, expected at least 1 alternative"),
+        ({"alternatives": True, "sample": True}, "alternatives together with sample, expected one of them"),
+        (
+            {"alternatives": True, "min_alternative_expansion_prob": 1.5},
+            "min alternative expansion prob 1.5, expected 0 to 1",
+        ),
+        (
+            {"min_alternative_expansion_prob": 0.5},
+            "min alternative expansion prob without alternatives, expected it with alternatives only",
+        ),
+        (
+            {"alternatives": True, "prefix": (3, 4), "max_length": 2},
+            "a prefix of 2 tokens leaves no room for alternatives, expected fewer",
+        ),
+        ({"phrases": ((3,), ())}, "a phrase is empty, expected at least one token"),
+        ({"phrases": tuple((i,) for i in range(63))}, "63 phrases, expected at most 62"),
+        ({"phrases": ((3, 4),), "banned": ((4,),)}, "phrase 3 4 has 4, which is banned"),
+        ({"phrases": ((3, 4, 5),), "banned": ((4, 5),)}, "phrase 3 4 5 has 4 5, which is banned"),
+        ({"phrases": ((3, 4),), "allowed": (3,)}, "phrase 3 4 has 4, which is not allowed"),
+        ({"phrases": ((3,),), "sample": True}, "phrases together with sample, expected greedy or beam search"),
+        ({"phrases": ((3,),), "trie": TRIE}, "phrases together with a trie, expected one of them"),
+        (
+            {"phrases": ((3, 4), (5, 6)), "max_length": 3},
+            "phrases of 4 tokens, but the max length leaves room for 3; raise it",
+        ),
+        (
+            {"phrases": ((3, 4), (5, 6)), "max_length": 6, "prefix": (7, 7, 3), "semantics": "fairseq"},
+            "phrases of 3 tokens, but the max length leaves room for 2; raise it",
+        ),
+        ({"trie": trie_from_sequences([])}, "the trie is empty, expected at least one sequence"),
+        (
+            {"trie": TRIE, "max_length": 1},
+            "the trie needs 2 tokens at least, but the max length leaves room for 1; raise it",
+        ),
+        (
+            {"trie": TRIE, "banned": ((4,), (5,))},
+            "every sequence of the trie that there is room for has a token that is banned or not allowed",
+        ),
+        (
+            {"trie": TRIE, "prefix": (4,)},
+            "prefix leaves the trie, expected the beginning of one of its sequences",
+        ),
+        ({"trie": TRIE, "min_length": 5}, "min length 5, but the longest sequence of the trie has 3 tokens"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], problem: str) -> None:
@@ -79,11 +134,38 @@ def test_every_problem_is_in_one_error() -> None:
     )
 
 
+def test_every_contradiction_is_in_one_error() -> None:
+    with pytest.raises(ConfigError) as raised:
+        SearchOptions(
+            max_length=2,
+            sample=True,
+            coverage_penalty=0.2,
+            alternatives=True,
+            phrases=((3, 9), (4, 4)),
+            trie=TRIE,
+            prefix=(7,),
+            banned=((9,),),
+        )
+    assert str(raised.value) == (
+        "search options: coverage penalty together with sample, expected a beam of 2 or more; "
+        "coverage penalty together with alternatives, expected one of them; "
+        "alternatives together with sample, expected one of them; "
+        "phrases together with sample, expected greedy or beam search; "
+        "phrases together with a trie, expected one of them; phrase 3 9 has 9, which is banned; "
+        "phrases of 4 tokens, but the max length leaves room for 1; raise it; "
+        "prefix leaves the trie, expected the beginning of one of its sequences"
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"prefix": (3, 4), "forced_bos": 3, "allowed": (3, 4), "banned": ((4, 3),), "max_length": 2},
         {"sample": True, "nbest": 9, "temperature": 0.1, "top_k": 5, "top_p": 1.0, "seed": 0},
+        {"trie": TRIE, "prefix": (3,), "banned": ((4,),), "max_length": 3, "sample": True, "nbest": 2},
+        {"trie": TRIE, "prefix": (9, 3), "forced_bos": 9, "beam": 2, "alternatives": True, "nbest": 7},
+        {"phrases": ((3, 4), (4,), (4, 5)), "max_length": 4, "beam": 2, "coverage_penalty": 0.5, "alignments": True},
+        {"phrases": ((3, 4),), "prefix": (7, 3), "max_length": 3, "alternatives": True, "nbest": 1},
         {"allowed": (4,), "forced_eos": END, "banned": ((END,),), "first_banned": (END, 4)},
     ],
 )
@@ -93,6 +175,11 @@ def test_what_goes_together(options: dict[str, Any]) -> None:
 
 def test_a_model_s_own_beams_give_way_to_sampling() -> None:
     own = {"beam": 4, "nbest": 2, "banned": [[3]], "first_banned": [2], "allowed": [5, 6], "prefix": [5]}
+    listed = options_from_values({"phrases": [[5, 6]], "coverage_penalty": 0.5, "beam": 2}, 9, "generation.json")
+    assert (listed.phrases, listed.coverage_penalty) == (((5, 6),), 0.5)
+    found = options_from_values({"trie": [[5, 6]]}, 9, "generation.json").trie
+    assert found is not None
+    assert found.walked((5, 6)) == 2
     options = options_from_values(own, 9, "generation.json", sample=True, seed=3)
     assert (options.beam, options.nbest, options.width, options.seed) == (1, 2, 2, 3)
     assert (options.prefix, options.first_banned, options.allowed) == ((5,), (2,), (5, 6))
@@ -126,6 +213,7 @@ def test_what_the_model_cannot_do_is_one_error_before_anything_runs(
         first_banned=(41,),
         allowed=(5, END, 43),
         start=44,
+        coverage_penalty=0.5,
     )
     with pytest.raises(RequestError) as raised:
         generate(session, [[3], [], [4] * 21], options)
@@ -133,11 +221,25 @@ def test_what_the_model_cannot_do_is_one_error_before_anything_runs(
         "token 40, 41, 43, 44, 99 asked for, but the vocabulary has 0 to 39; "
         f"the prefix has the end token {END}, expected it nowhere in a prefix; "
         "forced eos is 7, which is banned; forced eos is 7, which is not allowed; beam 4, at most 3; "
+        "coverage penalty asked for, but the session does not keep where it looks; open it with attention=True; "
         "max length 25, at most 24; 3 sources in a batch, at most 2; "
         "source 1 is empty; source 2 has 21 tokens, at most 20"
     )
     with pytest.raises(RequestError, match="nbest 4, at most 3"):
         generate(session, [[3]], SearchOptions(max_length=4, sample=True, nbest=4))
+    with pytest.raises(RequestError) as raised:
+        generate(session, [[3]], SearchOptions(4, 2, alternatives=True, nbest=2, phrases=((40, END),), alignments=True))
+    assert str(raised.value) == (
+        f"token 40 asked for, but the vocabulary has 0 to 39; a phrase has the end token {END}, expected it nowhere in "
+        "a phrase; nbest times beam 4, at most 3; alignments asked for, but the session does not keep where it looks; "
+        "open it with attention=True"
+    )
+    with pytest.raises(RequestError) as raised:
+        generate(session, [[3]], SearchOptions(max_length=4, trie=trie_from_sequences([(3, END), (77,)])))
+    assert str(raised.value) == (
+        f"token 77 asked for, but the vocabulary has 0 to 39; the trie has the end token {END}, expected sequences "
+        "without it"
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sample": True, "nbest": 3, "seed": 1}])

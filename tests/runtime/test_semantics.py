@@ -17,7 +17,8 @@ from scripted_step import Prefix, Script, ScriptedStep, from_seed, from_table, r
 
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.beam import beam_search
-from seq2engine.runtime.search import SEMANTICS, Hypothesis, SearchOptions, Special
+from seq2engine.runtime.option_problems import SEMANTICS
+from seq2engine.runtime.search import Hypothesis, SearchOptions, Special
 from seq2engine.runtime.semantics import PROFILES
 
 START, END, A, B = range(4)
