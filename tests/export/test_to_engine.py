@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from seq2engine.errors import BuildError, BundleError, SessionError
-from seq2engine.export import to_engine
+from seq2engine.export import build_jobs
 from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
 from seq2engine.export.profiles import Range, check_ranges
@@ -129,7 +129,7 @@ from seq2engine.export.to_engine import engines_from_onnx
 
 reports = []
 
-def interrupt(stage, fraction):
+def interrupt(stage, fraction, detail=""):
     if stage == "build: decoder_step fp16" and (stage, 0) not in reports:
         reports.append((stage, 0))
         os.kill(os.getpid(), signal.SIGINT)
@@ -178,11 +178,11 @@ def without_building(monkeypatch):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     calls = []
 
-    def stand_in(trt, model, path, shapes, targets, progress):
+    def stand_in(trt, model, path, shapes, targets, *_):
         calls.append((path.name, tuple(targets)))
         return b"engine of " + path.name.encode()
 
-    monkeypatch.setattr(to_engine, "build_engine", stand_in)
+    monkeypatch.setattr(build_jobs, "build_engine", stand_in)
     return calls
 
 
@@ -217,7 +217,7 @@ def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
     def failing(*_):
         raise BuildError("no luck")
 
-    monkeypatch.setattr(to_engine, "build_engine", failing)
+    monkeypatch.setattr(build_jobs, "build_engine", failing)
     with pytest.raises(BuildError, match="no luck"):
         engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx")
     assert not (own_bundle.root / "engines").exists()
