@@ -40,11 +40,12 @@ class EngineEntry:
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     aliases: dict[str, str]
-    launches: int
-    fused_attentions: int
+    launches: int  # of the widest profile
+    fused_attentions: int  # in every profile
     attentions: int
     build_seconds: float
     peak_memory: int = 0  # bytes that the build took; 0 where the system does not tell
+    narrower_launches: tuple[int, ...] = ()  # of the other profiles
     key: str = ""  # what decides over the engine: equal keys, equal engines
 
 
@@ -111,7 +112,7 @@ def ranges_from_dict(values: dict[str, Any]) -> ShapeRanges:
 
 def entry_from_dict(values: dict[str, Any]) -> EngineEntry:
     tensors = {side: tuple(tensor_from_dict(t) for t in values[side]) for side in ("inputs", "outputs")}
-    return EngineEntry(**{**values, **tensors})
+    return EngineEntry(**{**values, **tensors, "narrower_launches": tuple(values["narrower_launches"])})
 
 
 def tensor_from_dict(values: dict[str, Any]) -> EngineTensor:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from seq2engine.folders import new_folder, sha256_of
 from seq2engine.progress import Progress, silent
 
@@ -94,8 +96,17 @@ def check_refit(new: Bundle, old: Bundle, folder: Path, passport: Passport) -> N
             raise BuildError(f"engine {folder.name} is stale: {old.root} now holds another {graph} graph; {rebuild}")
         if not facts_of(entry).describe(folder / entry.file):
             raise BuildError(f"{folder / entry.file} is not the file its passport describes; {rebuild}")
-        if new.graph(passport.precision, graph).sha256 != old.graph(passport.precision, graph).sha256:
+        if structure_of(new, passport.precision, graph) != structure_of(old, passport.precision, graph):
             raise BuildError(f"{new.root} is of another architecture than {old.root}: their {graph} differs; {rebuild}")
+
+
+def structure_of(bundle: Bundle, precision: str, graph: str) -> bytes:
+    """A graph with the names, types and sizes of its weights, but not their numbers: small ones lie in the graph."""
+    model = onnx.load(bundle.graph_path(precision, graph), load_external_data=False)
+    for weight in model.graph.initializer:
+        shell = onnx.TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)
+        weight.CopyFrom(shell)
+    return model.SerializeToString(deterministic=True)
 
 
 @collector_held()

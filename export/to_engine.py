@@ -22,7 +22,7 @@ from .bundle import Bundle, GraphEntry, open_bundle
 from .contract import GRAPHS, GraphSpec
 from .engine_cache import EngineCache, EngineFacts, engine_key
 from .engine_reuse import engines_of_jobs, passport_with, timings_path
-from .kernels import kernels_from_engine
+from .kernels import kernels_by_profile
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from .profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
 from .trt_form import step_for_tensorrt
@@ -193,7 +193,7 @@ def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Rang
 
 
 def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
-    kernels = kernels_from_engine(file.read_bytes())
+    widest, *narrower = kernels_by_profile(file.read_bytes(), len(plan.shapes))
     spec, shapes = plan.spec, plan.shapes[0]
     in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
@@ -205,10 +205,11 @@ def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
         inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
         outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
         aliases={name: name.removeprefix("new_") for name in in_place} if static else {},
-        launches=kernels.launches,
-        fused_attentions=kernels.fused_attentions,
+        launches=widest.launches,
+        fused_attentions=min(program.fused_attentions for program in (widest, *narrower)),
         attentions=plan.entry.census["attentions"],
         build_seconds=facts.build_seconds,
         peak_memory=facts.peak_memory,
         key=plan.key,
+        narrower_launches=tuple(program.launches for program in narrower),
     )

@@ -69,7 +69,7 @@ def engine_text(passport: Passport) -> str:
         (
             (
                 name,
-                entry.launches,
+                ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
                 f"{entry.fused_attentions} of {entry.attentions}",
                 megabytes(entry.bytes),
                 f"{entry.build_seconds:.1f} s",

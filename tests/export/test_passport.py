@@ -28,6 +28,7 @@ ENTRY = EngineEntry(
     attentions=4,
     build_seconds=1.25,
     peak_memory=5 << 20,
+    narrower_launches=(26,),
     key="ef" * 32,
 )
 PASSPORT = Passport(

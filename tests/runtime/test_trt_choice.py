@@ -18,8 +18,10 @@ from stand_in_engines import BEAMS, ONE_BEAM, copied, exported, put_engines, ses
 from tensorrt_stand_in import HostDevice, tensorrt_stand_in
 
 from seq2engine.errors import BundleError, SessionError
+from seq2engine.export.build_flags import BuildFlags
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
+from seq2engine.export.profiles import Range
 from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.runtime import trt_device, trt_session
@@ -236,8 +238,6 @@ def test_another_gpu(bundle: Bundle, gpu: None) -> None:
         ("tensorrt_rtx", (), "sm75", False),
         ("tensorrt_rtx", ("sm75",), "sm75", True),
         ("tensorrt", (), "sm90", True),
-        ("tensorrt", ("stand-in GPU",), "sm90", True),
-        ("tensorrt", ("NVIDIA H100",), "sm90", False),
     ],
 )
 def test_which_engine_runs_where(
@@ -255,6 +255,28 @@ def test_which_engine_runs_where(
         open_session(bundle, "tensorrt", "fp32").close()
     else:
         assert f"this GPU is {capability} (stand-in GPU); build one for it with: " in refusal(bundle)
+
+
+def test_an_engine_of_tensorrt_runs_on_the_gpu_it_was_built_on(bundle: Bundle, gpu: None) -> None:
+    folder = put_engines(bundle, flavour="tensorrt", targets=(), name="local")
+    change_passport(folder, lambda p: dataclasses.replace(p, device="stand-in GPU"))
+    open_session(bundle, "tensorrt", "fp32").close()
+    change_passport(folder, lambda p: dataclasses.replace(p, device="NVIDIA H100"))
+    assert refusal(bundle) == (
+        "engine local was built for NVIDIA H100, this GPU is sm89 (stand-in GPU); build one for it with: "
+        f"{BUILD} --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
+    )
+
+
+def test_the_mending_command_tells_profiles_and_flags(bundle: Bundle) -> None:
+    folder = put_engines(bundle)
+    narrow = dataclasses.replace(ONE_BEAM, batch=Range(1, 1, 1), source=Range(1, 4, 8))
+    flags = BuildFlags(weight_streaming=True, workspace=256 << 20)
+    change_passport(folder, lambda p: dataclasses.replace(p, narrower=(narrow,), flags=flags))
+    (folder / "encoder.engine").unlink()
+    assert refusal(bundle).endswith(
+        "--batch 1:2:4 1 --beam 1 --source 1:8:16 1:4:8 --length 1:8:12 --weight-streaming --workspace 256M --force"
+    )
 
 
 def test_an_engine_that_tensorrt_will_not_open(bundle: Bundle) -> None:
