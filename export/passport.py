@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import BundleError
 from .build_flags import PLAIN, BuildFlags
-from .profiles import Range, ShapeRanges
+from .profiles import Range, ShapeRanges, short
 
 FORMAT = 2
 PASSPORT = "passport.json"
@@ -131,10 +131,6 @@ def command_of_passport(root: Path, passport: Passport, targets: Sequence[str], 
         values = values[:1] if len(set(values)) == 1 else values
         words += [f"--{OPTIONS.get(name, name)}", *(short(value) for value in values)]
     return " ".join([*words, *passport.flags.options()])
-
-
-def short(value: Range | int) -> str:
-    return str(value.max) if isinstance(value, Range) and value.fixed else str(value)
 
 
 def build_command(root: Path, precision: str, targets: Sequence[str]) -> str:

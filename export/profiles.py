@@ -57,6 +57,11 @@ class ShapeRanges:
         return all(mine.min <= theirs.min and theirs.max <= mine.max for mine, theirs in pairs)
 
 
+def short(value: Range | int) -> str:
+    """The shortest text that says the same as an option."""
+    return str(value.max) if isinstance(value, Range) and value.fixed else str(value)
+
+
 def range_from_text(text: str, name: str) -> Range:
     """`8` or `1:8:64` -> Range."""
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from seq2engine import __version__
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
@@ -92,6 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_build_flags(add("build", run_build, "build TensorRT engines of a bundle"))
 
     add_refit_flags(add("refit", run_refit, "give a bundle engines by swapping the weights of those of another one"))
+
+    add_plan_flags(add("plan", run_plan, "choose profiles for a file of real requests, and say how to build them"))
 
     sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     add_bundle(sub)
