@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class EngineJob:
 def build_jobs(trt: Any, jobs: Sequence[EngineJob], workers: int, progress: Progress) -> list[EngineFacts]:
     """Builds all, with up to `workers` at once as far as memory goes. On failure files may be left."""
     if min(workers, len(jobs)) < 2 or not fits_memory(jobs):
-        return [build_here(trt, job, lambda fraction, job=job: progress(job.stage, fraction)) for job in jobs]
+        return [build_here(trt, job, partial(progress, job.stage)) for job in jobs]
     return build_side_by_side(trt.__name__, jobs, workers, progress)
 
 
@@ -95,7 +96,7 @@ def build_side_by_side(flavour: str, jobs: Sequence[EngineJob], workers: int, pr
     with ThreadPoolExecutor(workers) as pool, ExitStack() as running:
         try:
             futures = [
-                pool.submit(run_worker, running, flavour, job, lambda fraction, number=number: report(number, fraction))
+                pool.submit(run_worker, running, flavour, job, partial(report, number))
                 for number, job in enumerate(jobs)
             ]
             facts = [future.result() for future in futures]

@@ -24,7 +24,7 @@ from .profiles import Range, ShapeRanges, short
 MULTIPLE = 8  # lengths are rounded up to it: what matrix kernels like, and few odd shapes
 SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written in turn
 BATCH = Range(1, 8, 32)
-PROFILE_BYTES = 10_000_000  # what another profile adds to both engines of `base`; see docs/LOG.md
+PROFILE_BYTES = 750_000  # what the kernels of a layer take in every profile, about; see docs/LOG.md
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def plan_from_lengths(
         slots=planned[-1].ranges.slots,
         one_profile_padding=one,
         left_out=len(lengths) - len(fitting),
-        engine_bytes=weight_bytes + PROFILE_BYTES * (len(planned) - 1),
+        engine_bytes=weight_bytes + PROFILE_BYTES * len(planned) * (config.encoder_layers + config.decoder_layers),
     )
 
 

@@ -67,7 +67,7 @@ def run_plan(args: argparse.Namespace) -> int:
         return 0
     edges = [profile.ranges.source.max for profile in plan.profiles]
     print(histogram_text([s for s, _ in lengths if s <= bundle.config.max_source], edges))
-    print(f"\n{plan_text(plan, bundle)}\n\n{choices_text(plans)}\n\nnext: {command}")
+    print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nnext: {command}")
     return 0
 
 
@@ -102,7 +102,7 @@ def values_of(plan: ShapePlan) -> dict[str, object]:
     }
 
 
-def plan_text(plan: ShapePlan, bundle: Bundle) -> str:
+def plan_text(plan: ShapePlan, bundle: Bundle, args: argparse.Namespace) -> str:
     rows = [
         (
             str(profile.ranges.source),
@@ -119,8 +119,13 @@ def plan_text(plan: ShapePlan, bundle: Bundle) -> str:
         if bundle.cache_form == "static"
         else "a growing cache is as long as the profile's outputs"
     )
+    source = (
+        f"outputs are {args.ratio} times their sources"
+        if args.ratio is not None
+        else f"outputs of up to {args.count} lines were decoded, the others get the largest ratio seen"
+    )
     left = f"; {plan.left_out:,} requests are longer than the model takes and were left out" if plan.left_out else ""
-    return f"{table}\n{cache}; beam {plan.profiles[0].ranges.beam.max}{left}"
+    return f"{table}\n{cache}; beam {plan.profiles[0].ranges.beam.max}; {source}{left}"
 
 
 def choices_text(plans: list[ShapePlan]) -> str:

@@ -12,7 +12,9 @@ from seq2engine.tables import text_table
 
 def engines_of(bundle: Bundle) -> dict[str, Passport]:
     """The passports of a bundle's engines, by folder name."""
-    return {path.parent.name: read_passport(path) for path in sorted((bundle.root / "engines").glob(f"*/{PASSPORT}"))}
+    return {
+        path.parent.name: read_passport(path) for path in sorted((bundle.root / "engines").glob(f"[!.]*/{PASSPORT}"))
+    }
 
 
 def bundle_values(bundle: Bundle) -> dict[str, Any]:

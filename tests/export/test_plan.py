@@ -103,7 +103,7 @@ def test_a_plan_worked_out_by_hand():
     assert plan.slots == 32
     # tiny: 2 layers, d_model 64. 4 sources x 2 bytes x (64 x (4 x 64 + 64) + two caches x 32 slots x 4 x 64)
     assert plan.profiles[1].state_bytes == 4 * 2 * (64 * 320 + 2 * 32 * 256)
-    assert plan.engine_bytes == 1000 + planning.PROFILE_BYTES
+    assert plan.engine_bytes == 1000 + 2 * 4 * planning.PROFILE_BYTES  # two profiles of four layers
     options = " ".join(plan.build_options())
     assert options == "--batch 1:2:4 --beam 2 --source 1:8:8 1:64:64 --length 1:8:8 1:16:16"
 
