@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from seq2engine.folders import new_folder, remove_if_free, sha256_of
+from seq2engine.folders import new_folder, remove_if_free, remove_leftovers, sha256_of
 
 from ..errors import BundleError
 from .build_flags import BuildFlags
@@ -115,8 +115,9 @@ class EngineCache:
                 break
             shutil.rmtree(entry, ignore_errors=True)
             room += size
-        for left in (*self.folder.glob(".*.lock"), *self.folder.glob(".*.new-*")):
-            remove_if_free(left)
+        remove_leftovers(self.folder)
+        for lock in self.folder.glob(".*.lock"):
+            remove_if_free(lock)
 
     @contextmanager
     def building(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:

@@ -65,7 +65,10 @@ def refittable_engine(bundle: Bundle, name: str | None) -> tuple[Path, Passport]
     """The named engine of a bundle, or the only one that was built to be refitted."""
     folders = {path.parent.name: path.parent for path in sorted((bundle.root / "engines").glob(f"[!.]*/{PASSPORT}"))}
     if name is not None and name not in folders:
-        raise BuildError(f"{bundle.root} has no engine {name!r}, only {', '.join(folders) or 'none at all'}")
+        raise BuildError(
+            f"{bundle.root} has no engine {name!r}, only {', '.join(folders) or 'none at all'}; "
+            f"see them with: seq2engine inspect {shlex.quote(str(bundle.root))}"
+        )
     passports = {each: read_passport(folders[each] / PASSPORT) for each in ([name] if name else folders)}
     if name is None:
         passports = {each: passport for each, passport in passports.items() if passport.flags.refit}

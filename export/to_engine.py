@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from seq2engine.folders import new_folder
+from seq2engine.folders import new_folder, remove_leftovers
 from seq2engine.progress import Progress, silent
 
 from ..errors import BuildError
@@ -91,7 +92,8 @@ def engines_from_onnx(
         for graph in GRAPHS:
             progress(f"build: {graph} {precision}", 1.0, "it was there")
         return there
-    with new_folder(folder, force or rebuild, marker=PASSPORT) as beside:
+    remove_leftovers(folder.parent)
+    with no_room_is_an_error(folder), new_folder(folder, force or rebuild, marker=PASSPORT) as beside:
         jobs = {
             plan.key: EngineJob(
                 stage=f"build: {graph} {precision}",
@@ -123,6 +125,16 @@ def engines_from_onnx(
         )
         (beside / PASSPORT).write_text(passport.to_json())
     return passport
+
+
+@contextmanager
+def no_room_is_an_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"cannot write {folder}: {error.strerror or error}; make room there and build again"
+        ) from error
 
 
 @dataclass(frozen=True)

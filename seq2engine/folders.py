@@ -35,7 +35,7 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target)
+        remove_leftovers(target.parent, target.name)
         beside, lock = locked_beside(target, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
         remove_empty(made)
@@ -68,9 +68,9 @@ def locked_beside(target: Path, make: Callable[[str], str]) -> tuple[Path, int]:
         os.close(lock)  # another writer took it for a leftover in the moment before it was locked
 
 
-def remove_leftovers(target: Path) -> None:
-    """Removes what killed processes left beside a place; what somebody is still writing is locked and stays."""
-    for path in target.parent.glob(f"{glob.escape(f'.{target.name}{UNFINISHED}')}*"):
+def remove_leftovers(parent: Path, name: str | None = None) -> None:
+    """Removes what killed processes left of a file or folder (None: of any); what is still being written is locked."""
+    for path in parent.glob(f".{'*' if name is None else glob.escape(name)}{UNFINISHED}*"):
         remove_if_free(path)
 
 
@@ -145,7 +145,7 @@ def new_file(target: Path) -> Iterator[Path]:
         return name
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target)
+    remove_leftovers(target.parent, target.name)
     beside, lock = locked_beside(target, make)
     try:
         os.chmod(beside, 0o644)

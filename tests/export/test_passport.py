@@ -8,8 +8,15 @@ import json
 import pytest
 
 from seq2engine.errors import BundleError
-from seq2engine.export.build_flags import BuildFlags
-from seq2engine.export.passport import EngineEntry, EngineTensor, Passport, passport_from_dict, read_passport
+from seq2engine.export.build_flags import PLAIN, BuildFlags
+from seq2engine.export.passport import (
+    EngineEntry,
+    EngineTensor,
+    Passport,
+    command_of_passport,
+    passport_from_dict,
+    read_passport,
+)
 from seq2engine.export.profiles import Range, ShapeRanges
 
 ENTRY = EngineEntry(
@@ -44,6 +51,19 @@ PASSPORT = Passport(
     device="a GPU",
     engines={"encoder": dataclasses.replace(ENTRY, file="encoder.engine", aliases={}), "decoder_step": ENTRY},
 )
+
+
+def test_the_command_that_builds_such_an_engine_tells_profiles_and_flags(tmp_path):
+    root = tmp_path / "a bundle"
+    assert command_of_passport(root, PASSPORT, ["sm86"], source=Range(1, 8, 40), slots=36) == (
+        f"seq2engine build '{root}' --precision fp16 --target sm86 --flavour tensorrt_rtx --batch 1:2:4 1 --beam 1 "
+        "--source 1:8:40 1:8:16 --length 1:8:32 --slots 36 --weight-streaming --workspace 1M"
+    )
+    plain = dataclasses.replace(PASSPORT, narrower=(), flags=PLAIN, flavour="tensorrt")
+    assert command_of_passport(root, plain, []) == (
+        f"seq2engine build '{root}' --precision fp16 --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:32 "
+        "--length 1:8:32"
+    )
 
 
 def refusal(path):

@@ -155,7 +155,9 @@ def test_refits_that_are_refused(build, refused, own_bundle, other, tmp_path, tr
         "--batch 1:2:4 --beam 1 --source 1:8:32 --length 1:8:32"
     )
     assert refused(engine=NAME) == f"engine {NAME} was built without --refit, so its weights are fixed; {again}"
-    assert refused(engine="best") == f"{root} has no engine 'best', only {NAME}"
+    assert refused(engine="best") == (
+        f"{root} has no engine 'best', only {NAME}; see them with: seq2engine inspect {root}"
+    )
     build(flags=REFIT, force=True)
     bigger = random_model(dataclasses.replace(PRESETS["tiny"], decoder_layers=1))
     wrong = onnx_from_model(bigger, tmp_path / "wrong", ("fp32",))

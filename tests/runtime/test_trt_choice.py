@@ -18,10 +18,8 @@ from stand_in_engines import BEAMS, ONE_BEAM, copied, exported, put_engines, ses
 from tensorrt_stand_in import HostDevice, tensorrt_stand_in
 
 from seq2engine.errors import BundleError, SessionError
-from seq2engine.export.build_flags import BuildFlags
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
-from seq2engine.export.profiles import Range
 from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.runtime import trt_device, trt_session
@@ -265,17 +263,6 @@ def test_an_engine_of_tensorrt_runs_on_the_gpu_it_was_built_on(bundle: Bundle, g
     assert refusal(bundle) == (
         "engine local was built for NVIDIA H100, this GPU is sm89 (stand-in GPU); build one for it with: "
         f"{BUILD} --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
-    )
-
-
-def test_the_mending_command_tells_profiles_and_flags(bundle: Bundle) -> None:
-    folder = put_engines(bundle)
-    narrow = dataclasses.replace(ONE_BEAM, batch=Range(1, 1, 1), source=Range(1, 4, 8))
-    flags = BuildFlags(weight_streaming=True, workspace=256 << 20)
-    change_passport(folder, lambda p: dataclasses.replace(p, narrower=(narrow,), flags=flags))
-    (folder / "encoder.engine").unlink()
-    assert refusal(bundle).endswith(
-        "--batch 1:2:4 1 --beam 1 --source 1:8:16 1:4:8 --length 1:8:12 --weight-streaming --workspace 256M --force"
     )
 
 

@@ -402,7 +402,7 @@ def test_a_folder_that_was_cleaned_away_before_it_was_locked_is_made_again(
     def flock(handle: int, how: int) -> None:
         locked.append(handle)
         if len(locked) == 1:
-            folders.remove_leftovers(target)
+            folders.remove_leftovers(target.parent, target.name)
         really_lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
