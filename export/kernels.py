@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LAUNCHES = ("function", "fully_connected", "copy")  # a runtime_fusion names its product as a fully_connected of its own
@@ -31,9 +32,28 @@ class KernelProgram:
 
 
 def kernels_from_engine(engine: bytes) -> KernelProgram:
+    """All statements of an engine; one of several profiles has as many programs, see `kernels_by_profile`."""
+    return joined(blocks_of(engine))
+
+
+def kernels_by_profile(engine: bytes, profiles: int) -> list[KernelProgram]:
+    """The program of every profile, in their order: each is a long block, and the short ones of its fusions behind."""
+    blocks = blocks_of(engine)
+    longest = sorted(range(len(blocks)), key=lambda i: len(blocks[i]), reverse=True)[:profiles]
+    starts = sorted(longest)
+    if not starts or starts[0] != 0:
+        return [joined(blocks)]
+    return [joined(blocks[start:end]) for start, end in zip(starts, [*starts[1:], len(blocks)], strict=True)]
+
+
+def blocks_of(engine: bytes) -> list[bytes]:
+    starts = [match.end() for match in re.finditer(rb"\nmain \{\n", engine)]
+    return [engine[start : engine.find(b"\n}\n", start)] for start in starts]
+
+
+def joined(blocks: Sequence[bytes]) -> KernelProgram:
     statements = []
-    for block in re.finditer(rb"\nmain \{\n", engine):
-        text = engine[block.end() : engine.find(b"\n}\n", block.end())]
+    for text in blocks:
         for statement in re.finditer(rb"\n? +(\w+)=\{ name=\"?([^\s\"]+)", text):
             statements.append((statement[1].decode(), statement[2].decode()))
     return KernelProgram(tuple(statements))

@@ -6,6 +6,7 @@ and checked before a build.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import BuildError
@@ -13,6 +14,7 @@ from ..model.config import ModelConfig
 from .contract import GraphSpec
 
 KINDS = ("min", "opt", "max")
+NAMES = ("batch", "beam", "source", "target")
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # input -> shape at min, opt, max
 
 
@@ -49,6 +51,16 @@ class ShapeRanges:
         """Cache slots that always suffice: every beam of every step."""
         return self.beam.max * self.target.max
 
+    def covers(self, other: ShapeRanges) -> bool:
+        """Whether every request that fits the other fits here, too."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in NAMES)
+        return all(mine.min <= theirs.min and theirs.max <= mine.max for mine, theirs in pairs)
+
+
+def short(value: Range | int) -> str:
+    """The shortest text that says the same as an option."""
+    return str(value.max) if isinstance(value, Range) and value.fixed else str(value)
+
 
 def range_from_text(text: str, name: str) -> Range:
     """`8` or `1:8:64` -> Range."""
@@ -64,7 +76,7 @@ def range_from_text(text: str, name: str) -> Range:
 def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
     """Raises one error that lists everything wrong with the ranges."""
     problems = []
-    for name in ("batch", "beam", "source", "target"):
+    for name in NAMES:
         r: Range = getattr(ranges, name)
         if not 1 <= r.min <= r.opt <= r.max:
             problems.append(f"{name} {r} must rise from at least 1")
@@ -74,6 +86,28 @@ def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
             problems.append(f"{name} {r} exceeds the model's maximum of {limit}")
     if problems:
         raise BuildError("shape ranges: " + "; ".join(problems))
+
+
+def check_profiles(profiles: Sequence[ShapeRanges], config: ModelConfig) -> tuple[ShapeRanges, ...]:
+    """The profiles of one engine, checked, the widest first.
+
+    The widest covers all others: so whatever lies within the ranges of an engine fits one of its profiles, and no
+    request falls between two.
+    """
+    for ranges in profiles:
+        check_ranges(ranges, config)
+    for i, ranges in enumerate(profiles):
+        if all(ranges.covers(other) for other in profiles):
+            return (ranges, *profiles[:i], *profiles[i + 1 :])
+    widest = " ".join(
+        f"{name} {min(r.min for r in given)} to {max(r.max for r in given)}"
+        for name in NAMES
+        if (given := [getattr(ranges, name) for ranges in profiles])
+    )
+    raise BuildError(
+        f"profiles: none of {len(profiles)} covers the others, so requests would fall between them; "
+        f"make one of them the widest: {widest}"
+    )
 
 
 def sizes_from_ranges(ranges: ShapeRanges, cache_form: str, slots: int) -> tuple[dict[str, int], ...]:

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from seq2engine.folders import new_folder, sha256_of
+from seq2engine.folders import new_folder, remove_leftovers
 from seq2engine.progress import Progress, silent
 
 from ..errors import BuildError
 from ..model.config import ModelConfig
+from .build_flags import PLAIN, BuildFlags, check_flags
+from .build_jobs import EngineJob
 from .bundle import Bundle, GraphEntry, open_bundle
 from .contract import GRAPHS, GraphSpec
-from .kernels import kernels_from_engine
+from .engine_cache import EngineCache, EngineFacts, engine_key
+from .engine_reuse import engines_of_jobs, passport_with, timings_path
+from .kernels import kernels_by_profile
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
-from .profiles import Range, ShapeRanges, Shapes, check_ranges, shapes_from_ranges
-from .trt_build import build_engine
+from .profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
 from .trt_form import step_for_tensorrt
-from .trt_module import load_tensorrt
+from .trt_module import gpu_name, load_tensorrt
 
 # What a target cannot build, and the nearest that works. Tried target by target; see docs/LOG.md.
 UNBUILDABLE = {("sm75", "fp32"): ("Turing has no fp32 matrix kernel in TensorRT-RTX", "fp16")}
+
+APART = ("sm75",)  # targets that share an engine with no other
 
 
 def default_ranges(config: ModelConfig, beam: int = 1) -> ShapeRanges:
@@ -50,52 +55,109 @@ def engines_from_onnx(
     flavour: str | None = None,
     force: bool = False,
     progress: Progress = silent,
+    narrower: Sequence[ShapeRanges] = (),
+    flags: BuildFlags = PLAIN,
+    cache: str | os.PathLike[str] | None = None,
+    rebuild: bool = False,
+    workers: int = 1,
 ) -> Passport:
     """Builds both engines of a precision into the bundle and returns their passport.
 
     `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable); `slots` is the length of
-    a static cache, by default one that always suffices.
+    a static cache, by default one that always suffices; `narrower` are ranges within `ranges` that get profiles of
+    their own. An engine that was built before from the same graph, weights, TensorRT, targets, shapes and flags is
+    taken from the bundle, or from the folder `cache`, unless `rebuild` is asked for.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    ranges = ranges or default_ranges(opened.config)
     specs = opened.specs(precision)
     trt = load_tensorrt(flavour)
-    check_ranges(ranges, opened.config)
-    slots = check_slots(slots, ranges, opened.cache_form)
+    profiles = check_profiles((ranges or default_ranges(opened.config), *narrower), opened.config)
+    slots = check_slots(slots, profiles[0], opened.cache_form)
     check_targets(trt, targets, precision, opened.root)
-    name = engine_name(trt.__name__, targets, precision, ranges.beam)
-    folder = opened.root / "engines" / name
-    with new_folder(folder, force, marker=PASSPORT) as beside:
-        entries = {}
+    if len(groups := target_groups(targets)) > 1:
+        listed = " and ".join(", ".join(group) for group in groups)
+        raise BuildError(f"{', '.join(targets)} cannot share an engine; build one for each of: {listed}")
+    check_flags(trt, flags)
+    device = "" if hasattr(trt, "ComputeCapability") else gpu_name()
+    folder = opened.root / "engines" / engine_name(trt.__name__, targets, precision, profiles[0].beam)
+    plans = {}
+    for graph in GRAPHS:
+        shapes = tuple(shapes_from_ranges(specs[graph], one, opened.cache_form, slots) for one in profiles)
+        model = graph_for_tensorrt(opened, precision, graph, profiles, slots)
+        weights = opened.graph(precision, graph).data_sha256
+        key = engine_key(model, weights, trt.__name__, trt.__version__, device, targets, shapes, flags)
+        plans[graph] = EnginePlan(graph, specs[graph], opened.graph(precision, graph), model, shapes, key)
+    keys = {graph: plan.key for graph, plan in plans.items()}
+    if not rebuild and (there := passport_with(folder, keys)) is not None:
         for graph in GRAPHS:
-            path = opened.graph_path(precision, graph)
-            spec = specs[graph]
-            shapes = shapes_from_ranges(spec, ranges, opened.cache_form, slots)
-            model = onnx.load(path, load_external_data=False)
-            if graph == "decoder_step":
-                beams = ranges.beam.max if ranges.beam.fixed else None
-                model = step_for_tensorrt(model, opened.cache_form, beams, slots)
-            started = time.monotonic()
-            stage = f"build: {graph} {precision}"
-            engine = build_engine(trt, model, path, shapes, targets, partial(progress, stage))
-            progress(stage, 1.0)
-            file = beside / f"{graph}.engine"
-            file.write_bytes(engine)
-            entries[graph] = entry_of(
-                file, engine, spec, shapes, opened.graph(precision, graph), time.monotonic() - started
+            progress(f"build: {graph} {precision}", 1.0, "it was there")
+        return there
+    remove_leftovers(folder.parent)
+    with no_room_is_an_error(folder), new_folder(folder, force or rebuild, marker=PASSPORT) as beside:
+        jobs = {
+            plan.key: EngineJob(
+                stage=f"build: {graph} {precision}",
+                model=plan.model,
+                path=opened.inside(plan.entry.path),
+                weight_bytes=opened.inside(plan.entry.data_path).stat().st_size,
+                profiles=plan.shapes,
+                targets=tuple(targets),
+                flags=flags,
+                timings=timings_path(trt, device, cache),
+                file=beside / f"{graph}.engine",
             )
+            for graph, plan in plans.items()
+        }
+        kept = None if cache is None else EngineCache(Path(cache))
+        facts = engines_of_jobs(trt, jobs, opened.root / "engines", kept, rebuild, workers, progress)
         passport = Passport(
             flavour=trt.__name__,
             version=trt.__version__,
             targets=tuple(targets),
             precision=precision,
             cache_form=opened.cache_form,
-            ranges=ranges,
+            ranges=profiles[0],
             slots=slots,
-            engines=entries,
+            engines={graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()},
+            narrower=profiles[1:],
+            flags=flags,
+            device=device,
         )
         (beside / PASSPORT).write_text(passport.to_json())
     return passport
+
+
+@contextmanager
+def no_room_is_an_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"cannot write {folder}: {error.strerror or error}; make room there and build again"
+        ) from error
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """All that is known of an engine before it is built."""
+
+    graph: str
+    spec: GraphSpec
+    entry: GraphEntry
+    model: bytes
+    shapes: tuple[Shapes, ...]
+    key: str
+
+
+def graph_for_tensorrt(
+    bundle: Bundle, precision: str, graph: str, profiles: Sequence[ShapeRanges], slots: int
+) -> bytes:
+    """The graph as TensorRT gets it, with its weights left where they are."""
+    model = onnx.load(bundle.graph_path(precision, graph), load_external_data=False)
+    if graph == "decoder_step":
+        beam = profiles[0].beam
+        model = step_for_tensorrt(model, bundle.cache_form, beam.max if beam.fixed else None, slots)
+    return model.SerializeToString(deterministic=True)
 
 
 def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
@@ -128,6 +190,13 @@ def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) 
         raise BuildError("; ".join(problems))
 
 
+def target_groups(targets: Sequence[str]) -> list[list[str]]:
+    """Targets by the engine they share. Turing gets one of its own: it lacks types that all others have, and an engine
+    for several GPUs can have only what every one of them has."""
+    groups = [[t for t in targets if t not in APART], *([t] for t in dict.fromkeys(targets) if t in APART)]
+    return [group for group in groups if group] or [[]]
+
+
 def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Range) -> str:
     """A folder name that tells builds of one bundle apart. Facts are in the passport; nothing is read from the name."""
     where = "-".join(targets) if targets else ("portable" if flavour == "tensorrt_rtx" else "local")
@@ -135,22 +204,24 @@ def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Rang
     return f"{where}-{precision}-beam{beams}"
 
 
-def entry_of(
-    file: Path, engine: bytes, spec: GraphSpec, shapes: Shapes, graph: GraphEntry, seconds: float
-) -> EngineEntry:
-    kernels = kernels_from_engine(engine)
+def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
+    widest, *narrower = kernels_by_profile(file.read_bytes(), len(plan.shapes))
+    spec, shapes = plan.spec, plan.shapes[0]
     in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
     return EngineEntry(
         file=file.name,
-        bytes=len(engine),
-        sha256=sha256_of(file),
-        onnx_fingerprint=graph.fingerprint,
+        bytes=facts.bytes,
+        sha256=facts.sha256,
+        onnx_fingerprint=plan.entry.fingerprint,
         inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
         outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
         aliases={name: name.removeprefix("new_") for name in in_place} if static else {},
-        launches=kernels.launches,
-        fused_attentions=kernels.fused_attentions,
-        attentions=graph.census["attentions"],
-        build_seconds=round(seconds, 2),
+        launches=widest.launches,
+        fused_attentions=min(program.fused_attentions for program in (widest, *narrower)),
+        attentions=plan.entry.census["attentions"],
+        build_seconds=facts.build_seconds,
+        peak_memory=facts.peak_memory,
+        key=plan.key,
+        narrower_launches=tuple(program.launches for program in narrower),
     )

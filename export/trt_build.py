@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,14 @@ from typing import Any
 
 import onnx
 
+from seq2engine.folders import new_file
+
 from ..errors import BuildError
+from .build_flags import PLAIN, BuildFlags
 from .profiles import Shapes
 from .trt_module import collector_held
 
+log = logging.getLogger("seq2engine")
 NOISE = "catchCudaError"  # TensorRT-RTX adds this to every message on a machine without a driver
 
 
@@ -26,8 +31,14 @@ def build_engine(
     shapes: Shapes,
     targets: Sequence[str],
     progress: Callable[[float], None],
+    narrower: Sequence[Shapes] = (),
+    flags: BuildFlags = PLAIN,
+    timings: Path | None = None,
 ) -> bytes:
-    """Builds an engine of `model`, whose external weights lie beside `path`. Ctrl-C cancels between two build steps."""
+    """Builds an engine of `model`, whose external weights lie beside `path`. Ctrl-C cancels between two build steps.
+
+    `shapes` become profile 0, `narrower` the next ones. `timings` is where TensorRT keeps what it measured of kernels.
+    """
     logger = logger_class(trt)()
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -42,11 +53,14 @@ def build_engine(
         config.num_compute_capabilities = len(targets)
         for i, target in enumerate(targets):
             config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), i)
-    profile = builder.create_optimization_profile()
-    for name, (least, usual, most) in shapes.items():
-        profile.set_shape(name, least, usual, most)
-    if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{trt.__name__} refused the shape ranges of {path.name}: {logger.last()}")
+    set_flags(trt, config, flags)
+    for one in (shapes, *narrower):
+        profile = builder.create_optimization_profile()
+        for name, (least, usual, most) in one.items():
+            profile.set_shape(name, least, usual, most)
+        if config.add_optimization_profile(profile) < 0:
+            raise BuildError(f"{trt.__name__} refused the shape ranges of {path.name}: {logger.last()}")
+    timing_cache = None if timings is None else opened_timings(config, timings)
     with cancel_on_interrupt() as cancelled:
         config.progress_monitor = monitor_class(trt)(progress, cancelled)
         engine = builder.build_serialized_network(network, config)
@@ -54,7 +68,39 @@ def build_engine(
         raise KeyboardInterrupt
     if engine is None:
         raise BuildError(f"{trt.__name__} could not build {path.name}: {logger.last()}")
+    if timings is not None and timing_cache is not None:
+        save_timings(timing_cache, timings)
     return bytes(engine)
+
+
+def set_flags(trt: Any, config: Any, flags: BuildFlags) -> None:
+    if flags.weight_streaming:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    if flags.refit:
+        config.set_flag(trt.BuilderFlag.REFIT)
+    if flags.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, flags.workspace)
+
+
+def opened_timings(config: Any, path: Path) -> Any:
+    """The timing cache of a file, attached to the build. The caller keeps it until the engine is built.
+
+    One of another GPU or driver, or a damaged one, counts as empty.
+    """
+    saved = path.read_bytes() if path.is_file() else b""
+    cache = config.create_timing_cache(saved)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def save_timings(cache: Any, path: Path) -> None:
+    try:
+        with new_file(path) as beside:
+            beside.write_bytes(cache.serialize())
+    except OSError as error:
+        log.warning("%s not written (%s): the next build measures its kernels again", path, error.strerror)
 
 
 def parse_errors(parser: Any) -> str:

@@ -31,6 +31,13 @@ def load_tensorrt(flavour: str | None = None) -> Any:
     )
 
 
+def gpu_name() -> str:
+    """The GPU that `tensorrt` builds for: the first of this machine, or nothing where there is none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
 @contextmanager
 def collector_held() -> Iterator[None]:
     """No garbage collection inside, for calls into TensorRT that log to Python.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from seq2engine.folders import sha256_of
 from ..errors import BundleError, SessionError
 from ..export.bundle import Bundle
 from ..export.contract import GRAPHS
-from ..export.passport import PASSPORT, Passport, read_passport
+from ..export.passport import PASSPORT, Passport, build_command, command_of_passport, read_passport
 from ..export.profiles import Range
 from .trt_device import Device
 
 ENGINES = "engines"
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
-OPTIONS = {"batch": "batch", "beam": "beam", "source": "source", "target": "length"}  # range -> option of the build
 
 
 def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
@@ -107,8 +105,9 @@ def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) ->
             f"installed is {trt.__version__}; {mend(folder, passport)}"
         )
     if not runs_on(passport, device):
-        targets = ", ".join(passport.targets) or f"sm{PORTABLE_FROM} and later"
-        command = rebuild_command(folder, passport, [device.capability])
+        targets = passport.device or ", ".join(passport.targets) or f"sm{PORTABLE_FROM} and later"
+        command = rebuild_command(folder, passport, [] if passport.device else [device.capability])
+        command += " --force" if passport.device else ""  # it would have the name of the one that is there
         raise SessionError(
             f"engine {folder.name} was built for {targets}, this GPU is {device.capability} ({device.name}); "
             f"build one for it with: {command}"
@@ -117,10 +116,10 @@ def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) ->
 
 def runs_on(passport: Passport, device: Device) -> bool:
     if passport.targets:
-        return device.capability in passport.targets or device.name in passport.targets
-    # Built without naming a target: by TensorRT-RTX a portable engine, by TensorRT one for the GPU it was built on,
-    # which only TensorRT itself can tell from another.
-    return passport.flavour == "tensorrt" or int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
+        return device.capability in passport.targets
+    if passport.flavour == "tensorrt":  # built for the GPU of its machine, if that could be asked for its name
+        return passport.device in ("", device.name)
+    return int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
 
 
 def mend(folder: Path, passport: Passport, **changed: Range | int) -> str:
@@ -129,16 +128,4 @@ def mend(folder: Path, passport: Passport, **changed: Range | int) -> str:
 
 
 def rebuild_command(folder: Path, passport: Passport, targets: Sequence[str], **changed: Range | int) -> str:
-    options: dict[str, Range | int] = {name: getattr(passport.ranges, name) for name in OPTIONS}
-    if passport.cache_form == "static" and passport.slots != passport.ranges.slots:
-        options["slots"] = passport.slots
-    words = [build_command(folder.parents[1], passport.precision, targets), "--flavour", passport.flavour]
-    for name, value in {**options, **changed}.items():
-        shown = value.max if isinstance(value, Range) and value.fixed else value
-        words += [f"--{OPTIONS.get(name, name)}", str(shown)]
-    return " ".join(words)
-
-
-def build_command(root: Path, precision: str, targets: Sequence[str]) -> str:
-    words = ["seq2engine build", shlex.quote(str(root)), "--precision", precision]
-    return " ".join(words + (["--target", *targets] if targets else []))
+    return command_of_passport(folder.parents[1], passport, targets, **changed)

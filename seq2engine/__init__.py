@@ -16,6 +16,8 @@ PUBLIC = {
     "onnx_from_model": "export.to_onnx",
     "open_bundle": "export.bundle",
     "engines_from_onnx": "export.to_engine",
+    "refit_engines": "export.refit",
+    "plan_from_lengths": "export.plan",
     "open_session": "runtime.session",
     "SearchOptions": "runtime.search",
     "generate": "runtime.generate",

@@ -8,18 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seq2engine import __version__
+from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
-
-if TYPE_CHECKING:
-    from seq2engine.export.profiles import ShapeRanges
-    from seq2engine.model.config import ModelConfig
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -92,23 +90,11 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--force", action="store_true", help="replace a bundle that is there")
     add_json(sub)
 
-    sub = add("build", run_build, "build TensorRT engines of a bundle")
-    add_bundle(sub)
-    sub.add_argument("--precision", default="fp16", help="which graphs to build (default: %(default)s)")
-    sub.add_argument(
-        "--target", nargs="+", default=[], metavar="SM", help="GPUs by compute capability, such as sm89 sm120"
-    )
-    for name, what in (
-        ("batch", "sources"),
-        ("beam", "beams"),
-        ("source", "source tokens"),
-        ("length", "output tokens"),
-    ):
-        sub.add_argument(f"--{name}", metavar="RANGE", help=f"{what}: one number, or least:usual:most")
-    sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
-    sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
-    sub.add_argument("--force", action="store_true", help="replace engines that are there")
-    add_json(sub)
+    add_build_flags(add("build", run_build, "build TensorRT engines of a bundle"))
+
+    add_refit_flags(add("refit", run_refit, "give a bundle engines by swapping the weights of those of another one"))
+
+    add_plan_flags(add("plan", run_plan, "choose profiles for a file of real requests, and say how to build them"))
 
     sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     add_bundle(sub)
@@ -237,40 +223,6 @@ def run_export(args: argparse.Namespace) -> int:
         bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
-
-
-def run_build(args: argparse.Namespace) -> int:
-    from seq2engine.describe import engine_text
-    from seq2engine.export.bundle import open_bundle
-    from seq2engine.export.to_engine import engines_from_onnx
-
-    bundle = open_bundle(args.bundle)
-    passport = engines_from_onnx(
-        bundle,
-        args.target,
-        ranges_from_args(args, bundle.config),
-        args.precision,
-        args.slots,
-        args.flavour,
-        args.force,
-        progress_for(args),
-    )
-    print(passport.to_json().rstrip() if args.json else engine_text(passport))
-    return 0
-
-
-def ranges_from_args(args: argparse.Namespace, config: ModelConfig) -> ShapeRanges:
-    import dataclasses
-
-    from seq2engine.export.profiles import range_from_text
-    from seq2engine.export.to_engine import default_ranges
-
-    given = {
-        field: range_from_text(text, flag)
-        for field, flag in (("batch", "batch"), ("beam", "beam"), ("source", "source"), ("target", "length"))
-        if (text := getattr(args, flag)) is not None
-    }
-    return dataclasses.replace(default_ranges(config), **given)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ from seq2engine.tables import text_table
 
 def engines_of(bundle: Bundle) -> dict[str, Passport]:
     """The passports of a bundle's engines, by folder name."""
-    return {path.parent.name: read_passport(path) for path in sorted((bundle.root / "engines").glob(f"*/{PASSPORT}"))}
+    return {
+        path.parent.name: read_passport(path) for path in sorted((bundle.root / "engines").glob(f"[!.]*/{PASSPORT}"))
+    }
 
 
 def bundle_values(bundle: Bundle) -> dict[str, Any]:
@@ -54,27 +56,32 @@ def bundle_text(bundle: Bundle) -> str:
 
 
 def engine_text(passport: Passport) -> str:
-    ranges = passport.ranges
-    where = ", ".join(passport.targets) or "the default GPUs"
-    head = (
-        f"{passport.flavour} {passport.version} for {where}: {passport.precision}, batch {ranges.batch}, "
-        f"beam {ranges.beam}, source {ranges.source}, output {ranges.target}"
-        + (f", {passport.slots} cache slots" if passport.cache_form == "static" else ", growing cache")
-    )
+    where = passport.device or ", ".join(passport.targets) or "the default GPUs"
+    cache = f"{passport.slots} cache slots" if passport.cache_form == "static" else "growing cache"
+    lines = [f"{passport.flavour} {passport.version} for {where}: {passport.precision}, {cache}"]
+    for number, ranges in enumerate(passport.profiles):
+        lines.append(
+            f"profile {number}: batch {ranges.batch}, beam {ranges.beam}, source {ranges.source}, "
+            f"output {ranges.target}"
+        )
+    if options := passport.flags.options():
+        lines.append(f"built with {' '.join(options)}")
     table = text_table(
-        ("engine", "launches", "fused attentions", "size", "built in"),
+        ("engine", "launches", "fused attentions", "size", "built in", "peak memory", "key"),
         (
             (
                 name,
-                entry.launches,
+                ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
                 f"{entry.fused_attentions} of {entry.attentions}",
                 megabytes(entry.bytes),
                 f"{entry.build_seconds:.1f} s",
+                megabytes(entry.peak_memory) if entry.peak_memory else "unknown",
+                entry.key[:12],
             )
             for name, entry in passport.engines.items()
         ),
     )
-    return f"{head}\n{table}"
+    return "\n".join([*lines, table])
 
 
 def megabytes(size: int) -> str:

@@ -1,20 +1,27 @@
-"""Folders that are either whole or not there: built beside their place, then renamed into it."""
+"""Folders that are either whole or not there: built beside their place, then renamed into it.
+
+Whoever writes beside a place holds a lock on what it writes. The system lets go of it when the process ends, however it
+ends; so what lies beside a place without a lock was left by a killed process, and the next writer there removes it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seq2engine.errors import BundleError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+UNFINISHED = ".new-"  # in the name of what is being written: .NAME.new-RANDOM
 
 
 @contextmanager
@@ -28,7 +35,8 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        remove_leftovers(target.parent, target.name)
+        beside, lock = locked_beside(target, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
         remove_empty(made)
         raise BundleError(f"cannot write beside {target}: {error.strerror}") from error
@@ -44,7 +52,40 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         remove_empty(made)
         raise
+    finally:
+        os.close(lock)
     shutil.rmtree(beside, ignore_errors=True)  # after an exchange this is the old folder
+
+
+def locked_beside(target: Path, make: Callable[[str], str]) -> tuple[Path, int]:
+    """What `make` makes beside `target`, and the descriptor that holds the lock on it: the caller closes it."""
+    while True:
+        beside = Path(make(f".{target.name}{UNFINISHED}"))
+        lock = os.open(beside, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink and beside.exists():
+            return beside, lock
+        os.close(lock)  # another writer took it for a leftover in the moment before it was locked
+
+
+def remove_leftovers(parent: Path, name: str | None = None) -> None:
+    """Removes what killed processes left of a file or folder (None: of any); what is still being written is locked."""
+    for path in parent.glob(f".{'*' if name is None else glob.escape(name)}{UNFINISHED}*"):
+        remove_if_free(path)
+
+
+def remove_if_free(path: Path) -> None:
+    """Removes a file or folder that no living process holds a lock on."""
+    with suppress(OSError):  # locked, or a neighbour was faster
+        lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        finally:
+            os.close(lock)
 
 
 def check_replaceable(target: Path, force: bool, marker: str) -> None:
@@ -97,10 +138,15 @@ def exchange_in_steps(new: Path, target: Path) -> None:
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """A file to write, which becomes `target` when the block ends well and vanishes when it does not."""
+
+    def make(prefix: str) -> str:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=target.parent)
+        os.close(handle)
+        return name
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    beside = Path(name)
+    remove_leftovers(target.parent, target.name)
+    beside, lock = locked_beside(target, make)
     try:
         os.chmod(beside, 0o644)
         yield beside
@@ -108,6 +154,8 @@ def new_file(target: Path) -> Iterator[Path]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(lock)
 
 
 def sha256_of(path: Path) -> str:

@@ -14,6 +14,14 @@ from seq2engine.cli import main
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_our_own(tmp_path_factory):
+    """Builds keep engines in the user's cache; tests must neither find any there nor leave any."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def cli(capsys):
     """Runs a command; gives its exit code, its output and its error output."""

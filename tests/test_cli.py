@@ -106,7 +106,7 @@ def test_build_and_its_passport(cli, own_bundle):
     assert "build: decoder_step fp16: done" in err
     code, text, _ = cli("inspect", own_bundle)
     assert "engines/sm89-fp16-beam2" in text
-    assert_refused(cli(*argv), "exists", "--force")
+    assert_refused(cli(*argv, "--slots", "40"), "exists", "--force")
     assert cli(*argv, "--force", "--json")[0] == 0
 
 

@@ -227,7 +227,7 @@ def built(bundles):
             ranges_with(beam),
             precision,
             flavour="tensorrt_rtx",
-            progress=lambda stage, fraction: reports.append((stage, fraction)),
+            progress=lambda stage, fraction, detail="": reports.append((stage, fraction)),
         )
         folder = bundle.root / "engines" / engine_name("tensorrt_rtx", ["sm86"], precision, beam)
         return Built(passport, folder, reports)

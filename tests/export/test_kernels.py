@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from seq2engine.export.kernels import KernelProgram, kernels_from_engine
+from seq2engine.export.kernels import KernelProgram, kernels_by_profile, kernels_from_engine
 
 TEXT = b"""binary \x00\xff before
 main {
@@ -42,6 +42,13 @@ def test_what_runs_on_the_gpu_is_a_launch_and_both_attention_kernels_are_known()
     program = kernels_from_engine(TEXT)
     assert program.launches == 5  # functions, products and copies; not shapes, waits and the head of a fusion
     assert program.fused_attentions == 2
+
+
+def test_every_profile_has_a_program_with_the_fusions_behind_it():
+    one, two = kernels_by_profile(TEXT + TEXT, 2)
+    assert one == two == kernels_from_engine(TEXT)
+    assert kernels_by_profile(TEXT, 1) == [one]
+    assert kernels_by_profile(b"", 2) == [KernelProgram(())]
 
 
 @pytest.mark.parametrize("engine", [b"", b"no program", b"\x00" * 1000, b"\nmain {\n"])

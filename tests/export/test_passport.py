@@ -8,7 +8,15 @@ import json
 import pytest
 
 from seq2engine.errors import BundleError
-from seq2engine.export.passport import EngineEntry, EngineTensor, Passport, passport_from_dict, read_passport
+from seq2engine.export.build_flags import PLAIN, BuildFlags
+from seq2engine.export.passport import (
+    EngineEntry,
+    EngineTensor,
+    Passport,
+    command_of_passport,
+    passport_from_dict,
+    read_passport,
+)
 from seq2engine.export.profiles import Range, ShapeRanges
 
 ENTRY = EngineEntry(
@@ -26,6 +34,9 @@ ENTRY = EngineEntry(
     fused_attentions=4,
     attentions=4,
     build_seconds=1.25,
+    peak_memory=5 << 20,
+    narrower_launches=(26,),
+    key="ef" * 32,
 )
 PASSPORT = Passport(
     flavour="tensorrt_rtx",
@@ -35,8 +46,24 @@ PASSPORT = Passport(
     cache_form="static",
     ranges=ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 32)),
     slots=32,
+    narrower=(ShapeRanges(Range(1, 1, 1), Range(1, 1, 1), Range(1, 8, 16), Range(1, 8, 32)),),
+    flags=BuildFlags(weight_streaming=True, workspace=1 << 20),
+    device="a GPU",
     engines={"encoder": dataclasses.replace(ENTRY, file="encoder.engine", aliases={}), "decoder_step": ENTRY},
 )
+
+
+def test_the_command_that_builds_such_an_engine_tells_profiles_and_flags(tmp_path):
+    root = tmp_path / "a bundle"
+    assert command_of_passport(root, PASSPORT, ["sm86"], source=Range(1, 8, 40), slots=36) == (
+        f"seq2engine build '{root}' --precision fp16 --target sm86 --flavour tensorrt_rtx --batch 1:2:4 1 --beam 1 "
+        "--source 1:8:40 1:8:16 --length 1:8:32 --slots 36 --weight-streaming --workspace 1M"
+    )
+    plain = dataclasses.replace(PASSPORT, narrower=(), flags=PLAIN, flavour="tensorrt")
+    assert command_of_passport(root, plain, []) == (
+        f"seq2engine build '{root}' --precision fp16 --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:32 "
+        "--length 1:8:32"
+    )
 
 
 def refusal(path):
@@ -45,7 +72,7 @@ def refusal(path):
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith(f"{path} ")
-    assert message.endswith("; build the engine again with: seq2engine build")
+    assert message.endswith(f"; build the engine again with: seq2engine build {path.parents[2]} --force")
     return message
 
 
@@ -59,7 +86,7 @@ def test_a_passport_survives_the_round_trip(tmp_path):
 
 def test_the_file_is_plain_json(tmp_path):
     values = json.loads(PASSPORT.to_json())
-    assert values["format"] == 1
+    assert values["format"] == 2
     assert values["ranges"]["source"] == {"min": 1, "opt": 8, "max": 32}
     assert values["engines"]["decoder_step"]["aliases"] == {"new_self_k.0": "self_k.0"}
 
@@ -79,7 +106,7 @@ def changed(**fields):
         ("[]", "list"),
         ("null", "NoneType"),
         ("{}", "format"),
-        (changed(format=2), "format 2, this version reads 1"),
+        (changed(format=1), "format 1, this version reads 2"),
         (changed(colour="green"), "colour"),
         (changed(ranges=[]), "list"),
         (changed(ranges={"batch": {"min": 1}}), "missing"),
@@ -99,5 +126,5 @@ def test_a_file_that_is_no_passport(content, reason, tmp_path):
 def test_every_field_is_needed():
     values = json.loads(PASSPORT.to_json())
     for name in values.keys() - {"format"}:
-        with pytest.raises((KeyError, TypeError)):
+        with pytest.raises((KeyError, ValueError)):
             passport_from_dict({key: value for key, value in values.items() if key != name})

@@ -14,11 +14,19 @@ from types import SimpleNamespace
 import pytest
 
 from seq2engine.errors import BuildError, BundleError, SessionError
-from seq2engine.export import to_engine
+from seq2engine.export import build_jobs
+from seq2engine.export.build_flags import BuildFlags
 from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
 from seq2engine.export.profiles import Range, check_ranges
-from seq2engine.export.to_engine import check_slots, check_targets, default_ranges, engine_name, engines_from_onnx
+from seq2engine.export.to_engine import (
+    check_slots,
+    check_targets,
+    default_ranges,
+    engine_name,
+    engines_from_onnx,
+    target_groups,
+)
 from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.folders import sha256_of
 from seq2engine.model.config import PRESETS, ModelConfig
@@ -129,7 +137,7 @@ from seq2engine.export.to_engine import engines_from_onnx
 
 reports = []
 
-def interrupt(stage, fraction):
+def interrupt(stage, fraction, detail=""):
     if stage == "build: decoder_step fp16" and (stage, 0) not in reports:
         reports.append((stage, 0))
         os.kill(os.getpid(), signal.SIGINT)
@@ -178,11 +186,11 @@ def without_building(monkeypatch):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     calls = []
 
-    def stand_in(trt, model, path, shapes, targets, progress):
+    def stand_in(trt, model, path, shapes, targets, *_):
         calls.append((path.name, tuple(targets)))
         return b"engine of " + path.name.encode()
 
-    monkeypatch.setattr(to_engine, "build_engine", stand_in)
+    monkeypatch.setattr(build_jobs, "build_engine", stand_in)
     return calls
 
 
@@ -194,9 +202,10 @@ def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, 
     assert without_building == [("encoder.onnx", ("sm89",)), ("decoder_step.onnx", ("sm89",))]
     folder = own_bundle.root / "engines" / "sm89-fp32-beam1"
     with pytest.raises(BundleError, match="sm89-fp32-beam1 exists; name another folder, or add --force to replace it"):
-        build()
+        build(slots=40)
     assert len(without_building) == 2  # refused before anything was built
     second = build(slots=40, force=True)
+    assert without_building[2:] == [("decoder_step.onnx", ("sm89",))]  # the encoder has no slots: it was there
     assert (first.slots, second.slots) == (32, 40)
     assert read_passport(folder / "passport.json") == second
     assert list(folder.parent.iterdir()) == [folder]
@@ -217,7 +226,7 @@ def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
     def failing(*_):
         raise BuildError("no luck")
 
-    monkeypatch.setattr(to_engine, "build_engine", failing)
+    monkeypatch.setattr(build_jobs, "build_engine", failing)
     with pytest.raises(BuildError, match="no luck"):
         engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx")
     assert not (own_bundle.root / "engines").exists()
@@ -252,6 +261,43 @@ def refused(own_bundle, ranges, without_building):
         return str(raised.value)
 
     return refusal
+
+
+def test_targets_that_cannot_share_an_engine(refused):
+    message = refused(targets=["sm75", "sm89", "sm86"])
+    assert message == "sm75, sm89, sm86 cannot share an engine; build one for each of: sm89, sm86 and sm75"
+
+
+@pytest.mark.parametrize(
+    ("targets", "groups"),
+    [
+        ([], [[]]),
+        (["sm75"], [["sm75"]]),
+        (["sm86", "sm89"], [["sm86", "sm89"]]),
+        (["sm86", "sm75", "sm120", "sm75"], [["sm86", "sm120"], ["sm75"]]),
+    ],
+)
+def test_turing_gets_an_engine_of_its_own(targets, groups):
+    assert target_groups(targets) == groups
+
+
+def test_refitting_is_not_for_rtx(refused):
+    assert refused(flags=BuildFlags(refit=True)) == (
+        "--refit is for tensorrt only: tensorrt_rtx compiles refittable weights with a CUDA driver, and none of its "
+        "builds needs one; leave --refit out and build again for new weights, which takes seconds"
+    )
+
+
+def test_a_workspace_of_nothing(refused):
+    assert "--workspace 0 is no size" in refused(flags=BuildFlags(workspace=0))
+
+
+def test_profiles_that_leave_requests_between_them(refused, ranges):
+    other = dataclasses.replace(ranges, batch=Range(8, 8, 8), source=Range(1, 4, 8))
+    assert refused(narrower=[other]) == (
+        "profiles: none of 2 covers the others, so requests would fall between them; make one of them the widest: "
+        "batch 1 to 8 beam 1 to 1 source 1 to 32 target 1 to 32"
+    )
 
 
 def test_fp32_on_turing_names_the_reason_and_the_nearest_command(refused, own_bundle):

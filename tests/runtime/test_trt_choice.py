@@ -236,8 +236,6 @@ def test_another_gpu(bundle: Bundle, gpu: None) -> None:
         ("tensorrt_rtx", (), "sm75", False),
         ("tensorrt_rtx", ("sm75",), "sm75", True),
         ("tensorrt", (), "sm90", True),
-        ("tensorrt", ("stand-in GPU",), "sm90", True),
-        ("tensorrt", ("NVIDIA H100",), "sm90", False),
     ],
 )
 def test_which_engine_runs_where(
@@ -255,6 +253,17 @@ def test_which_engine_runs_where(
         open_session(bundle, "tensorrt", "fp32").close()
     else:
         assert f"this GPU is {capability} (stand-in GPU); build one for it with: " in refusal(bundle)
+
+
+def test_an_engine_of_tensorrt_runs_on_the_gpu_it_was_built_on(bundle: Bundle, gpu: None) -> None:
+    folder = put_engines(bundle, flavour="tensorrt", targets=(), name="local")
+    change_passport(folder, lambda p: dataclasses.replace(p, device="stand-in GPU"))
+    open_session(bundle, "tensorrt", "fp32").close()
+    change_passport(folder, lambda p: dataclasses.replace(p, device="NVIDIA H100"))
+    assert refusal(bundle) == (
+        "engine local was built for NVIDIA H100, this GPU is sm89 (stand-in GPU); build one for it with: "
+        f"{BUILD} --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
+    )
 
 
 def test_an_engine_that_tensorrt_will_not_open(bundle: Bundle) -> None:

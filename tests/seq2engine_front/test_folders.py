@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -347,3 +350,62 @@ def test_the_sum_of_a_file(tmp_path: Path, size: int) -> None:
 def test_the_sum_of_abc(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")  # the example of the standard
     assert sha256_of(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+# What a killed process leaves
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from seq2engine.folders import new_file, new_folder
+with new_folder(Path(sys.argv[1]), False, "mark.json") as beside, new_file(Path(sys.argv[2])) as file:
+    (beside / "half").write_text("half")
+    file.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_writer_cleans_up_after_a_killed_one(target: Path) -> None:
+    report, theirs = target.with_name("report.json"), target.parent / ".target.settings"
+    theirs.mkdir()  # begins like a leftover, but is none
+    subprocess.run([sys.executable, "-c", KILLED, str(target), str(report)], check=False)
+    assert not target.exists()
+    assert not report.exists()
+    assert len(list(target.parent.iterdir())) == 3
+    make(target)
+    with new_file(report) as beside:
+        beside.write_text("new")
+    assert sorted(target.parent.iterdir()) == sorted([target, report, theirs])
+    assert content(target) == whole("new")
+
+
+def test_what_somebody_is_still_writing_is_left_alone(target: Path) -> None:
+    report = target.with_name("report.json")
+    with new_folder(target, force=True, marker=MARK) as slow, new_file(report) as slow_file:
+        fill(slow, "slow")
+        slow_file.write_text("slow")
+        make(target)
+        with new_file(report) as beside:
+            beside.write_text("new")
+        assert content(target) == whole("new")
+        assert content(slow) == whole("slow")
+    assert content(target) == whole("slow")
+    assert report.read_text() == "slow"
+    assert sorted(target.parent.iterdir()) == sorted([target, report])
+
+
+def test_a_folder_that_was_cleaned_away_before_it_was_locked_is_made_again(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_lock, locked = fcntl.flock, []
+
+    def flock(handle: int, how: int) -> None:
+        locked.append(handle)
+        if len(locked) == 1:
+            folders.remove_leftovers(target.parent, target.name)
+        really_lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    make(target)
+    assert content(target) == whole("new")
+    assert list(target.parent.iterdir()) == [target]

@@ -1,0 +1,84 @@
+"""Engines that need no build: those of the bundle itself, and those of the cache. Only what is missing is built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seq2engine.progress import Progress
+
+from ..errors import BundleError
+from .build_jobs import EngineJob, build_jobs
+from .engine_cache import EngineCache, EngineFacts
+from .passport import PASSPORT, EngineEntry, Passport, read_passport
+
+
+def passport_with(folder: Path, keys: Mapping[str, str]) -> Passport | None:
+    """The passport of a folder of engines, if they are sound and those of the keys."""
+    if not (folder / PASSPORT).is_file():
+        return None
+    with suppress(BundleError):  # unreadable, or of another version of ours: as good as none
+        passport = read_passport(folder / PASSPORT)
+        if passport.keys == keys and all(
+            facts_of(entry).describe(folder / entry.file) for entry in passport.engines.values()
+        ):
+            return passport
+    return None
+
+
+def engines_of_jobs(
+    trt: Any,
+    jobs: Mapping[str, EngineJob],
+    engines: Path,
+    cache: EngineCache | None,
+    rebuild: bool,
+    workers: int,
+    progress: Progress,
+) -> dict[str, EngineFacts]:
+    """Fills the file of every job, by its key: from the bundle's folder of engines, the cache, or by a build."""
+    facts: dict[str, EngineFacts] = {}
+    with ExitStack() as locks:
+        for key, job in jobs.items():
+            if not rebuild and (found := found_in_bundle(engines, key, job.file)):
+                facts[key] = found
+                progress(job.stage, 1.0, "from the bundle")
+            elif cache is not None:
+                waiting = partial(progress, job.stage, 0.0, "another process is building it")
+                locks.enter_context(cache.building(key, waiting))
+                if not rebuild and (found := cache.find(key, job.file)):
+                    facts[key] = found
+                    progress(job.stage, 1.0, "from the cache")
+        missing = [key for key in jobs if key not in facts]
+        for key, built in zip(missing, build_jobs(trt, [jobs[k] for k in missing], workers, progress), strict=True):
+            facts[key] = built
+            if cache is not None:
+                cache.keep(key, jobs[key].file, built)
+    return facts
+
+
+def found_in_bundle(engines: Path, key: str, into: Path) -> EngineFacts | None:
+    """Copies an engine of that key from another folder of the bundle: the encoder is the same for all beams."""
+    for path in sorted(engines.glob(f"[!.]*/{PASSPORT}")):
+        with suppress(BundleError):
+            for entry in read_passport(path).engines.values():
+                if entry.key == key and facts_of(entry).describe(path.parent / entry.file):
+                    shutil.copyfile(path.parent / entry.file, into)
+                    return facts_of(entry)
+    return None
+
+
+def facts_of(entry: EngineEntry) -> EngineFacts:
+    return EngineFacts(entry.bytes, entry.sha256, entry.build_seconds, entry.peak_memory)
+
+
+def timings_path(trt: Any, device: str, cache: str | os.PathLike[str] | None) -> Path | None:
+    """Where `tensorrt` keeps what it measured of kernels on this GPU. TensorRT-RTX measures nothing while it builds."""
+    if cache is None or trt.__name__ != "tensorrt":
+        return None
+    name = "".join(letter if letter.isalnum() else "-" for letter in device.lower())
+    return Path(cache) / "timings" / f"{trt.__version__}-{name}.cache"

@@ -1,0 +1,138 @@
+"""`seq2engine build` and `refit`: engines of a bundle, from its graphs, or from an engine of other weights."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seq2engine.errors import BuildError
+from seq2engine.progress import Progress, ProgressPrinter, silent
+
+if TYPE_CHECKING:
+    from seq2engine.export.passport import Passport
+    from seq2engine.export.profiles import ShapeRanges
+    from seq2engine.model.config import ModelConfig
+
+RANGES = {  # option -> field of ShapeRanges, and what it counts
+    "batch": ("batch", "sources"),
+    "beam": ("beam", "beams"),
+    "source": ("source", "source tokens"),
+    "length": ("target", "output tokens"),
+}
+
+
+def add_build_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("bundle", type=Path, help="bundle folder")
+    sub.add_argument("--precision", default="fp16", help="which graphs to build (default: %(default)s)")
+    sub.add_argument(
+        "--target", nargs="+", default=[], metavar="SM", help="GPUs by compute capability, such as sm89 sm120"
+    )
+    for name, (_, what) in RANGES.items():
+        sub.add_argument(
+            f"--{name}",
+            nargs="+",
+            metavar="RANGE",
+            help=f"{what}: one number, or least:usual:most; several for as many profiles",
+        )
+    sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
+    sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
+    sub.add_argument("--weight-streaming", action="store_true", help="let weights stay on the host when running")
+    sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
+    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
+    sub.add_argument(
+        "--cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
+    )
+    sub.add_argument("--no-cache", action="store_true", help="neither look into the cache nor add to it")
+    sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built at once (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
+
+
+def run_build(args: argparse.Namespace) -> int:
+    """Builds one engine pair, or one per group of targets that cannot share an engine."""
+    from seq2engine.describe import engine_text
+    from seq2engine.export.build_flags import BuildFlags, bytes_from_text
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.to_engine import check_targets, engines_from_onnx, target_groups
+    from seq2engine.export.trt_module import load_tensorrt
+
+    bundle = open_bundle(args.bundle)
+    first, *narrower = profiles_from_args(args, bundle.config)
+    workspace = None if args.workspace is None else bytes_from_text(args.workspace)
+    flags = BuildFlags(args.weight_streaming, args.refit, workspace)
+    bundle.require(args.precision)
+    check_targets(load_tensorrt(args.flavour), args.target, args.precision, bundle.root)  # all, before the first build
+    passports: list[Passport] = []
+    for targets in target_groups(args.target):
+        passports.append(
+            engines_from_onnx(
+                bundle,
+                targets,
+                first,
+                args.precision,
+                args.slots,
+                args.flavour,
+                args.force,
+                progress_of(args),
+                narrower,
+                flags,
+                None if args.no_cache else args.cache or default_cache(),
+                args.rebuild,
+                args.jobs,
+            )
+        )
+    if args.json:
+        values = [json.loads(passport.to_json()) for passport in passports]
+        print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
+    else:
+        print("\n\n".join(engine_text(passport) for passport in passports))
+    return 0
+
+
+def add_refit_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("bundle", type=Path, help="bundle with the new weights")
+    sub.add_argument("source", type=Path, help="bundle of the same architecture that has an engine built with --refit")
+    sub.add_argument("--engine", help="which engine, where there are several")
+    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--json", action="store_true", help="print the passport as JSON")
+
+
+def run_refit(args: argparse.Namespace) -> int:
+    from seq2engine.describe import engine_text
+    from seq2engine.export.refit import refit_engines
+
+    passport = refit_engines(args.bundle, args.source, args.engine, args.force, progress_of(args))
+    print(passport.to_json().rstrip() if args.json else engine_text(passport))
+    return 0
+
+
+def profiles_from_args(args: argparse.Namespace, config: ModelConfig) -> list[ShapeRanges]:
+    """The profiles that were asked for: an option with several ranges has one for each, with one it is for all."""
+    from seq2engine.export.profiles import range_from_text
+    from seq2engine.export.to_engine import default_ranges
+
+    given = {flag: texts for flag in RANGES if (texts := getattr(args, flag)) is not None}
+    count = max((len(texts) for texts in given.values()), default=1)
+    if wrong := {flag: len(texts) for flag, texts in given.items() if len(texts) not in (1, count)}:
+        listed = ", ".join(f"{number} of --{flag}" for flag, number in wrong.items())
+        raise BuildError(f"{count} profiles need one range or {count} of every option, not {listed}")
+    return [
+        dataclasses.replace(
+            default_ranges(config),
+            **{RANGES[flag][0]: range_from_text(texts[number % len(texts)], flag) for flag, texts in given.items()},
+        )
+        for number in range(count)
+    ]
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seq2engine" / "engines"
+
+
+def progress_of(args: argparse.Namespace) -> Progress:
+    return silent if args.quiet else ProgressPrinter()
