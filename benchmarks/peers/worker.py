@@ -1,4 +1,4 @@
-"""A peer in a process and an environment of its own. Run by path with that environment's python; imports nothing of ours.
+"""A peer in a process and an environment of its own, whose python runs this file by its path: it imports nothing of ours.
 
 One JSON object a line comes in, one goes out:
     load     folder, settings            -> seconds, version
@@ -127,7 +127,10 @@ class CTranslate2Peer:
         loader = BartLoader()
         spec = loader.get_model_spec(model)
         loader.set_vocabulary(spec, [self.word(token) for token in range(self.ids["vocab"])])
-        spec.config.eos_token, spec.config.decoder_start_token = self.word(self.ids["end"]), self.word(self.ids["start"])
+        spec.config.eos_token, spec.config.decoder_start_token = (
+            self.word(self.ids["end"]),
+            self.word(self.ids["start"]),
+        )
         spec.config.bos_token, spec.config.unk_token = spec.config.decoder_start_token, self.word(self.ids["pad"])
         spec.validate()
         if precision != "float32":
