@@ -1,4 +1,4 @@
-"""A peer in a process and an environment of its own, whose python runs this file by its path: it imports nothing of ours.
+"""A peer in a process and an environment of its own, whose python runs this file by path: it imports nothing of ours.
 
 One JSON object a line comes in, one goes out:
     load     folder, settings            -> seconds, version
