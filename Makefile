@@ -1,10 +1,11 @@
 # make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
+# make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench peers clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -24,8 +25,19 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=out/benchmark.json -o python_files='bench_*.py' -o testpaths=benchmarks
 
+peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/installed
+
+# Each peer wants other versions of the same libraries, so each has an environment of its own.
+.peers/%/installed: benchmarks/peers/requirements-%.txt
+	@echo "making .peers/$*; this happens once"
+	@test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
+	@.peers/$*/bin/python -m pip install --quiet --requirement $<
+	@# optimum-intel asks for torchvision, of which there is no build without CUDA, and which no text model needs
+	@if [ $* = openvino ]; then .peers/$*/bin/python -m pip install --quiet --no-deps optimum-intel==2.2.0; fi
+	@touch $@
+
 clean:
-	rm -rf $(VENV) out build
+	rm -rf $(VENV) .peers out build
 
 # Every version is pinned in constraints.txt; the editable install links the folders, so sources need no reinstall.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -1,0 +1,161 @@
+"""Peers as subprocesses: each in its own environment (`make peers`), asked over a pipe, one request after another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from ...errors import RequestError, SessionError
+
+WORKER = Path(__file__).with_name("worker.py")
+ENVIRONMENTS = Path(".peers")  # where `make peers` puts them
+TRIALS = 2  # decodes with every setting of a peer, to find its best
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """A peer in a precision. `settings` are all worth trying; the best of them is what it is timed with."""
+
+    worker: str
+    environment: str
+    precision: str
+    semantics: str  # whose beam search it has
+    settings: tuple[dict[str, Any], ...]
+
+
+def peer_kinds(threads: int) -> dict[str, PeerKind]:
+    """All peers by name, for that many threads."""
+    alone = ({"threads": threads},)
+
+    def ctranslate2(precision: str) -> PeerKind:
+        ways = {(1, 1), (1, threads), (threads, 1)}  # on few cores its own threads can be slower than one
+        settings = [
+            {"precision": precision, "inter_threads": inter, "intra_threads": intra} for inter, intra in sorted(ways)
+        ]
+        return PeerKind("ctranslate2", "transformers", precision, "ctranslate2", tuple(settings))
+
+    def openvino(precision: str) -> PeerKind:
+        settings = ({"threads": threads, "precision": precision},)
+        return PeerKind("openvino", "openvino", precision, "huggingface", settings)
+
+    return {
+        "ctranslate2 float32": ctranslate2("float32"),
+        "ctranslate2 int8": ctranslate2("int8"),
+        "transformers": PeerKind("hugging_face", "transformers", "float32", "huggingface", alone),
+        "transformers compiled": PeerKind(
+            "hugging_face", "transformers", "float32", "huggingface", ({"threads": threads, "compiled": True},)
+        ),
+        "optimum": PeerKind("optimum", "optimum", "float32", "huggingface", alone),
+        "openvino float32": openvino("float32"),
+        "openvino bf16": openvino("bf16"),
+        "openvino int8": openvino("int8"),
+    }
+
+
+def peers_from_names(names: Sequence[str], threads: int, environments: Path = ENVIRONMENTS) -> dict[str, PeerKind]:
+    """The peers asked for, all of them installed; what is wrong is said in one error, before anything runs."""
+    known = peer_kinds(threads)
+    chosen = list(known) if list(names) == ["all"] else list(names)
+    if unknown := [name for name in chosen if name not in known]:
+        raise RequestError(f"unknown peer {', '.join(unknown)}, expected all or some of {', '.join(known)}")
+    missing = sorted({known[name].environment for name in chosen if not python_of(environments, known[name]).exists()})
+    if missing:
+        raise RequestError(f"{environments} has no {', '.join(missing)}; install the peers with: make peers")
+    return {name: known[name] for name in chosen}
+
+
+def python_of(environments: Path, kind: PeerKind) -> Path:
+    return environments / kind.environment / "bin" / "python"
+
+
+@dataclass
+class Worker(AbstractContextManager["Worker"]):
+    """One peer with one setting, loaded. Its process ends with the `with`."""
+
+    name: str
+    process: subprocess.Popen[str]
+    complaints: Any  # the file its standard error goes to
+    settings: dict[str, Any]
+    load_seconds: float = 0.0
+    version: str = ""
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise SessionError(f"{self.name} died: {self.last_complaint()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise SessionError(f"{self.name} failed: {answer['error']}")
+        return answer
+
+    def last_complaint(self) -> str:
+        self.complaints.seek(0)
+        lines = [line for line in self.complaints.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit code {self.process.wait()}, and it said nothing"
+
+    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
+        """What `run` decodes from now on: exactly `length` tokens where forced, else at most."""
+        self.ask(do="prepare", sources=sources, beam=beam, length=length, forced=forced)
+
+    def run(self) -> None:
+        self.ask(do="run")
+
+    def tokens(self) -> list[tuple[int, ...]]:
+        return [tuple(row) for row in self.ask(do="tokens")["tokens"]]
+
+    def peak_bytes(self) -> int:
+        return int(self.ask(do="memory")["bytes"])
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.complaints.close()
+
+
+def open_worker(
+    name: str, kind: PeerKind, settings: dict[str, Any], model: Path, environments: Path = ENVIRONMENTS
+) -> Worker:
+    """Starts a peer's process and loads the model folder that `hugging_face_from_model` wrote."""
+    complaints = TemporaryFile()  # noqa: SIM115 - the worker owns it
+    process = subprocess.Popen(
+        [python_of(environments, kind), WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        text=True,
+    )
+    worker = Worker(name, process, complaints, settings)
+    try:
+        loaded = worker.ask(do="load", peer=kind.worker, folder=str(model), settings=settings)
+    except BaseException:
+        worker.__exit__()
+        raise
+    worker.load_seconds, worker.version = loaded["seconds"], loaded["version"]
+    return worker
+
+
+@dataclass
+class Peer:
+    """A peer with all its settings loaded."""
+
+    kind: PeerKind
+    workers: list[Worker] = field(default_factory=list)
+
+    def best_for(self, seconds: Any) -> Worker:
+        """The worker with the fastest prepared decode; `seconds` times one call."""
+        if len(self.workers) == 1:
+            return self.workers[0]
+        return min(self.workers, key=lambda worker: min(seconds(worker.run) for _ in range(TRIALS)))

@@ -1,0 +1,221 @@
+"""A peer in a process and an environment of its own, whose python runs this file by path: it imports nothing of ours.
+
+One JSON object a line comes in, one goes out:
+    load     folder, settings            -> seconds, version
+    prepare  sources, beam, length, forced -> what is to be decoded from now on
+    run                                  -> decodes it
+    tokens                               -> what the last run said, end tokens and padding cut off
+    memory                               -> peak bytes of this process
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class HuggingFacePeer:
+    """`generate` of transformers, eager."""
+
+    def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
+        import torch
+
+        self.ids = ids
+        self.torch = torch
+        torch.set_num_threads(settings["threads"])
+        self.model = self.model_from(folder, settings)
+
+    def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
+        import transformers
+
+        self.version = f"transformers {transformers.__version__}"
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        if settings.get("compiled"):
+            model.generation_config.cache_implementation = "static"
+            model.forward = self.torch.compile(model.forward)
+        return model
+
+    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
+        width = max(map(len, sources))
+        rows = [[token + self.ids["source"] for token in source] for source in sources]
+        pad = self.ids["pad"]
+        self.inputs = {
+            "input_ids": self.torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
+            "attention_mask": self.torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]),
+        }
+        self.options = {
+            "num_beams": beam,
+            "do_sample": False,
+            "max_new_tokens": length,
+            "min_new_tokens": length - 1 if forced else 0,  # the last token may be the end token
+            "early_stopping": False,
+            "length_penalty": 1.0,
+        }
+
+    def run(self) -> None:
+        with self.torch.inference_mode():
+            self.output = self.model.generate(**self.inputs, **self.options)
+
+    def tokens(self) -> list[list[int]]:
+        return [cut(row[1:], self.ids) for row in self.output.tolist()]
+
+
+class OptimumPeer(HuggingFacePeer):
+    """Optimum's ONNX Runtime model, exported by itself."""
+
+    def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
+        import onnxruntime
+        from optimum.onnxruntime import ORTModelForSeq2SeqLM
+
+        self.version = f"optimum {distribution_version('optimum-onnx')}, onnxruntime {onnxruntime.__version__}"
+        exported = folder / "optimum"
+        if not (exported / "config.json").is_file():
+            ORTModelForSeq2SeqLM.from_pretrained(folder, export=True).save_pretrained(exported)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = settings["threads"]
+        return ORTModelForSeq2SeqLM.from_pretrained(exported, session_options=options)
+
+
+class OpenVinoPeer(HuggingFacePeer):
+    """Optimum Intel's OpenVINO model, exported by itself; `precision` is float32, bf16 or int8 (weights)."""
+
+    def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
+        from optimum.intel import OVModelForSeq2SeqLM
+
+        self.version = f"openvino {distribution_version('openvino')}"
+        int8 = settings["precision"] == "int8"
+        exported = folder / f"openvino-{'int8' if int8 else 'float'}"
+        if not (exported / "config.json").is_file():
+            OVModelForSeq2SeqLM.from_pretrained(folder, export=True, load_in_8bit=int8).save_pretrained(exported)
+        config = {
+            "INFERENCE_NUM_THREADS": str(settings["threads"]),
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "bf16" if settings["precision"] == "bf16" else "f32",
+        }
+        return OVModelForSeq2SeqLM.from_pretrained(exported, ov_config=config)
+
+
+class CTranslate2Peer:
+    """`translate_batch`; with several workers the batch is cut into as many parts."""
+
+    def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
+        import ctranslate2
+
+        self.ids, self.version = ids, f"ctranslate2 {ctranslate2.__version__}"
+        self.workers = settings["inter_threads"]
+        converted = folder / f"ctranslate2-{settings['precision']}"
+        if not (converted / "model.bin").is_file():
+            self.convert(folder, converted, settings["precision"])
+        self.translator = ctranslate2.Translator(
+            str(converted),
+            compute_type=settings["precision"],
+            inter_threads=self.workers,
+            intra_threads=settings["intra_threads"],
+        )
+
+    def convert(self, folder: Path, converted: Path, precision: str) -> None:
+        import transformers
+        from ctranslate2.converters.transformers import BartLoader
+
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        model.config.normalize_before = model.config.model_type == "pegasus"
+        model.config.normalize_embedding = False
+        loader = BartLoader()
+        spec = loader.get_model_spec(model)
+        loader.set_vocabulary(spec, [self.word(token) for token in range(self.ids["vocab"])])
+        spec.config.eos_token, spec.config.decoder_start_token = (
+            self.word(self.ids["end"]),
+            self.word(self.ids["start"]),
+        )
+        spec.config.bos_token, spec.config.unk_token = spec.config.decoder_start_token, self.word(self.ids["pad"])
+        spec.validate()
+        if precision != "float32":
+            spec.optimize(quantization=precision)
+        converted.mkdir(parents=True, exist_ok=True)
+        spec.save(str(converted))
+
+    @staticmethod
+    def word(token: int) -> str:
+        return f"t{token}"
+
+    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
+        self.inputs = [[self.word(token + self.ids["source"]) for token in source] for source in sources]
+        self.options = {
+            "beam_size": beam,
+            "max_decoding_length": length,
+            "min_decoding_length": length - 1 if forced else 0,
+            "max_batch_size": -(-len(sources) // self.workers),
+            "return_end_token": True,
+        }
+
+    def run(self) -> None:
+        self.output = self.translator.translate_batch(self.inputs, **self.options)
+
+    def tokens(self) -> list[list[int]]:
+        return [cut([int(word[1:]) for word in answer.hypotheses[0]], self.ids) for answer in self.output]
+
+
+PEERS = {
+    "ctranslate2": CTranslate2Peer,
+    "hugging_face": HuggingFacePeer,
+    "optimum": OptimumPeer,
+    "openvino": OpenVinoPeer,
+}
+
+
+def cut(tokens: list[int], ids: dict[str, int]) -> list[int]:
+    """A peer's output in our ids, up to and with its end token."""
+    if ids["end"] in tokens:
+        tokens = tokens[: tokens.index(ids["end"]) + 1]
+    return [token - ids["target"] for token in tokens]
+
+
+def distribution_version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
+
+
+def peak_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def answer_to(request: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
+    verb = request.pop("do")
+    if verb == "load":
+        folder = Path(request["folder"])
+        started = time.perf_counter()
+        peers["it"] = PEERS[request["peer"]](folder, json.loads((folder / "ids.json").read_text()), request["settings"])
+        return {"seconds": time.perf_counter() - started, "version": peers["it"].version}
+    if verb == "prepare":
+        peers["it"].prepare(**request)
+    elif verb == "run":
+        peers["it"].run()
+    elif verb == "tokens":
+        return {"tokens": peers["it"].tokens()}
+    elif verb == "memory":
+        return {"bytes": peak_bytes()}
+    return {}
+
+
+def main() -> None:
+    # Libraries print what they like; only answers may reach the pipe.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    peers: dict[str, Any] = {}
+    for line in sys.stdin:
+        try:
+            answer = answer_to(json.loads(line), peers)
+        except Exception as error:  # whatever a peer raises is told to the benchmark, which ends the run with it
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

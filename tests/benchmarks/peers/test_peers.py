@@ -1,0 +1,144 @@
+"""Peers say what we say: the real libraries of this environment, in processes of their own, on our weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from seq2engine.benchmarks.peers.hugging_face_from_model import hugging_face_from_model, ids_of
+from seq2engine.benchmarks.peers.processes import Peer, PeerKind, open_worker, peer_kinds, peers_from_names
+from seq2engine.errors import RequestError, SessionError
+from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.model.transformer import Transformer
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.torch_session import TorchSession
+
+SOURCES = [[5, 9, 30, 7], [11, 4, 8, 25, 31, 6, 17], [3]]
+SMALL = {"encoder_layers": 1, "decoder_layers": 2, "heads": 2, "d_model": 16, "d_ff": 24}
+LENGTHS = {"max_source": 12, "max_target": 12}
+MODELS = {
+    "post, shared": ModelConfig(**SMALL, **LENGTHS, source_vocab=40, target_vocab=40, tie_output=False),
+    "post, tied": ModelConfig(**SMALL, **LENGTHS, source_vocab=40, target_vocab=40, activation="gelu"),
+    "pre, two vocabularies": ModelConfig(
+        **SMALL,
+        **LENGTHS,
+        source_vocab=35,
+        target_vocab=52,
+        share_embeddings=False,
+        norm="pre",
+        positions="learned",
+        activation="silu",
+        output_bias=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make peers` makes, but with the libraries of this environment behind it."""
+    folder = tmp_path_factory.mktemp("environments")
+    python = folder / "transformers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def wandering(config: ModelConfig) -> Transformer:
+    return random_model(config, seed=3)
+
+
+def ours(model: Transformer, beam: int, forced: bool, semantics: str) -> list[tuple[int, ...]]:
+    options = SearchOptions(max_length=10, min_length=10 if forced else 0, beam=beam, semantics=semantics)
+    with TorchSession(model, "fp32") as session:
+        return [nbest[0].tokens for nbest in generate(session, SOURCES, options)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("peer", ["ctranslate2 float32", "transformers"])
+def test_a_peer_s_tokens_are_ours(peer: str, name: str, tmp_path: Path, environments: Path) -> None:
+    model = wandering(MODELS[name])
+    hugging_face_from_model(model, tmp_path)
+    kind = peer_kinds(1)[peer]
+    with open_worker(peer, kind, kind.settings[0], tmp_path, environments) as worker:
+        for beam in (1, 4):
+            for forced in (False, True):
+                worker.prepare(SOURCES, beam, 10, forced)
+                worker.run()
+                assert worker.tokens() == ours(model, beam, forced, kind.semantics), (beam, forced)
+        assert worker.load_seconds > 0
+        assert worker.peak_bytes() > 1e7
+
+
+def test_the_folder_is_read_back_as_the_model_it_was(tmp_path: Path) -> None:
+    model = wandering(MODELS["post, tied"])
+    hugging_face_from_model(model, tmp_path)
+    again = checkpoint_from_hugging_face(tmp_path).model
+    ids, mask, said = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.tensor([[1, 30, 12]])
+    assert torch.equal(model(ids, mask, said), again(ids, mask, said))
+
+
+def test_two_vocabularies_stand_one_behind_the_other() -> None:
+    ids = ids_of(MODELS["pre, two vocabularies"])
+    assert (ids.vocab, ids.target, ids.start, ids.end) == (87, 35, 36, 37)
+
+
+def test_what_no_peer_can_run_is_refused_at_once(tmp_path: Path) -> None:
+    config = ModelConfig(**SMALL, positions="rotary", max_source=10, norm_epsilon=1e-6)
+    model = build_model(config)
+    fill_randomly(model, torch.Generator().manual_seed(0))
+    with pytest.raises(RequestError) as refused:
+        hugging_face_from_model(model, tmp_path)
+    assert str(refused.value) == (
+        "the peers cannot run this model: it has rotary positions; its norm_epsilon is 1e-06, theirs 1e-05; "
+        "its position tables have 10 and 512 rows, theirs one length; leave out --peers"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_peers_are_chosen_by_name_and_must_be_installed(environments: Path) -> None:
+    chosen = peers_from_names(["transformers", "ctranslate2 int8"], 2, environments)
+    assert [kind.worker for kind in chosen.values()] == ["hugging_face", "ctranslate2"]
+    assert {(way["inter_threads"], way["intra_threads"]) for way in chosen["ctranslate2 int8"].settings} == {
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    }
+    with pytest.raises(RequestError, match="unknown peer marian, expected all or some of ctranslate2 float32, "):
+        peers_from_names(["marian"], 2, environments)
+    with pytest.raises(RequestError, match="has no openvino, optimum; install the peers with: make peers"):
+        peers_from_names(["all"], 2, environments)
+
+
+def test_a_peer_that_fails_or_dies_says_why(tmp_path: Path, environments: Path) -> None:
+    kind = peer_kinds(1)["transformers"]
+    with pytest.raises(SessionError, match=r"transformers failed: FileNotFoundError: .*ids\.json"):
+        open_worker("transformers", kind, kind.settings[0], tmp_path, environments)
+    broken = environments / "broken" / "bin" / "python"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(SessionError, match="dead died: no such library"):
+        open_worker(
+            "dead", PeerKind("hugging_face", "broken", "float32", "huggingface", ({},)), {}, tmp_path, environments
+        )
+
+
+class TimedWorker:
+    def __init__(self, cost: float):
+        self.cost = cost
+
+    def run(self) -> None: ...
+
+
+def test_the_best_setting_is_the_fastest_one() -> None:
+    workers = [TimedWorker(3.0), TimedWorker(1.0), TimedWorker(2.0)]
+    costs = iter([3.0, 3.1, 9.0, 1.0, 2.0, 2.0])  # its second try counts, too
+    peer = Peer(peer_kinds(2)["transformers"], workers)  # type: ignore[arg-type]
+    assert peer.best_for(lambda run: next(costs)) is workers[1]
