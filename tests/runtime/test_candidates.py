@@ -18,7 +18,8 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search import SEMANTICS, Hypothesis, SearchOptions
+from seq2engine.runtime.option_problems import SEMANTICS
+from seq2engine.runtime.search import Hypothesis, SearchOptions
 from seq2engine.runtime.session import Session, open_session
 
 CONFIG = dataclasses.replace(
