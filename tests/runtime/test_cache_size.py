@@ -38,9 +38,9 @@ class SureSession(TorchSession):
         self.likeliest = []
 
     def step(self, *given):
-        logits = super().step(*given)
-        self.likeliest.append(torch.from_numpy(logits).softmax(-1).amax(-1).mean().item())
-        return logits
+        answer = super().step(*given)
+        self.likeliest.append(torch.from_numpy(answer.logits).softmax(-1).amax(-1).mean().item())
+        return answer
 
 
 def sharp_session(positions, cache_form="static"):
