@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from ..model.config import ModelConfig
+from .answers import Shortlist
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
@@ -20,6 +21,7 @@ def decode(session: Session, sources: Sequence[Sequence[int]], options: SearchOp
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
     check_request(session.limits, session.config, rows, options)
+    session = session_for(session, options)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.width, options.max_length)
     return (yield from search_over(step, rows, session.config, options))
@@ -29,6 +31,14 @@ def search_over(step: Step, sources: list[list[int]], config: ModelConfig, optio
     """The search that the options ask for."""
     search = sampling_search if options.sample else greedy_search if options.greedy else beam_search
     return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources)
+
+
+def session_for(session: Session, options: SearchOptions) -> Session:
+    """The session with the vocabulary that the options ask for."""
+    if options.shortlist is None:
+        return session
+    config = session.config
+    return session.shortlisted(Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab))
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:

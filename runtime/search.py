@@ -41,8 +41,9 @@ class SearchOptions:
     length. `prefix` are the tokens that every output begins with; they are forced like `forced_bos`, cost beam search
     nothing, and count as said. `banned` are tokens, and sequences of tokens, that are never said; `first_banned` tokens
     that may not come first, after what is forced; `allowed`, where given, the only ones that may be said beside the end
-    token. A repeated n-gram is one that the output has said before, or, for `source_no_repeat_ngram`, one that stands
-    in the source; 0 allows them.
+    token. `shortlist`, where given, is all the vocabulary there is beside the end token: others are not only never
+    said, as with `allowed`, but have no probability, and need not be computed. A repeated n-gram is one that the
+    output has said before, or, for `source_no_repeat_ngram`, one that stands in the source; 0 allows them.
 
     With `sample`, tokens are drawn, and `nbest` counts independent outputs of a source: from the `top_k` likeliest (0:
     all), and of those from as few as make up `top_p`, after division of the logits by `temperature`. A `seed` gives a
@@ -65,6 +66,7 @@ class SearchOptions:
     banned: tuple[tuple[int, ...], ...] = ()
     first_banned: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
+    shortlist: tuple[int, ...] | None = None
     no_repeat_ngram: int = 0
     source_no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
@@ -99,6 +101,12 @@ class SearchOptions:
     def always_banned(self) -> frozenset[int]:
         """Single tokens that are banned wherever they stand; a ban of the end token is no ban, as a search must end."""
         return frozenset(words[0] for words in self.banned if len(words) == 1)
+
+    @property
+    def _lists(self) -> dict[str, frozenset[int]]:
+        """The only tokens that may be said beside the end token, where such are given."""
+        lists = {"allowed": self.allowed, "in the shortlist": self.shortlist}
+        return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}
 
     def _problems_of_numbers(self) -> Iterator[str]:
         if self.max_length < 1:
@@ -142,7 +150,7 @@ class SearchOptions:
         """Wishes that cannot all be met, as far as they can be told without a model."""
         if not all(self.banned):
             yield "a banned sequence is empty, expected at least one token"
-        if self.allowed is not None and not set(self.allowed) - self.always_banned:
+        if self._lists and not frozenset.intersection(*self._lists.values()) - self.always_banned:
             yield "no token is allowed, expected one at least that is not banned"
         if len(self.prefix) > self.max_length:
             yield f"a prefix of {len(self.prefix)} tokens, expected at most the max length {self.max_length}"
@@ -155,8 +163,9 @@ class SearchOptions:
         for words in self.banned:
             if words and any(forced[i : i + len(words)] == words for i in range(len(forced))):
                 yield f"{name} has {' '.join(map(str, words))}, which is banned"
-        if self.allowed is not None and (barred := [token for token in forced if token not in self.allowed]):
-            yield f"{name} has {' '.join(map(str, barred))}, which is not allowed"
+        for what, tokens in self._lists.items():
+            if barred := [token for token in forced if token not in tokens]:
+                yield f"{name} has {' '.join(map(str, barred))}, which is not {what}"
 
     def problems_with(self, vocab: int, end: int) -> list[str]:
         """What a model with this vocabulary and this end token cannot do; nothing where all is well."""
@@ -169,19 +178,19 @@ class SearchOptions:
         if last not in (None, end):
             if last in self.always_banned:
                 problems.append(f"forced eos is {last}, which is banned")
-            if self.allowed is not None and last not in self.allowed:
-                problems.append(f"forced eos is {last}, which is not allowed")
+            barred = [what for what, tokens in self._lists.items() if last not in tokens]
+            problems += [f"forced eos is {last}, which is not {what}" for what in barred]
         return problems
 
     def unknown_tokens(self, vocab: int) -> list[int]:
         """Token ids asked for that a vocabulary of this size does not have."""
         named = [token for token in (self.start, self.forced_bos, self.forced_eos) if token is not None]
         named += [token for words in self.banned for token in words]
-        named += [*self.prefix, *self.first_banned, *(self.allowed or ())]
+        named += [*self.prefix, *self.first_banned, *(self.allowed or ()), *(self.shortlist or ())]
         return sorted({token for token in named if not 0 <= token < vocab})
 
 
-TOKEN_LISTS = ("prefix", "first_banned", "allowed")  # fields that JSON has as lists
+TOKEN_LISTS = ("prefix", "first_banned", "allowed", "shortlist")  # fields that JSON has as lists
 
 
 def options_from_values(values: Mapping[str, Any], longest: int, where: str, **given: Any) -> SearchOptions:
