@@ -9,6 +9,8 @@ The logits stay an output. On the CPU one that nobody reads costs nothing: it is
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -63,7 +65,7 @@ def path(name: str) -> str:
     return f"candidates/{name}"
 
 
-def node(op: str, inputs: list[str], outputs: list[str], **attributes: int) -> NodeProto:
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> NodeProto:
     return helper.make_node(op, inputs, outputs, name=path(outputs[0].removeprefix(path(""))), **attributes)
 
 

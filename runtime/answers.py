@@ -17,6 +17,28 @@ ROWS = 4  # summed up at once by `log_sum_exp`: as many as stay in a core's cach
 
 
 @dataclass(frozen=True)
+class Shortlist:
+    """All tokens that can be said, in ascending order, of a vocabulary of that size; logits have a column of each."""
+
+    tokens: tuple[int, ...]
+    vocab: int
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        return np.array(self.tokens, dtype=np.int64)  # [W]
+
+    def columns_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Of a token that is not in the list, some column: what cannot be said has no price to be read."""
+        return np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
+
+    def spread(self, logits: np.ndarray) -> np.ndarray:
+        """Logits [B,K,W] of the shortlist -> [B,K,V], with -inf for all other tokens."""
+        whole = np.full((*logits.shape[:-1], self.vocab), -np.inf, dtype=logits.dtype)
+        whole[..., self.ids] = logits
+        return whole
+
+
+@dataclass(frozen=True)
 class Candidates:
     """Tokens and logits [B,K,C] of a beam's likeliest tokens: the larger logit first, then the lower token."""
 
@@ -36,23 +58,30 @@ class Reduced:
 class Answer:
     """Logits of the next token of K beams of B sources; they, and what is made of them, hold until the next step.
 
-    What the graph has not `reduced` is reduced here. `rows` are the sources that are meant, where `raw` has others too.
+    With a `shortlist`, `raw` has its columns only, and candidates are numbers of columns where the graph has `reduced`
+    them; what it has not is reduced here. `rows` are the sources that are meant, where `raw` has others too.
     """
 
     raw: np.ndarray
     reduced: Reduced | None = None
+    shortlist: Shortlist | None = None
     rows: np.ndarray | None = None
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """[B,K,W]: the logits of the shortlist, or of all tokens."""
+        return self.raw if self.rows is None else self.raw[self.rows]
 
     @cached_property
     def logits(self) -> np.ndarray:
         """[B,K,V]."""
-        return self.raw if self.rows is None else self.raw[self.rows]
+        return self.columns if self.shortlist is None else self.shortlist.spread(self.columns)
 
     @cached_property
     def normaliser(self) -> np.ndarray:
         """[B,K] in fp64: what to take off a logit to make it a log-probability; not finite where there are none."""
         if self.reduced is None:
-            return log_sum_exp(self.logits)
+            return log_sum_exp(self.columns)
         return np.log(self.reduced.exp_sum.astype(np.float64)) + self.reduced.candidates.logits[..., 0]
 
     @cached_property
@@ -62,16 +91,17 @@ class Answer:
         Of a source's best 2K continuations the first K may end, and the first K that are no end token run on. So of one
         beam no more than its best K and its end token can matter, and the rest of the vocabulary is never ranked.
         """
-        if self.reduced is not None:
-            return self.reduced.candidates
-        batch, beams, vocab = self.logits.shape
-        tokens = top_columns(self.logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
-        return Candidates(tokens, np.take_along_axis(self.logits, tokens, axis=-1))
+        best = candidates_from(self.columns) if self.reduced is None else self.reduced.candidates
+        return best if self.shortlist is None else Candidates(self.shortlist.ids[best.tokens], best.logits)
 
     def logits_of(self, tokens: np.ndarray, beams: np.ndarray | None = None) -> np.ndarray:
-        """Tokens [B,C], each said by one of the beams [B,C] (none given: by the first, the second, ...) -> logits."""
+        """Tokens [B,C], of the shortlist where there is one, each said by one of the beams [B,C] -> their logits [B,C].
+
+        Without `beams` the first token is said by the first beam, the second by the second, and so on.
+        """
         rows = np.arange(len(tokens)) if self.rows is None else self.rows
-        return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, tokens]
+        places = tokens if self.shortlist is None else self.shortlist.columns_of(tokens)
+        return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, places]
 
     def of(self, rows: np.ndarray) -> Answer:
         """The answer for these sources alone; nothing of it is copied before it is asked for."""
@@ -80,7 +110,7 @@ class Answer:
         if reduced is not None:
             best = Candidates(reduced.candidates.tokens[rows], reduced.candidates.logits[rows])
             reduced = Reduced(best, reduced.exp_sum[rows])
-        return Answer(self.raw, reduced, rows)
+        return Answer(self.raw, reduced, self.shortlist, rows)
 
 
 def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
@@ -92,6 +122,13 @@ def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
             "look for the first bad layer with: seq2engine parity BUNDLE"
         )
     return normaliser
+
+
+def candidates_from(logits: np.ndarray) -> Candidates:
+    """Logits [B,K,V] -> the best K+1 of every beam, or as many as there are."""
+    batch, beams, vocab = logits.shape
+    tokens = top_columns(logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
+    return Candidates(tokens, np.take_along_axis(logits, tokens, axis=-1))
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:

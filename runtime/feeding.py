@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import RequestError
 from .answers import Answer
 from .cache import TreeStep, rounded
-from .generate import padded, search_over, start_of
+from .generate import padded, search_over, session_for, start_of
 from .leaving import staying_rows
 from .search import Hypothesis, SearchOptions
 from .session import Session, State, check_request
@@ -51,6 +51,7 @@ def translate_many(
     options = options or SearchOptions(max_length=session.limits.target)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
+    session = session_for(session, options)
     given = None if prefixes is None else iter(prefixes)
     return _fed(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
 

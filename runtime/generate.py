@@ -9,6 +9,7 @@ import numpy as np
 
 from ..model.config import ModelConfig
 from .alternatives import alternatives_search
+from .answers import Shortlist
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
@@ -26,6 +27,7 @@ def decode(
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
     check_request(session.limits, session.config, rows, options, prefixes=prefixes)
+    session = session_for(session, options)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.width, options.max_length)
     return (yield from search_over(step, rows, session.config, options, prefixes))
@@ -44,6 +46,14 @@ def search_over(
         search = greedy_search
     starts = [Start(tuple(prefix) or options.forced_start) for prefix in prefixes or ()]
     return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources, starts)
+
+
+def session_for(session: Session, options: SearchOptions) -> Session:
+    """The session with the vocabulary that the options ask for."""
+    if options.shortlist is None:
+        return session
+    config = session.config
+    return session.shortlisted(Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab))
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:

@@ -94,7 +94,8 @@ def problems_of_tokens(options: SearchOptions) -> Iterator[str]:
     """Wishes that cannot all be met."""
     if not all(options.banned):
         yield "a banned sequence is empty, expected at least one token"
-    if options.allowed is not None and not set(options.allowed) - options.always_banned:
+    lists = lists_of(options)
+    if lists and not frozenset.intersection(*lists.values()) - options.always_banned:
         yield "no token is allowed, expected one at least that is not banned"
     if options.prefix and options.forced_bos not in (None, options.prefix[0]):
         head, bos = options.prefix[0], options.forced_bos
@@ -119,8 +120,9 @@ def barred_in(options: SearchOptions, tokens: tuple[int, ...], name: str) -> Ite
     for words in options.banned:
         if words and contains(tokens, words):
             yield f"{name} has {' '.join(map(str, words))}, which is banned"
-    if options.allowed is not None and (barred := [token for token in tokens if token not in options.allowed]):
-        yield f"{name} has {' '.join(map(str, barred))}, which is not allowed"
+    for what, listed in lists_of(options).items():
+        if barred := [token for token in tokens if token not in listed]:
+            yield f"{name} has {' '.join(map(str, barred))}, which is not {what}"
 
 
 def problems_of_start(options: SearchOptions, start: tuple[int, ...], name: str) -> Iterator[str]:
@@ -167,8 +169,8 @@ def problems_with_model(options: SearchOptions, vocab: int, end: int) -> list[st
     if last not in (None, end):
         if last in options.always_banned:
             problems.append(f"forced eos is {last}, which is banned")
-        if options.allowed is not None and last not in options.allowed:
-            problems.append(f"forced eos is {last}, which is not allowed")
+        barred = [what for what, tokens in lists_of(options).items() if last not in tokens]
+        problems += [f"forced eos is {last}, which is not {what}" for what in barred]
     return problems
 
 
@@ -191,7 +193,7 @@ def unknown_tokens(options: SearchOptions, vocab: int) -> list[int]:
     """Token ids asked for that a vocabulary of this size does not have."""
     named = [token for token in (options.start, options.forced_bos, options.forced_eos) if token is not None]
     named += [token for words in (*options.banned, *options.phrases) for token in words]
-    named += [*options.prefix, *options.first_banned, *(options.allowed or ())]
+    named += [*options.prefix, *options.first_banned, *(options.allowed or ()), *(options.shortlist or ())]
     if options.trie is not None:
         known = options.trie.tokens
         named += np.unique(known[known >= vocab]).tolist()
@@ -211,6 +213,11 @@ def offset_of(options: SearchOptions) -> int:
 def barred_of(options: SearchOptions) -> frozenset[int]:
     """Tokens of the trie that are never said."""
     assert options.trie is not None
-    if options.allowed is None:
-        return options.always_banned
-    return options.always_banned | (set(np.unique(options.trie.tokens).tolist()) - set(options.allowed))
+    known = frozenset(np.unique(options.trie.tokens).tolist())
+    return options.always_banned.union(*(known - listed for listed in lists_of(options).values()))
+
+
+def lists_of(options: SearchOptions) -> dict[str, frozenset[int]]:
+    """The only tokens that may be said beside the end token, where such are given."""
+    lists = {"allowed": options.allowed, "in the shortlist": options.shortlist}
+    return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}

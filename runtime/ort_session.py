@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..export.candidate_graph import CANDIDATES, candidate_graph
-from ..export.contract import GraphSpec
+from ..export.contract import GraphSpec, TensorSpec
+from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
-from .answers import Answer, Candidates, Reduced
+from .answers import Answer, Candidates, Reduced, Shortlist
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
+LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -42,10 +45,12 @@ class OrtSession(Session):
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs = specs
         self.limits = Limits(None, None, config.max_source, config.max_target, attention=self.looks)
+        self.graphs, self.threads = graphs, threads
         self.sessions = {
             name: inference_session(path, threads, step_bytes(path) if name == "decoder_step" else None)
             for name, path in graphs.items()
         }
+        self.view: OrtSession | None = None  # with the latest shortlist
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
@@ -58,6 +63,16 @@ class OrtSession(Session):
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
         return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads)
+
+    def shortlisted(self, shortlist: Shortlist) -> OrtSession:
+        if self.view is None or self.view.shortlist != shortlist:
+            self.view = None  # first make room: a view has a decoder of its own
+            path = self.graphs["decoder_step"]
+            step = inference_session(path, self.threads, step_bytes(path, shortlist))
+            self.view = copy.copy(self)
+            self.view.sessions = {**self.sessions, "decoder_step": step}
+            self.view.shortlist = shortlist
+        return self.view
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         names = [tensor.name for tensor in self.specs["encoder"].outputs]
@@ -83,7 +98,7 @@ class OrtSession(Session):
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
         if self.cache_form == "growing":
             state.update(bound.grown)
-        return Answer(*bound.outputs)
+        return Answer(bound.logits, bound.reduced, self.shortlist)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.pop("binding", None)
@@ -105,6 +120,7 @@ class OrtSession(Session):
 
     def close(self) -> None:
         self.sessions.clear()
+        self.view = None
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -121,8 +137,8 @@ class StepBinding:
         self.shape = mask_shape
         batch, beams, attended = mask_shape
         spec = session.specs["decoder_step"]
-        vocab = session.config.target_vocab
-        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "C": min(beams + 1, vocab)}
+        columns = session.config.target_vocab if session.shortlist is None else len(session.shortlist.tokens)
+        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": columns, "C": min(beams + 1, columns)}
         self.binding = session.sessions["decoder_step"].io_binding()
         self.inputs: dict[str, np.ndarray] = {}
         self.grown: dict[str, np.ndarray] = {}
@@ -132,11 +148,11 @@ class StepBinding:
             else:
                 array = state[tensor.name]
             bind(self.binding.bind_input, tensor.name, array)
-        outputs = {t.name: np.empty(t.shape(sizes), t.dtype) for t in (spec.output("logits"), *CANDIDATES)}
+        outputs = {t.name: np.empty(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
         for name, array in outputs.items():
             bind(self.binding.bind_output, name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
-        self.outputs = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
+        self.logits, self.reduced = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
         for name in session.cache_names:
             if session.cache_form == "static":
                 cache = state[name]
@@ -152,12 +168,15 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def step_bytes(path: Path) -> bytes:
+def step_bytes(path: Path, shortlist: Shortlist | None = None) -> bytes:
     """A decoder step in the form that reduces its own logits; its weights still lie beside `path`."""
     try:
-        return candidate_graph(onnx.load(path, load_external_data=False)).SerializeToString()
+        model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
+    if shortlist is not None:
+        model = shortlist_graph(model, shortlist.tokens, path.parent)
+    return candidate_graph(model).SerializeToString()
 
 
 def inference_session(path: Path, threads: int | None, changed: bytes | None = None) -> ort.InferenceSession:

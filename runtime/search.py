@@ -43,8 +43,9 @@ class SearchOptions:
     length. `prefix` are the tokens that every output begins with; they are forced like `forced_bos`, cost beam search
     nothing, and count as said. `banned` are tokens, and sequences of tokens, that are never said; `first_banned` tokens
     that may not come first, after what is forced; `allowed`, where given, the only ones that may be said beside the end
-    token. A repeated n-gram is one that the output has said before, or, for `source_no_repeat_ngram`, one that stands
-    in the source; 0 allows them.
+    token. `shortlist`, where given, is all the vocabulary there is beside the end token: others are not only never
+    said, as with `allowed`, but have no probability, and need not be computed. A repeated n-gram is one that the
+    output has said before, or, for `source_no_repeat_ngram`, one that stands in the source; 0 allows them.
 
     With `sample`, tokens are drawn, and `nbest` counts independent outputs of a source: from the `top_k` likeliest (0:
     all), and of those from as few as make up `top_p`, after division of the logits by `temperature`. A `seed` gives a
@@ -79,6 +80,7 @@ class SearchOptions:
     banned: tuple[tuple[int, ...], ...] = ()
     first_banned: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
+    shortlist: tuple[int, ...] | None = None
     no_repeat_ngram: int = 0
     source_no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
@@ -134,7 +136,7 @@ class SearchOptions:
         return problems_with_model(self, vocab, end)
 
 
-TOKEN_LISTS = ("prefix", "first_banned", "allowed")  # fields that JSON has as lists
+TOKEN_LISTS = ("prefix", "first_banned", "allowed", "shortlist")  # fields that JSON has as lists
 SEQUENCE_LISTS = ("banned", "phrases")  # and as lists of lists
 
 

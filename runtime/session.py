@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
-from .answers import Answer
+from .answers import Answer, Shortlist
 from .option_problems import problems_with_prefix
 from .search import SearchOptions
 
@@ -56,6 +56,14 @@ class Session(AbstractContextManager["Session"], Protocol):
     cache_form: str
     config: ModelConfig
     limits: Limits
+    shortlist: Shortlist | None = None  # what its answers are about, where that is not the whole vocabulary
+
+    def shortlisted(self, shortlist: Shortlist) -> Session:
+        """This session with answers about these tokens alone, as if the model knew no others.
+
+        It is a view, which shares states with this session and ends with it. Where the backend can, it computes no
+        other logits; the latest view is kept, as making one may take as long as opening a session.
+        """
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         """ids int64 and mask bool [B,S] -> a state with `source_mask`, `cross_k/v.i` and `encoder_states`."""

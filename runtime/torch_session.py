@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
+from torch import nn
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
-from .answers import Answer
+from .answers import Answer, Shortlist
 from .fitting import fitted
 from .session import Limits, Session, State
 
@@ -32,6 +35,7 @@ class TorchSession(Session):
         self.dtype = DTYPES[precision]
         self.model = model.to(self.dtype)
         self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=self.looks)
+        self.view: TorchSession | None = None  # with the latest shortlist
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> TorchSession:
@@ -39,6 +43,14 @@ class TorchSession(Session):
             torch.set_num_threads(threads)
         bundle.reference_path()  # checks the hash
         return cls(load_checkpoint(bundle.root), precision, bundle.cache_form)
+
+    def shortlisted(self, shortlist: Shortlist) -> TorchSession:
+        if self.view is None or self.view.shortlist != shortlist:
+            model = copy.copy(self.model)  # shares all modules but the output
+            model._modules = {**self.model._modules, "output": projection_of(self.model.output, shortlist)}
+            self.view = copy.copy(self)
+            self.view.model, self.view.shortlist = model, shortlist
+        return self.view
 
     @torch.inference_mode()
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
@@ -74,7 +86,8 @@ class TorchSession(Session):
         for i, (k, v) in enumerate(cache):
             state[f"self_k.{i}"], state[f"self_v.{i}"] = k, v
         # An oracle in fp64 answers in fp64; everything else leaves in fp32, as the graphs do.
-        return Answer(logits.numpy() if self.precision == "fp64" else logits.float().numpy())
+        raw = logits.numpy() if self.precision == "fp64" else logits.float().numpy()
+        return Answer(raw, shortlist=self.shortlist)
 
     @torch.inference_mode()
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
@@ -101,3 +114,14 @@ class TorchSession(Session):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@torch.no_grad()
+def projection_of(output: nn.Linear, shortlist: Shortlist) -> nn.Linear:
+    """The rows of an output projection that belong to these tokens."""
+    rows = torch.from_numpy(shortlist.ids)
+    made = nn.Linear(output.in_features, len(rows), bias=output.bias is not None, dtype=output.weight.dtype)
+    made.weight.copy_(output.weight[rows])
+    if output.bias is not None:
+        made.bias.copy_(output.bias[rows])
+    return made

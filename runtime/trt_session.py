@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..export.passport import Passport
 from ..export.profiles import sizes_from_ranges
 from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
-from .answers import Answer
+from .answers import Answer, Shortlist
 from .fitting import fitted
 from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
@@ -90,6 +91,12 @@ class TrtSession(Session):
         check_machine(folder, passport, trt, device)
         return cls(trt, device, folder, passport, bundle.config)
 
+    def shortlisted(self, shortlist: Shortlist) -> TrtSession:
+        """An engine computes all logits, whatever becomes of them."""
+        view = copy.copy(self)
+        view.shortlist = shortlist
+        return view
+
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         engine = self.opened("encoder")
         values = {"source_ids": source_ids, "source_mask": source_mask}
@@ -147,7 +154,8 @@ class TrtSession(Session):
             state.update(plan.written)
             state.memory.swap()
             state.plan = None  # the next step has other shapes and the buffers change places
-        return Answer(plan.logits.values)
+        logits = plan.logits.values
+        return Answer(logits if self.shortlist is None else logits[..., self.shortlist.ids], shortlist=self.shortlist)
 
     def plan_step(self, engine: Engine, state: TrtState, values: dict[str, np.ndarray]) -> StepPlan:
         if self.cache[0].name not in state:

@@ -70,6 +70,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
     )
     rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
     rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
+    rules.add_argument("--shortlist", type=token_ids, metavar="IDS", help="nor know any others, which saves time")
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
     rules.add_argument("--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)")
@@ -140,6 +141,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
         first_banned=args.first_banned,
         allowed=args.allowed,
+        shortlist=args.shortlist,
         phrases=phrases_from_args(args, tokenizer, session),
         trie=trie_from_args(args, tokenizer, session),
         alternatives=args.alternatives,

@@ -188,10 +188,11 @@ def test_a_tree_of_three_beams_through_selections(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("shortlist", [None, tuple(range(3, 200, 5))])
 def test_searches_find_what_they_find_over_pytorch(
-    form: str, beam: int, bundles: dict[str, Path], tmp_path: Path
+    form: str, beam: int, shortlist: tuple[int, ...] | None, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    options = SearchOptions(max_length=12, beam=beam, nbest=beam)
+    options = SearchOptions(max_length=12, beam=beam, nbest=beam, shortlist=shortlist)
     # Few slots, so that the static cache must be compacted on the way.
     with opened(bundles, tmp_path, form, ranges=BEAMS, slots=32) as session, TorchSession(MODEL) as torch_session:
         found = generate(session, SOURCES, options)
