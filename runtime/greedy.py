@@ -47,7 +47,9 @@ def greedy_search(
         allowed = rules.opened(rules.allowed(logits, tokens, parents, length), normaliser, length)
         tokens = allowed.argmax(axis=-1)  # [B, 1, V] -> [B, 1]
         if options.alternatives:
-            done = done | (np.take_along_axis(allowed, tokens[..., None], axis=-1)[:, 0, 0] == -np.inf)
+            missing = ~done & (np.take_along_axis(allowed, tokens[..., None], axis=-1)[:, 0, 0] == -np.inf)
+            lengths[sources[missing]] = 0
+            done = done | missing
         gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
         tokens[done] = special.end
 
