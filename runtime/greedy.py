@@ -47,7 +47,9 @@ def greedy_search(
         allowed = rules.opened(rules.answer(answer, tokens, parents, length), normaliser, length)
         tokens = allowed.candidates.tokens[..., 0].copy()  # [B, 1]
         if options.alternatives:
-            done = done | (allowed.candidates.logits[:, 0, 0] == -np.inf)
+            missing = ~done & (allowed.candidates.logits[:, 0, 0] == -np.inf)
+            lengths[sources[missing]] = 0
+            done = done | missing
         gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 

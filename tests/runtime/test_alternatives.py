@@ -112,6 +112,18 @@ def test_the_likeliest_tokens_each_begin_one_output_by_hand() -> None:
     assert found[1].score == pytest.approx(np.log(0.15) + np.log(0.9) / 1)  # the end token alone follows
 
 
+@pytest.mark.parametrize("beam", [1, 2])
+@pytest.mark.parametrize("prefix", [(), (2,), (2, 3)])
+def test_what_is_not_likely_enough_has_no_hypothesis(beam: int, prefix: tuple[int, ...]) -> None:
+    scripts = [from_table({}, otherwise=[0, 0.2, 0.1, 0.4, 0.3]), from_table({}, otherwise=[0, 0.1, 0.8, 0.05, 0.05])]
+    options = SearchOptions(
+        max_length=4, beam=beam, nbest=6, alternatives=True, prefix=prefix, min_alternative_expansion_prob=0.5
+    )
+    found, _ = run(alternatives_search(ScriptedStep(scripts), 2, SPECIAL, options, [[5], [6]]))
+    assert found[0] == []
+    assert [one.tokens[: len(prefix) + 1] for one in found[1]] == [(*prefix, 2)]
+
+
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "length_penalty": 0.0}])
 def test_an_alternative_goes_on_like_a_prefix(options: dict[str, Any]) -> None:
     """Some sources end early and leave; each alternative says what it would as the prefix of a search of its own."""
