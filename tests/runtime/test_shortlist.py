@@ -171,12 +171,12 @@ def test_wishes_that_a_shortlist_cannot_meet_are_refused_at_once(given: dict[str
 
 
 def test_what_a_shortlist_contradicts_is_refused(session: Session) -> None:
-    for given, message in (
+    for wish, message in (
         ({"shortlist": (300_000,)}, "token 300000 asked for"),
         ({"shortlist": (7,), "forced_eos": 9}, "forced eos is 9, which is not in the shortlist"),
     ):
         with pytest.raises(RequestError, match=message):
-            generate(session, SOURCES, SearchOptions(**given))
+            generate(session, SOURCES, SearchOptions(**wish))
 
 
 def test_the_embedding_stays_whole_and_the_projection_is_all_that_changes(bundle: Bundle) -> None:
