@@ -67,5 +67,5 @@ class WatchedSession:
 class WatchedTree(TreeStep):
     """A tree over a watched session."""
 
-    def compact(self, capacity: int) -> None:
-        cast(WatchedSession, self.session).counted("compaction", time.perf_counter_ns(), super().compact(capacity))
+    def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
+        cast(WatchedSession, self.session).counted("compaction", time.perf_counter_ns(), super().compact(capacity, due))

@@ -22,6 +22,7 @@ from .answers import Answer
 from .session import Session, State
 
 ROUND = 8  # capacities are multiples of this many slots
+OWN_TIME = 16  # steps after which a source of a deterministic session sheds its dead slots
 
 
 @dataclass
@@ -52,7 +53,7 @@ class TreeStep:
         elif session.limits.slots is not None:
             self.capacity = session.limits.slots
         else:
-            self.capacity = min(slack(beams, 0), beams * max_steps)
+            self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
         session.reserve(state, self.capacity)
 
@@ -95,7 +96,7 @@ class TreeStep:
         """
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
-        if not self.growing and self.session.limits.slots is None:
+        if not self.growing and not self.session.deterministic and self.session.limits.slots is None:
             live = self.live_slots()
             if self.capacity > 2 * (live + slack(self.beams, live)):  # those who needed so many slots are gone
                 self.compact(self.fitting_capacity(live))
@@ -111,6 +112,8 @@ class TreeStep:
 
     def make_room(self) -> None:
         """Room for K more slots of every source: dead slots go first, then the cache grows."""
+        if self.session.deterministic:
+            self.make_room_on_time()
         if self.used.max(initial=0) + self.beams <= self.capacity:
             return
         live = self.live_slots()
@@ -124,13 +127,26 @@ class TreeStep:
                 f"{self.capacity}; rebuild it with: seq2engine build BUNDLE --slots {self.beams * self.max_steps}"
             )
 
+    def make_room_on_time(self) -> None:
+        """The same, but where a source's slots lie is its own affair, as sums have other bits in another order.
+
+        It sheds dead ones after so many of its own steps, not when room runs out, which depends on its neighbours.
+        """
+        due = (self.position > 0) & (self.position % OWN_TIME == 0)
+        if due.any():
+            self.live_slots()
+            self.compact(self.capacity, due)
+        used = int(self.used.max(initial=0))
+        if used + self.beams > self.capacity:
+            self.compact(rounded(used + slack(self.beams, used)), np.zeros_like(due))
+
     def fitting_capacity(self, live: int) -> int:
         """How many slots to go on with. What there is stays where it will do: then only what moves is copied."""
         wanted = slack(self.beams, live)
         if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
             return self.capacity
         most = np.any(self.mask, axis=1).sum(axis=1) + self.beams * (self.max_steps - self.position)  # [B]
-        return min(rounded(live + wanted), int(most.max()))
+        return rounded(min(live + wanted, int(most.max())))
 
     def compact_growing(self) -> None:
         """A growing cache is copied in every step, so one copy more is worth it as soon as enough of it is dead."""
@@ -143,9 +159,14 @@ class TreeStep:
         self.tally.most_live = max(self.tally.most_live, live)
         return live
 
-    def compact(self, capacity: int) -> None:
-        """Gathers every source's living slots to the front of a cache of that many slots."""
+    def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
+        """Gathers every source's living slots to the front of a cache of that many slots.
+
+        Where not all are due [B], the others keep their dead slots.
+        """
         live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
+        if due is not None:
+            live |= ~due[:, None] & (np.arange(self.capacity) < self.used[:, None])
         self.used = live.sum(axis=1)
         front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
         width = min(capacity, front.shape[1])

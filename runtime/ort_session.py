@@ -24,6 +24,7 @@ from .session import Limits, Session, State
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
+EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -41,10 +42,12 @@ class OrtSession(Session):
         precision: str,
         cache_form: str,
         threads: int | None = None,
+        deterministic: bool = False,
     ):
         self.config, self.precision, self.cache_form = config, precision, cache_form
-        self.specs = specs
-        self.limits = Limits(None, None, config.max_source, config.max_target, attention=self.looks)
+        self.specs, self.deterministic = specs, deterministic
+        longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
+        self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
         self.graphs, self.threads = graphs, threads
         self.sessions = {
             name: inference_session(path, threads, step_bytes(path) if name == "decoder_step" else None)
@@ -59,10 +62,12 @@ class OrtSession(Session):
         self.step_names = [tensor.name for tensor in step.inputs if tensor.name in SMALL_INPUTS]
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtSession:
+    def from_bundle(
+        cls, bundle: Bundle, precision: str, threads: int | None = None, deterministic: bool = False
+    ) -> OrtSession:
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
-        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads)
+        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic)
 
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
@@ -75,9 +80,15 @@ class OrtSession(Session):
         return self.view
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        width = self.width(source_ids.shape[1])
+        source_ids, source_mask = fitted(source_ids, 1, width), fitted(source_mask, 1, width)
         names = [tensor.name for tensor in self.specs["encoder"].outputs]
         outputs = self.sessions["encoder"].run(names, {"source_ids": source_ids, "source_mask": source_mask})
         return {"source_mask": np.array(source_mask, order="C"), **dict(zip(names, outputs, strict=True))}
+
+    def width(self, longest: int) -> int:
+        """How many columns a batch has whose longest source is so long."""
+        return -(-longest // EVEN) * EVEN if self.deterministic else longest
 
     def reserve(self, state: State, slots: int) -> None:
         sizes = {"B": len(state["source_mask"]), "L": slots}
@@ -110,13 +121,18 @@ class OrtSession(Session):
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         state.pop("binding", None)
+        width = self.width(width)
         for tensor in self.kept:
             axis = tensor.axes.index("S")
             array = state[tensor.name] = fitted(state[tensor.name], axis, width)
             array[rows] = fitted(newcomers[tensor.name], axis, width)
 
     def tensor(self, state: State, name: str) -> np.ndarray:
-        return np.array(state[name])
+        tensor = next((kept for kept in self.kept if kept.name == name), None)
+        if tensor is None or not self.deterministic:
+            return np.array(state[name])
+        asked = np.flatnonzero(state["source_mask"].any(axis=0))[-1] + 1  # without the columns that we added
+        return np.array(fitted(state[name], tensor.axes.index("S"), asked))
 
     def close(self) -> None:
         self.sessions.clear()

@@ -56,6 +56,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     cache_form: str
     config: ModelConfig
     limits: Limits
+    deterministic: bool = False  # shapes are such that no bit of an output depends on other sources
     shortlist: Shortlist | None = None  # what its answers are about, where that is not the whole vocabulary
 
     def shortlisted(self, shortlist: Shortlist) -> Session:
@@ -106,10 +107,12 @@ def open_session(
     threads: int | None = None,
     engine: str | None = None,
     attention: bool = False,
+    deterministic: bool = False,
 ) -> Session:
     """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines.
 
-    With `attention`, the session keeps where it looks, for alignments and the coverage penalty.
+    With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
+    source gets the same bits whatever its neighbours, at the price of some padding.
     """
     if backend not in BACKENDS:
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -125,7 +128,14 @@ def open_session(
     except ModuleNotFoundError as error:
         command = f"pip install {error.name}"
         raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
-    options = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    options: dict[str, Any] = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    if deterministic:
+        if backend != "onnxruntime" or opened.cache_form != "static":
+            raise SessionError(
+                f"deterministic asked of backend {backend} with a {opened.cache_form} cache, expected onnxruntime with "
+                "a static one; export with: seq2engine export CHECKPOINT BUNDLE --cache static"
+            )
+        options["deterministic"] = True
     return session_class.from_bundle(opened, precision, **options)
 
 

@@ -163,6 +163,9 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="the same bits in any batch, for some padding (onnxruntime)"
+    )
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
@@ -252,6 +255,7 @@ def run_parity(args: argparse.Namespace) -> int:
         engine=args.engine,
         progress=progress_for(args),
         references=references_from_args(args),
+        deterministic=args.deterministic,
     )
     report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
     write_text(report, parity_html(result))

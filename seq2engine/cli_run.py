@@ -75,7 +75,15 @@ def run_run(args: argparse.Namespace) -> int:
     looks = any((args.alignments, args.coverage_penalty, own.get("alignments"), own.get("coverage_penalty")))
     with (
         lines_from_args(args) as lines,
-        open_session(bundle, args.backend, args.precision, args.threads, args.engine, looks) as session,
+        open_session(
+            bundle,
+            args.backend,
+            args.precision,
+            args.threads,
+            args.engine,
+            attention=looks,
+            deterministic=args.deterministic,
+        ) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)
         prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
