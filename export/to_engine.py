@@ -74,7 +74,7 @@ def engines_from_onnx(
             model = onnx.load(path, load_external_data=False)
             if graph == "decoder_step":
                 beams = ranges.beam.max if ranges.beam.fixed else None
-                model = step_for_tensorrt(model, opened.cache_form, beams, slots)
+                model = step_for_tensorrt(model, opened.cache_form, beams, slots, path.parent)
             started = time.monotonic()
             stage = f"build: {graph} {precision}"
             engine = build_engine(trt, model, path, shapes, targets, partial(progress, stage))
