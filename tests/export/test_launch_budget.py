@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
+from seq2engine.describe import engine_text, engine_values
 from seq2engine.export.contract import PRECISIONS, graph_specs
 from seq2engine.export.kernels import kernels_from_engine
 from seq2engine.export.launch_budget import BUDGETS, budget_for, launches_allowed
@@ -106,3 +108,11 @@ def test_sizes_do_not_matter_but_depth():
     other = dataclasses.replace(BASE, decoder_layers=3, d_ff=64, target_vocab=500, source_vocab=500)
     rows = [launches_allowed(config, "decoder_step", "fp16", "static", beams=False) for config in (BASE, other)]
     assert rows[0] - rows[1] == 3 * 10
+
+
+def test_inspect_shows_the_budget_beside_the_count(built):
+    passport = built("tiny", "static", "fp16", 1).passport
+    step = passport.engines["decoder_step"]
+    shown = engine_values(passport, PRESETS["tiny"])["engines"]["decoder_step"]["launch_budget"]
+    assert step.launches <= shown == 5 + 10 * 2
+    assert re.search(rf"decoder_step +{step.launches} +{shown} +4 of 4", engine_text(passport, PRESETS["tiny"]))
