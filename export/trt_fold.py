@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -172,9 +173,12 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
     only if it sees both in the same shape.
     """
 
-    def node(op: str, inputs: list[str], *outputs: str, **attributes: object) -> onnx.NodeProto:
-        own = [[f"trt/{path.layer}/{n[1:]}" if n.startswith(".") else n for n in names] for names in (inputs, outputs)]
-        return helper.make_node(op, *own, name=f"trt/{path.layer}/{outputs[0].lstrip('.')}/{op}", **attributes)
+    def own(name: str) -> str:
+        return f"trt/{path.layer}/{name[1:]}" if name.startswith(".") else name
+
+    def node(op: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
+        made = [own(name) for name in outputs]
+        return helper.make_node(op, [own(name) for name in inputs], made, name=f"{made[0]}/{op}", **attributes)
 
     fp32 = TensorProto.FLOAT
     x, a, s, y = path.qkv.input[0], path.out.input[0], path.norm.input[0], path.norm.output[0]

@@ -81,10 +81,11 @@ def step_for_tensorrt(
             write_late(form, beams, slots)
         rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
     elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads[1] >= SMALLEST_HEAD):
-        late = cache_form == "static" and beams is not None
-        if late:
+        if cache_form == "static" and beams:
             write_late(form, beams, slots)
-        pack_keys_and_values(form, own=not late)
+            pack_keys_and_values(form, own=False)
+        else:
+            pack_keys_and_values(form, own=True)
     elif beams:
         rewrite_attentions(form, find_attentions(form), heads, beams)
     return form
@@ -96,7 +97,7 @@ def precision_of(model: onnx.ModelProto) -> int:
 
 
 def pack_keys_and_values(model: onnx.ModelProto, own: bool) -> None:
-    """Passes the keys and values that attentions read through one tensor: all of the source's, and each layer's own."""
+    """Passes keys and values that attentions read through one tensor: all of the source's, and each layer's `own`."""
     nodes = list(model.graph.node)
     cross = [value.name for value in model.graph.input if value.name.startswith("cross_")]
     packed: dict[str, str] = {}

@@ -13,6 +13,8 @@ attention kernel. Writing before reading costs a launch a layer.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -52,7 +54,7 @@ def mask_nodes(graph: onnx.GraphProto, beams: int, slots: int) -> list[onnx.Node
     for name, array in constants.items():
         graph.initializer.append(numpy_helper.from_array(array.astype(np.int64), f"trt/{name}"))
 
-    def node(op: str, inputs: list[str], output: str, **attributes: int) -> onnx.NodeProto:
+    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(op, inputs, [f"trt/{output}"], name=f"trt/{output}/{op}", **attributes)
 
     return [

@@ -101,14 +101,10 @@ def engine_text(passport: Passport, config: ModelConfig) -> str:
 
 def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
     """Our decoder steps, and somebody else's."""
-    ours = [(f"engines/{name}", passport.engines["decoder_step"]) for name, passport in engines_of(bundle).items()]
-    return text_table(
-        ("decoder step", "launches", "fused attentions"),
-        (
-            (name, step.launches, f"{step.fused_attentions} of {step.attentions}")
-            for name, step in (*ours, (foreign.path, foreign))
-        ),
-    )
+    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in engines_of(bundle).items()}
+    rows = [(name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()]
+    rows.append((foreign.path, foreign.launches, f"{foreign.fused_attentions} of {foreign.attentions}"))
+    return text_table(("decoder step", "launches", "fused attentions"), rows)
 
 
 def megabytes(size: int) -> str:
