@@ -153,10 +153,11 @@ def graph_for_tensorrt(
     bundle: Bundle, precision: str, graph: str, profiles: Sequence[ShapeRanges], slots: int
 ) -> bytes:
     """The graph as TensorRT gets it, with its weights left where they are."""
-    model = onnx.load(bundle.graph_path(precision, graph), load_external_data=False)
+    path = bundle.graph_path(precision, graph)
+    model = onnx.load(path, load_external_data=False)
     if graph == "decoder_step":
         beam = profiles[0].beam
-        model = step_for_tensorrt(model, bundle.cache_form, beam.max if beam.fixed else None, slots)
+        model = step_for_tensorrt(model, bundle.cache_form, beam.max if beam.fixed else None, slots, path.parent)
     return model.SerializeToString(deterministic=True)
 
 

@@ -1,35 +1,39 @@
-"""The form of a graph that TensorRT fuses best, derived from the portable graph just before a build.
+"""The form of a decoder step that TensorRT launches the fewest kernels for, derived from the portable graph at a build.
 
-Portable attention is five primitive ops that run anywhere. TensorRT has one fused kernel for attention of a single
-query and writes better code around its Attention op in some places, so the decoder step is rewritten here:
+Portable attention is five primitive ops that run anywhere. TensorRT has a fused kernel for attention of one query that
+reads its inputs through Concat, Split and bias, and another for several queries (not in fp32) that wants keys and
+values in a layout of its own, one copy launch for each. So:
 
-    one beam, static cache    self-attention becomes an Attention op (6 launches fewer for six layers)
-    beams in fp16             the kernel for several queries wants keys and values in a layout of its own, one copy
-                              launch each; what is ready at the same time is packed into one tensor first, so that one
-                              launch lays out all of it. Any number of beams.
+    every form                cross-attention's query is folded into the products before it (export/trt_fold.py)
+    one beam                  cross-attention becomes an Attention op, which takes that query without a copy; a static
+                              cache is written late (export/trt_late_write.py), self-attention stays primitive
+    beams in fp16             what is ready at the same time is packed into one tensor, so that one launch lays out all
+                              of it; a static cache is written late if K is fixed. Any number of beams.
 
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
-      new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer
+      new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
 
-    K beams in fp32, K fixed  that kernel does not exist in fp32 (nor for heads of 8), so beams become extra query heads
-                              over the source's shared key heads (grouped-query form) for the kernel of one query
+    K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
+                              query heads over the source's shared key heads (grouped-query form) for that of one query
 
       q [B,H,K,E] -Reshape-> [B,H*K,1,E] --+
       k, v [B,H,L,E] ----------------------+--Attention--> [B,H*K,1,E] -Reshape-> [B,H,K,E]
       mask [B,1,K,L] -Expand,Reshape-> [B,H*K,1,L]
 
-    anything else             stays as it is.
-
-docs/LOG.md has the launch counts of every form that was tried.
+docs/LOG.md has the launch counts of every form that was tried, export/launch_budget.py what each may take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from .trt_fold import fold_queries
+from .trt_late_write import write_late
 
 ATTENTION_OPSET = 23
 SMALLEST_HEAD = 12  # that the kernel for several queries takes; the one for a single query takes 8, too
@@ -60,22 +64,30 @@ def frozen_axes(model: onnx.ModelProto, sizes: dict[str, int]) -> None:
                 dim.dim_value = sizes[dim.dim_param]
 
 
-def step_for_tensorrt(model: onnx.ModelProto, cache_form: str, beams: int | None, slots: int) -> onnx.ModelProto:
-    """A decoder step for a build: fixed axes written down, attentions in the form that fuses. No `beams`: dynamic."""
+def step_for_tensorrt(
+    model: onnx.ModelProto, cache_form: str, beams: int | None, slots: int, folder: Path = Path()
+) -> onnx.ModelProto:
+    """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
+
+    No `beams`: dynamic. Weights that are not in the message lie in `folder`.
+    """
     form = onnx.ModelProto()
     form.CopyFrom(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
+    heads = heads_of(form)
+    fold_queries(form, heads, folder)
     if beams == 1:
-        chosen = [a for a in find_attentions(form) if a.is_self] if cache_form == "static" else []
-    elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads_of(form)[1] >= SMALLEST_HEAD):
-        pack_keys_and_values(form)
-        return form
-    else:
-        chosen = find_attentions(form) if beams else []
-    if chosen:
-        rewrite_attentions(form, chosen, heads_of(form), beams or 1)
-        for opset in form.opset_import:
-            opset.version = max(opset.version, ATTENTION_OPSET)
+        if cache_form == "static":
+            write_late(form, beams, slots)
+        rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
+    elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads[1] >= SMALLEST_HEAD):
+        if cache_form == "static" and beams:
+            write_late(form, beams, slots)
+            pack_keys_and_values(form, own=False)
+        else:
+            pack_keys_and_values(form, own=True)
+    elif beams:
+        rewrite_attentions(form, find_attentions(form), heads, beams)
     return form
 
 
@@ -84,8 +96,8 @@ def precision_of(model: onnx.ModelProto) -> int:
     return next(value.type.tensor_type.elem_type for value in model.graph.input if value.name == "self_k.0")
 
 
-def pack_keys_and_values(model: onnx.ModelProto) -> None:
-    """Passes the keys and values that attentions read through one tensor: all of the source's, and each layer's own."""
+def pack_keys_and_values(model: onnx.ModelProto, own: bool) -> None:
+    """Passes keys and values that attentions read through one tensor: all of the source's, and each layer's `own`."""
     nodes = list(model.graph.node)
     cross = [value.name for value in model.graph.input if value.name.startswith("cross_")]
     packed: dict[str, str] = {}
@@ -97,7 +109,7 @@ def pack_keys_and_values(model: onnx.ModelProto) -> None:
         made.update(name for name in node.output if name.startswith("new_self_"))
         for layer in {name.rsplit(".")[-1] for name in node.output if name in made}:
             pair = [f"new_self_k.{layer}", f"new_self_v.{layer}"]
-            if made.issuperset(pair):
+            if own and made.issuperset(pair):
                 ordered += packed_together(pair, f"new_self.{layer}", packed)
     del model.graph.node[:]
     model.graph.node.extend(ordered)
@@ -132,20 +144,19 @@ def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
             continue
         where = maker[node.input[0]]
         scores = maker[nodes[where].input[1]]
-        scaled, transposed = maker[nodes[scores].input[0]], maker[nodes[scores].input[1]]
-        product = reader[node.output[0]]
-        chain = [nodes[j].op_type for j in (scaled, transposed, scores, where, product)]
-        assert chain == ["Mul", "Transpose", "MatMul", "Where", "MatMul"], (
-            f"{node.name}: not an attention of ours: {chain}"
-        )
+        transposed, product = maker[nodes[scores].input[1]], reader[node.output[0]]
+        chain = [nodes[j].op_type for j in (transposed, scores, where, product)]
+        assert chain == ["Transpose", "MatMul", "Where", "MatMul"], f"{node.name}: not an attention of ours: {chain}"
+        q = nodes[scores].input[0]
+        scaling = [maker[q]] if nodes[maker[q]].op_type == "Mul" else []  # a folded query is scaled by its weights
         found.append(
             PrimitiveAttention(
-                nodes=(scaled, transposed, scores, where, i, product),
-                q=nodes[scaled].input[0],
+                nodes=(*scaling, transposed, scores, where, i, product),
+                q=nodes[scaling[0]].input[0] if scaling else q,
                 k=nodes[transposed].input[0],
                 v=nodes[product].input[1],
                 mask=nodes[where].input[0],
-                scale=float(numpy_helper.to_array(constants[nodes[scaled].input[1]])),
+                scale=float(numpy_helper.to_array(constants[nodes[scaling[0]].input[1]])) if scaling else 1.0,
                 output=nodes[product].output[0],
             )
         )
@@ -199,6 +210,8 @@ def rewrite_attentions(
     graph.node.extend(kept)
     for name, shape in shapes.items():
         graph.initializer.append(numpy_helper.from_array(np.array(shape, dtype=np.int64), name))
+    for opset in model.opset_import:
+        opset.version = max(opset.version, ATTENTION_OPSET)
 
 
 def attention_node(attention: PrimitiveAttention, inputs: list[str], output: str) -> onnx.NodeProto:

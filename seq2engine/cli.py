@@ -98,6 +98,12 @@ def make_parser() -> argparse.ArgumentParser:
 
     sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     add_bundle(sub)
+    sub.add_argument(
+        "--beside",
+        type=Path,
+        metavar="ONNX",
+        help="also build this decoder step of another exporter, for the first engine's target and ranges, and count",
+    )
     add_json(sub)
 
     sub = add("run", run_run, "decode lines: text where the bundle has a tokenizer, else token ids")
@@ -233,7 +239,13 @@ def run_inspect(args: argparse.Namespace) -> int:
     from seq2engine.export.bundle import open_bundle
 
     bundle = open_bundle(args.bundle)
-    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    foreign = None
+    if args.beside is not None:
+        from seq2engine.describe import engines_of
+        from seq2engine.export.beside import step_beside
+
+        foreign = step_beside(args.beside, engines_of(bundle), bundle.root)
+    print(as_json(bundle_values(bundle, foreign)) if args.json else bundle_text(bundle, foreign))
     return 0
 
 

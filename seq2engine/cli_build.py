@@ -90,7 +90,7 @@ def run_build(args: argparse.Namespace) -> int:
         values = [json.loads(passport.to_json()) for passport in passports]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
     else:
-        print("\n\n".join(engine_text(passport) for passport in passports))
+        print("\n\n".join(engine_text(passport, bundle.config) for passport in passports))
     return 0
 
 
@@ -104,10 +104,12 @@ def add_refit_flags(sub: argparse.ArgumentParser) -> None:
 
 def run_refit(args: argparse.Namespace) -> int:
     from seq2engine.describe import engine_text
+    from seq2engine.export.bundle import open_bundle
     from seq2engine.export.refit import refit_engines
 
-    passport = refit_engines(args.bundle, args.source, args.engine, args.force, progress_of(args))
-    print(passport.to_json().rstrip() if args.json else engine_text(passport))
+    bundle = open_bundle(args.bundle)
+    passport = refit_engines(bundle, args.source, args.engine, args.force, progress_of(args))
+    print(passport.to_json().rstrip() if args.json else engine_text(passport, bundle.config))
     return 0
 
 

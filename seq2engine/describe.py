@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seq2engine.export.bundle import Bundle
+from seq2engine.export.launch_budget import launches_allowed
 from seq2engine.export.passport import PASSPORT, Passport, read_passport
+from seq2engine.model.config import ModelConfig
 from seq2engine.tables import text_table
+
+if TYPE_CHECKING:
+    from seq2engine.export.beside import ForeignStep
 
 
 def engines_of(bundle: Bundle) -> dict[str, Passport]:
@@ -17,16 +22,30 @@ def engines_of(bundle: Bundle) -> dict[str, Passport]:
     }
 
 
-def bundle_values(bundle: Bundle) -> dict[str, Any]:
-    """Everything `inspect --json` tells."""
+def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[str, Any]:
+    """Everything `inspect --json` tells; `foreign` is a decoder step of another exporter."""
     return {
         "bundle": str(bundle.root),
         **dataclasses.asdict(bundle.manifest),
-        "engines": {name: dataclasses.asdict(passport) for name, passport in engines_of(bundle).items()},
+        "engines": {name: engine_values(passport, bundle.config) for name, passport in engines_of(bundle).items()},
+        **({} if foreign is None else {"beside": dataclasses.asdict(foreign)}),
     }
 
 
-def bundle_text(bundle: Bundle) -> str:
+def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
+    """A passport, and what its engines are allowed to launch (null where the budget says nothing)."""
+    values = dataclasses.asdict(passport)
+    for graph, entry in values["engines"].items():
+        entry["launch_budget"] = budget_of(passport, config, graph)
+    return values
+
+
+def budget_of(passport: Passport, config: ModelConfig, graph: str) -> int | None:
+    beams = passport.ranges.beam.max > 1
+    return launches_allowed(config, graph, passport.precision, passport.cache_form, beams)
+
+
+def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     config = bundle.config
     lines = [
         f"{bundle.root}: {config.encoder_layers}+{config.decoder_layers} layers, d_model {config.d_model}, "
@@ -51,11 +70,13 @@ def bundle_text(bundle: Bundle) -> str:
         ),
     ]
     for name, passport in engines_of(bundle).items():
-        lines += ["", f"engines/{name}", engine_text(passport)]
+        lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
+    if foreign is not None:
+        lines += ["", beside_text(bundle, foreign)]
     return "\n".join(lines)
 
 
-def engine_text(passport: Passport) -> str:
+def engine_text(passport: Passport, config: ModelConfig) -> str:
     where = passport.device or ", ".join(passport.targets) or "the default GPUs"
     cache = f"{passport.slots} cache slots" if passport.cache_form == "static" else "growing cache"
     lines = [f"{passport.flavour} {passport.version} for {where}: {passport.precision}, {cache}"]
@@ -67,11 +88,12 @@ def engine_text(passport: Passport) -> str:
     if options := passport.flags.options():
         lines.append(f"built with {' '.join(options)}")
     table = text_table(
-        ("engine", "launches", "fused attentions", "size", "built in", "peak memory", "key"),
+        ("engine", "launches", "budget", "fused attentions", "size", "built in", "peak memory", "key"),
         (
             (
                 name,
                 ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
+                "-" if (budget := budget_of(passport, config, name)) is None else budget,
                 f"{entry.fused_attentions} of {entry.attentions}",
                 megabytes(entry.bytes),
                 f"{entry.build_seconds:.1f} s",
@@ -82,6 +104,14 @@ def engine_text(passport: Passport) -> str:
         ),
     )
     return "\n".join([*lines, table])
+
+
+def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
+    """Our decoder steps, and somebody else's."""
+    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in engines_of(bundle).items()}
+    rows = [(name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()]
+    rows.append((foreign.path, foreign.launches, f"{foreign.fused_attentions} of {foreign.attentions}"))
+    return text_table(("decoder step", "launches", "fused attentions"), rows)
 
 
 def megabytes(size: int) -> str:

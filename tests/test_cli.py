@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import sys
 import time
 from functools import partial
 
+import onnx
 import pytest
+from onnx.parser import parse_model
 
 from seq2engine.cli import main
 from seq2engine.export.to_onnx import onnx_from_model
@@ -106,8 +109,20 @@ def test_build_and_its_passport(cli, own_bundle):
     assert "build: decoder_step fp16: done" in err
     code, text, _ = cli("inspect", own_bundle)
     assert "engines/sm89-fp16-beam2" in text
+    assert re.search(r"decoder_step +\d+ +- +4 of 4", text)  # heads of 8 have no launch budget
+    onnx.save_model(parse_model(FOREIGN), own_bundle.parent / "other.onnx")
+    code, text, _ = cli("inspect", own_bundle, "--beside", own_bundle.parent / "other.onnx", "--json")
+    assert code == 0
+    values = json.loads(text)
+    assert values["engines"]["sm89-fp16-beam2"]["engines"]["decoder_step"]["launch_budget"] is None
+    assert values["beside"]["launches"] >= 1
+    assert values["beside"]["attentions"] == 1
     assert_refused(cli(*argv, "--slots", "40"), "exists", "--force")
     assert cli(*argv, "--force", "--json")[0] == 0
+
+
+FOREIGN = """<ir_version: 8, opset_import: ["": 18]>
+other (float[batch_size, 4] x) => (float[batch_size, 4] y) { y = Softmax(x) }"""
 
 
 def test_parity_and_its_reports(cli, own_bundle):

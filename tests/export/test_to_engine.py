@@ -31,31 +31,7 @@ from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.folders import sha256_of
 from seq2engine.model.config import PRESETS, ModelConfig
 
-# Kernel launches of a decoder step: so many around the layers, and so many in each. A layer with one beam is
-#   qkv, cache write, attention, out, norm | q, attention, out, norm | up, down, norm
-# With beams in fp16 the cache and the query are laid out first (2 more); in fp32 beams and heads change places three
-# times (3 more). Around the layers are the embedding and the output; fp16 casts the logits back; beams also lay out the
-# source's keys and values, or fold the mask.
-LAUNCHES = {
-    ("fp16", 1): (3, 12),
-    ("fp32", 1): (2, 12),
-    ("fp16", 4): (4, 14),
-    ("fp32", 4): (3, 15),
-}
-
-
 # --- what is built ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["tiny", "base"])
-@pytest.mark.parametrize(("precision", "beams"), LAUNCHES)
-def test_every_attention_of_the_decoder_step_is_fused_and_launches_are_few(name, precision, beams, built):
-    step = built(name, "static", precision, beams).passport.engines["decoder_step"]
-    around, per_layer = LAUNCHES[precision, beams]
-    layers = 2
-    assert step.attentions == 2 * layers
-    assert step.fused_attentions == step.attentions
-    assert step.launches <= around + per_layer * layers
 
 
 @pytest.mark.parametrize("name", ["tiny", "base"])
@@ -74,7 +50,7 @@ def test_beams_may_stay_dynamic(built):
     passport = built("tiny", "static", "fp16", "any").passport
     step = passport.engines["decoder_step"]
     assert step.fused_attentions == step.attentions == 4
-    assert step.launches <= 4 + 14 * 2
+    assert step.launches <= 4 + 13 * 2
     tokens = next(tensor for tensor in step.inputs if tensor.name == "tokens")
     assert tokens.shapes == ((1, 1), (2, 2), (4, 4))
 

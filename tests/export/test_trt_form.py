@@ -132,8 +132,8 @@ def test_an_attention_that_is_not_ours_is_refused(portable, copy_of):
 @pytest.mark.parametrize(
     ("cache_form", "beams", "rewritten"),
     [
-        ("static", 1, 2),  # self-attention only
-        ("growing", 1, 0),
+        ("static", 1, 2),  # cross-attention only
+        ("growing", 1, 2),
         ("static", 4, 4),
         ("growing", 4, 4),
         ("static", None, 0),
@@ -152,11 +152,11 @@ def test_attentions_are_rewritten_where_it_helps(cache_form, beams, rewritten, p
     assert ops(form).count("Expand") == (1 if beams == 4 else 0)
 
 
-@pytest.mark.parametrize("beams", [None, 4])
-def test_fp16_beams_read_packed_keys_and_values(beams, portable):
+@pytest.mark.parametrize(("cache_form", "beams"), [("static", None), ("growing", 4)])
+def test_fp16_beams_read_packed_keys_and_values(cache_form, beams, portable):
     """One pack for all of the source's keys and values and one for each layer's cache; attentions read nothing else."""
-    before = portable("rotary, three layers", "static", "fp16")
-    form = step_for_tensorrt(before, "static", beams, slots=32)
+    before = portable("rotary, three layers", cache_form, "fp16")
+    form = step_for_tensorrt(before, cache_form, beams, slots=32)
     packs = [node for node in form.graph.node if node.name.endswith("/Concat") and node.name.startswith("trt/")]
     layers = len(find_attentions(before)) // 2
     assert [len(node.input) for node in packs] == [2 * layers] + [2] * layers
@@ -167,9 +167,16 @@ def test_fp16_beams_read_packed_keys_and_values(beams, portable):
     onnx.checker.check_model(form, full_check=True)
 
 
+def test_fp16_beams_that_write_late_pack_the_source_only(portable):
+    form = step_for_tensorrt(portable("rotary, three layers", "static", "fp16"), "static", 4, slots=32)
+    for layer, (own, cross) in enumerate(zip(find_attentions(form)[::2], find_attentions(form)[1::2], strict=True)):
+        assert (own.k, own.v) == (f"trt/new_self_k.{layer}", f"trt/new_self_v.{layer}")
+        assert (cross.k, cross.v) == (f"cross_k.{layer}/packed", f"cross_v.{layer}/packed")
+
+
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
-def test_dynamic_beams_leave_the_nodes_alone(cache_form, portable):
-    step = portable("tiny", cache_form)
+def test_dynamic_beams_in_fp32_leave_a_pre_norm_graph_alone(cache_form, portable):
+    step = portable("rotary, three layers", cache_form)
     form = step_for_tensorrt(step, cache_form, None, SLOTS)
     assert form.graph.node == step.graph.node
     assert form.opset_import == step.opset_import
