@@ -44,6 +44,8 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class Passport:
+    """`ranges` are those of the widest profile, which is TensorRT's profile 0; `narrower` the profiles 1, 2, ..."""
+
     flavour: str  # tensorrt or tensorrt_rtx
     version: str
     targets: tuple[str, ...]  # sm86, ...; or the device it was built on
@@ -52,7 +54,13 @@ class Passport:
     ranges: ShapeRanges
     slots: int
     engines: dict[str, EngineEntry]  # encoder, decoder_step
+    narrower: tuple[ShapeRanges, ...] = ()
     format: int = FORMAT
+
+    @property
+    def profiles(self) -> tuple[ShapeRanges, ...]:
+        """The ranges of every profile, by TensorRT's number of it."""
+        return (self.ranges, *self.narrower)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -76,10 +84,15 @@ def passport_from_dict(values: dict[str, Any]) -> Passport:
         **{
             **values,
             "targets": tuple(values["targets"]),
-            "ranges": ShapeRanges(**{name: Range(**r) for name, r in values["ranges"].items()}),
+            "ranges": ranges_from_dict(values["ranges"]),
+            "narrower": tuple(ranges_from_dict(ranges) for ranges in values["narrower"]),
             "engines": {name: entry_from_dict(entry) for name, entry in values["engines"].items()},
         }
     )
+
+
+def ranges_from_dict(values: dict[str, Any]) -> ShapeRanges:
+    return ShapeRanges(**{name: Range(**r) for name, r in values.items()})
 
 
 def entry_from_dict(values: dict[str, Any]) -> EngineEntry:
