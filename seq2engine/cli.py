@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
+from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
@@ -108,6 +109,11 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
     sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
     sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    add_json(sub)
+
+    sub = add("package", run_package, "make a folder that a GPU machine can verify with TensorRT and numpy alone")
+    add_bundle(sub)
+    add_package_flags(sub)
     add_json(sub)
 
     sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
