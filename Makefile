@@ -1,10 +1,11 @@
 # make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
+# make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -23,6 +24,12 @@ lint: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=out/benchmark.json -o python_files='bench_*.py' -o testpaths=benchmarks
+
+gpu-check: gpu-present $(VENV)/installed
+	$(BIN)/python -m seq2engine.gpu_check out/gpu-check
+
+gpu-present:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine, which gpu-check needs; run it on one that has"; exit 1; }
 
 clean:
 	rm -rf $(VENV) out build

@@ -1,4 +1,7 @@
-"""ONNX Runtime on the CPU as a session: bound once per shape, the cache written in place."""
+"""ONNX Runtime as a session: bound once per shape, the cache written in place.
+
+A State is in host memory whatever the provider: one for GPUs gets and gives back the whole cache in every step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from ..export.bundle import Bundle
 from ..export.contract import GraphSpec
 from ..model.config import ModelConfig
 from .answers import Answer
+from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
@@ -24,8 +28,6 @@ SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into
 class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
-    backend = "onnxruntime"
-
     def __init__(
         self,
         graphs: dict[str, Path],
@@ -34,11 +36,17 @@ class OrtSession(Session):
         precision: str,
         cache_form: str,
         threads: int | None = None,
+        provider: str = "cpu",
     ):
+        check_provider(provider)
+        self.backend = "onnxruntime" if provider == "cpu" else f"onnxruntime {provider}"
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs = specs
         self.limits = Limits(None, None, config.max_source, config.max_target)
-        self.sessions = {name: inference_session(path, threads) for name, path in graphs.items()}
+        self.sessions = {
+            name: inference_session(path, threads, provider=provider, precision=precision)
+            for name, path in graphs.items()
+        }
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
@@ -47,10 +55,13 @@ class OrtSession(Session):
         self.step_names = [tensor.name for tensor in step.inputs if tensor.name in SMALL_INPUTS]
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtSession:
+    def from_bundle(
+        cls, bundle: Bundle, precision: str, threads: int | None = None, provider: str = "cpu"
+    ) -> OrtSession:
+        check_provider(provider)
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
-        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads)
+        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, provider)
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         names = [tensor.name for tensor in self.specs["encoder"].outputs]
@@ -141,7 +152,13 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def inference_session(path: Path, threads: int | None, changed: bytes | None = None) -> ort.InferenceSession:
+def inference_session(
+    path: Path,
+    threads: int | None,
+    changed: bytes | None = None,
+    provider: str = "cpu",
+    precision: str = "fp32",
+) -> ort.InferenceSession:
     """Opens a graph; `changed` is another form of it in memory, whose weights still lie beside `path`."""
     options = ort.SessionOptions()
     if changed is not None:
@@ -150,10 +167,14 @@ def inference_session(path: Path, threads: int | None, changed: bytes | None = N
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        return ort.InferenceSession(changed or str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            changed or str(path), options, **arguments_for(provider, options, path, precision)
+        )
     except ORT_ERRORS as error:
         reason = " ".join(str(error).split())
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
+    check_assignment(session, provider, path)
+    return session
 
 
 def fitted(array: np.ndarray, axis: int, width: int) -> np.ndarray:

@@ -50,6 +50,7 @@ def parity_of(
     progress: Progress = silent,
     engine: str | None = None,
     references: References | None = None,
+    provider: str | None = None,
 ) -> ParityResult:
     """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources.
 
@@ -63,7 +64,7 @@ def parity_of(
     if tokenizer is not None and references is not None:
         sources = [tokenizer.encode_source(text) for text in references]
     with (
-        open_session(opened, backend, precision, threads, engine) as candidate,
+        open_session(opened, backend, precision, threads, engine, provider) as candidate,
         open_session(opened, "torch", "fp64", threads) as oracle,
         open_session(opened, "torch", precision, threads) as reference,
     ):

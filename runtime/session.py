@@ -85,10 +85,14 @@ def open_session(
     precision: str = "fp32",
     threads: int | None = None,
     engine: str | None = None,
+    provider: str | None = None,
 ) -> Session:
-    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines."""
+    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
+    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx."""
     if backend not in BACKENDS:
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if provider is not None and backend != "onnxruntime":
+        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     module, name = BACKENDS[backend]
     try:
@@ -96,7 +100,9 @@ def open_session(
     except ModuleNotFoundError as error:
         command = f"pip install {error.name}"
         raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
-    options = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    options: dict[str, Any] = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    if provider is not None:
+        options["provider"] = provider
     return session_class.from_bundle(opened, precision, **options)
 
 

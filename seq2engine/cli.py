@@ -166,6 +166,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
+    add_provider(sub)
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     add_json(sub)
@@ -183,6 +184,12 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
+    add_provider(parser)
+
+
+def add_provider(parser: argparse.ArgumentParser) -> None:
+    where = "where onnxruntime computes: cpu, cuda, tensorrt or nv_tensorrt_rtx (default: cpu)"
+    parser.add_argument("--provider", help=where)
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
@@ -306,8 +313,10 @@ def run_parity(args: argparse.Namespace) -> int:
         engine=args.engine,
         progress=progress_for(args),
         references=references_from_args(args),
+        provider=args.provider,
     )
-    report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
+    where = "-".join(filter(None, (args.backend, args.provider, args.precision)))
+    report = bundle.root / "reports" / f"parity-{where}.html"
     write_text(report, parity_html(result))
     write_text(report.with_suffix(".json"), result.to_json())
     print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
@@ -355,6 +364,7 @@ def run_bench(args: argparse.Namespace) -> int:
         threads=args.threads,
         progress=progress_for(args),
         references=references_from_args(args),
+        provider=args.provider,
     )
     report = bundle.root / "reports" / "bench.html"
     write_text(report, bench_html(result))

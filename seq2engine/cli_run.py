@@ -64,7 +64,7 @@ def run_run(args: argparse.Namespace) -> int:
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
     with (
         lines_from_args(args) as lines,
-        open_session(bundle, args.backend, args.precision, args.threads, args.engine) as session,
+        open_session(bundle, args.backend, args.precision, args.threads, args.engine, args.provider) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)
         failed = False

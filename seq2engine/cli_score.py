@@ -44,7 +44,7 @@ def run_score(args: argparse.Namespace) -> int:
     failed, scored, tokens, total = False, 0, 0, 0.0
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,
-        open_session(bundle, args.backend, args.precision, args.threads, args.engine) as session,
+        open_session(bundle, args.backend, args.precision, args.threads, args.engine, args.provider) as session,
     ):
         progress, size = progress_of_file(args.input, args.quiet)
         for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, own.get("start")):
