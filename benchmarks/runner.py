@@ -275,13 +275,13 @@ class SeenSession:
 
     def __init__(self, session: Session):
         self.session = session
-        self.given: tuple[State, list[np.ndarray]] = ({}, [])
+        self.given: tuple[State, State, list[np.ndarray]] = ({}, {}, [])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
     def step(self, state: State, *inputs: np.ndarray) -> Answer:
-        self.given = dict(state), [array.copy() for array in inputs]
+        self.given = state, dict(state), [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
@@ -298,7 +298,11 @@ def repeated_step(
     step(start, np.tile(np.arange(case.beam), (case.batch, 1)))
     for tokens, parents in trail[: case.target // 2]:
         step(tokens, parents)
-    state, inputs = seen.given
-    if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same ones
-        return lambda: session.step(dict(state), *inputs)
-    return lambda: session.step(state, *inputs)  # writes the same slots again
+    state, before, inputs = seen.given
+
+    def again() -> Answer:
+        if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same
+            state.update(before)
+        return session.step(state, *inputs)  # a static cache gets the same slots again
+
+    return again

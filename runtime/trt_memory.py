@@ -134,6 +134,9 @@ class Slab:
         first = self.names.index(name) * self.distance
         return DeviceArray(self.memory[first : first + self.distance], self.dtype, shape)
 
+    def holds(self, array: DeviceArray) -> bool:
+        return 0 <= array.address - self.memory.data_ptr() < self.memory.numel()
+
     def arrays(self, sizes: Sizes) -> dict[str, DeviceArray]:
         """All tensors in the shape that these sizes give them."""
         shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
@@ -173,18 +176,13 @@ class BatchMemory:
         lengths = [{**sizes, "L": sizes["M"]} for sizes in most]  # what a growing cache writes now, it reads next
         self.cache = [slabs(device, cache, lengths) for _ in range(SETS[cache_form])]
 
-    @property
-    def now(self) -> list[Slab]:
-        """The set that holds the cache."""
-        return self.cache[0]
+    def holding(self, array: DeviceArray) -> list[Slab]:
+        """The set that a tensor of the cache lies in."""
+        return next(slabs for slabs in self.cache if any(slab.holds(array) for slab in slabs))
 
-    @property
-    def next(self) -> list[Slab]:
-        """The set that the next step writes; in place, it is the same."""
-        return self.cache[-1]
-
-    def swap(self) -> None:
-        self.cache.reverse()
+    def beside(self, array: DeviceArray) -> list[Slab]:
+        """The set that the next step writes where this tensor is read; in place, it is the same."""
+        return next((slabs for slabs in self.cache if not any(slab.holds(array) for slab in slabs)), self.cache[0])
 
 
 class TrtState(dict[str, DeviceArray]):

@@ -127,7 +127,7 @@ class TrtSession(Session):
         self.opened("decoder_step")
         state = own(state)
         check_reserved(self.folder, self.passport, slots)
-        for slab in state.memory.now:
+        for slab in state.memory.cache[0]:
             state.update(slab.arrays({"B": physical_rows(state), "L": slots}))
             clear(self.device, slab, state[slab.names[0]].shape)
         state.plan = None
@@ -155,7 +155,6 @@ class TrtSession(Session):
         self.device.synchronize()
         if not self.static:
             state.update(plan.written)
-            state.memory.swap()
             state.plan = None  # the next step has other shapes and the buffers change places
         return Answer(plan.logits.values[: state.rows])
 
@@ -172,7 +171,7 @@ class TrtSession(Session):
         answer = self.answer[0].reshaped(shape_of(self.logits, sizes))
         logits = Transfer(self.answer_staging, answer)
         written: dict[str, DeviceArray] = {}
-        for slab in state.memory.next:
+        for slab in state.memory.beside(state[self.cache[0].name]):
             written |= slab.arrays({**sizes, "L": sizes.get("M", sizes["L"])})
         made = {f"new_{name}": array for name, array in written.items()}
         arrays = {**state, **sent.arrays, **made, "logits": answer}
@@ -194,7 +193,8 @@ class TrtSession(Session):
         count = self.rows_for(len(kept), physical_rows(state)) if self.static else len(kept)
         row_index = staged(self.device, padded_rows(kept, count))
         slot_index = None if slots is None else staged(self.device, padded_rows(slots, count))
-        cached = state.memory.now if self.cache[0].name in state else []
+        reserved = state.get(self.cache[0].name)
+        cached = [] if reserved is None else state.memory.holding(reserved)
         for slab in (*state.memory.kept, *cached):
             shape = state[slab.names[0]].shape
             if slot_index is not None and slab in cached:

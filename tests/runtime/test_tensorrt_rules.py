@@ -248,7 +248,7 @@ def test_a_session_that_forgot_an_alias_would_be_caught(folders: dict[str, Path]
         state = session.encode(*padded([[5, 6, 7]], 0))
         session.reserve(state, BEAMS.slots)
         session.engines["decoder_step"].aliases = {}
-        elsewhere = BatchMemory(session.device, session.kept, session.cache, session.most, "static").now
+        elsewhere = BatchMemory(session.device, session.kept, session.cache, session.most, "static").cache[0]
         state.memory.cache.append(elsewhere)  # type: ignore[attr-defined]
         with pytest.raises(RuleBroken, match="updated in place"):
             session.step(state, **ONE_STEP)

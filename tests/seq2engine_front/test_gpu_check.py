@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 from host_device import HostDevice
-from stand_in_engines import put_engines
+from stand_in_engines import BEAMS, MODEL, put_engines
 from tensorrt_stand_in import tensorrt_stand_in
 
 from seq2engine import gpu_check as check
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.errors import BuildError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, Passport, read_passport
 from seq2engine.export.profiles import ShapeRanges
+from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.runtime import trt_session
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +38,7 @@ def test_elsewhere(): assert False
 def build(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision: str, flavour: str) -> Passport:
     if precision == "fp16":
         raise BuildError("no room\nfor a build")
-    folder = put_engines(bundle, ranges, precision, flavour, slots=60, targets=tuple(targets))
+    folder = put_engines(bundle, ranges, precision, flavour, slots=80, targets=tuple(targets))
     return read_passport(folder / PASSPORT)
 
 
@@ -77,15 +80,16 @@ def test_one_report_of_everything(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
 
 
-def test_tensorrt_is_an_arm_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PRECISIONS", ("fp32",))
-    for module in (trt_session, check):
-        monkeypatch.setattr(module, "load_tensorrt", tensorrt_stand_in)
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_tensorrt_is_an_arm_of_the_benchmark(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trt_session, "load_tensorrt", tensorrt_stand_in)
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
-    stages = check.gpu_check(tmp_path / "out", HostDevice(), ["tensorrt"], build=build, tests=None, rounds=1, count=1)
-    bench = stages[-1]
-    assert bench.passed, bench.text
-    assert list(bench.values["arms"]) == ["onnxruntime fp32", "tensorrt fp32"]
+    bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
+    put_engines(bundle, BEAMS)
+    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1)
+    assert list(result.arms) == ["onnxruntime fp32", "tensorrt fp32"]
+    assert result.arms["tensorrt fp32"].bytes == sum(f.stat().st_size for f in bundle.root.glob("engines/*/*.engine"))
+    assert result.cases[0].arms["tensorrt fp32"].equal == 2
 
 
 def test_tests_that_fail_or_are_none(tmp_path: Path) -> None:
