@@ -22,12 +22,14 @@ class OrtAttention(OrtSession):
     """The bundle's own graphs, of the decoder step a form with more outputs. It is made for looking, not for speed."""
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtAttention:
+    def from_bundle(
+        cls, bundle: Bundle, precision: str, threads: int | None = None, provider: str = "cpu"
+    ) -> OrtAttention:
         paths = {name: bundle.graph_path(precision, name) for name in bundle.specs(precision)}
         step = paths.pop("decoder_step")
-        session = cls(paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form, threads)
+        session = cls(paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form, threads, provider)
         changed = attention_graph(onnx.load(step, load_external_data=False), bundle.config.decoder_layers)
-        session.sessions["decoder_step"] = inference_session(step, threads, changed.SerializeToString())
+        session.sessions["decoder_step"] = inference_session(step, threads, changed.SerializeToString(), provider)
         return session
 
     def step(

@@ -115,8 +115,12 @@ class TrtSession(Session):
         for name, value in values.items():
             np.copyto(parcel.values[name], value)
         arrived, kept = parcel.arrays["source_mask"].tensor, state["source_mask"].tensor
+
+        def keep_mask() -> None:
+            kept.copy_(arrived)
+
         arrays = {**state, **parcel.arrays}
-        engine.run(engine.binding(profile, arrays, before=parcel.to_device, after=lambda: kept.copy_(arrived)))
+        engine.run(engine.binding(profile, arrays, before=parcel.to_device, after=keep_mask))
         self.device.synchronize()  # the host side is free again for the next batch
         return state
 

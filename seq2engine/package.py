@@ -89,7 +89,7 @@ def package_from_bundle(
         recording = recording_for(opened, precision, form, seed, threads)
         progress("package: record", 1.0)
         graphs = {name: written_graph(opened, precision, name, form, beside) for name in GRAPHS}
-        values = {
+        values: dict[str, Any] = {
             "format": FORMAT,
             "made_by": versions(),
             "fingerprint": hashlib.sha256(json.dumps(graphs, sort_keys=True).encode()).hexdigest(),

@@ -38,7 +38,7 @@ def test_elsewhere(): assert False
 def build(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision: str, flavour: str) -> Passport:
     if precision == "fp16":
         raise BuildError("no room\nfor a build")
-    folder = put_engines(bundle, ranges, precision, flavour, slots=80, targets=tuple(targets))
+    folder = put_engines(bundle, ranges, precision, flavour, targets=tuple(targets))
     return read_passport(folder / PASSPORT)
 
 
