@@ -169,7 +169,7 @@ class SideBySide:
             position, place = np.full(batch, step, dtype=np.int64), np.full(batch, beams * step, dtype=np.int64)
             seen = mask if self.static else mask[:, :, : beams * (step + 1)]
             exact, rounded = (
-                session.step(state, tokens, position, place, np.ascontiguousarray(seen)).copy()
+                session.step(state, tokens, position, place, np.ascontiguousarray(seen)).logits.copy()
                 for session, state in zip(self.sessions, self.states, strict=True)
             )
             yield {
