@@ -1,11 +1,12 @@
 # make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
 # make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
+# make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench peers clean
+.PHONY: demo test lint bench peers gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -35,6 +36,12 @@ peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/in
 	@# optimum-intel asks for torchvision, of which there is no build without CUDA, and which no text model needs
 	@if [ $* = openvino ]; then .peers/$*/bin/python -m pip install --quiet --no-deps optimum-intel==2.2.0; fi
 	@touch $@
+
+gpu-check: gpu-present $(VENV)/installed
+	$(BIN)/python -m seq2engine.gpu_check out/gpu-check
+
+gpu-present:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine, which gpu-check needs; run it on one that has"; exit 1; }
 
 clean:
 	rm -rf $(VENV) .peers out build

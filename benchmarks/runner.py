@@ -33,6 +33,7 @@ from ..runtime.greedy import greedy_search
 from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import Hypothesis, SearchOptions, Special
 from ..runtime.session import BACKENDS, Session, State, open_session
+from ..runtime.trt_choice import choose_engine
 from .cases import Case, case_problems, cases_for, sources_for
 from .machine import environment, load_average, usable_cores
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
@@ -57,11 +58,13 @@ def bench_bundle(
     seed: int = 0,
     progress: Progress = silent,
     references: References | None = None,
+    provider: str | None = None,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
     Without `threads` every arm gets all cores this process may use. An arm that fails ends the run. With `references`
     every arm also decodes their texts, with each case's number of beams, and its error rates stand beside its times.
+    `provider` is where the arms of ONNX Runtime compute.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
@@ -73,13 +76,16 @@ def bench_bundle(
         sessions: dict[str, Session] = {}
         for precision in precisions:
             for backend in backends:
-                name = f"{backend} {precision}"
+                where = provider if backend == "onnxruntime" else None
+                name = " ".join(filter(None, (backend, where, precision)))
                 progress(f"bench: load {name}", 0.0)
                 # Importing the library is not loading the model, and would be charged to the first arm alone.
                 import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
                 started = time.perf_counter()
                 with blaming(name, "loading"):
-                    sessions[name] = stack.enter_context(open_session(opened, backend, precision, threads))
+                    sessions[name] = stack.enter_context(
+                        open_session(opened, backend, precision, threads, provider=where)
+                    )
                 load_ms = 1000 * (time.perf_counter() - started)
                 arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms)
                 progress(f"bench: load {name}", 1.0)
@@ -126,7 +132,12 @@ def graph_bytes(bundle: Bundle, precision: str) -> int:
     return sum(bundle.inside(path).stat().st_size for entry in entries for path in (entry.path, entry.data_path))
 
 
-FILES = {"torch": reference_bytes, "onnxruntime": graph_bytes}  # the backends timed here, and what each reads from disk
+def engine_bytes(bundle: Bundle, precision: str) -> int:
+    return sum(entry.bytes for entry in choose_engine(bundle, precision, None)[1].engines.values())
+
+
+# The backends timed here, and what each reads from disk.
+FILES = {"torch": reference_bytes, "onnxruntime": graph_bytes, "tensorrt": engine_bytes}
 
 
 def check_bench(
@@ -266,13 +277,13 @@ class SeenSession:
 
     def __init__(self, session: Session):
         self.session = session
-        self.given: tuple[State, list[np.ndarray]] = ({}, [])
+        self.given: tuple[State, State, list[np.ndarray]] = ({}, {}, [])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
     def step(self, state: State, *inputs: np.ndarray) -> Answer:
-        self.given = dict(state), [array.copy() for array in inputs]
+        self.given = state, dict(state), [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
@@ -289,7 +300,11 @@ def repeated_step(
     step(start, np.tile(np.arange(case.beam), (case.batch, 1)))
     for tokens, parents in trail[: case.target // 2]:
         step(tokens, parents)
-    state, inputs = seen.given
-    if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same ones
-        return lambda: session.step(dict(state), *inputs)
-    return lambda: session.step(state, *inputs)  # writes the same slots again
+    state, before, inputs = seen.given
+
+    def again() -> Answer:
+        if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same
+            state.update(before)
+        return session.step(state, *inputs)  # a static cache gets the same slots again
+
+    return again

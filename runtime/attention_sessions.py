@@ -25,15 +25,19 @@ class OrtAttention(OrtSession):
 
     @classmethod
     def from_bundle(
-        cls, bundle: Bundle, precision: str, threads: int | None = None, deterministic: bool = False
+        cls,
+        bundle: Bundle,
+        precision: str,
+        threads: int | None = None,
+        deterministic: bool = False,
+        provider: str = "cpu",
     ) -> OrtAttention:
-        paths = {name: bundle.graph_path(precision, name) for name in bundle.specs(precision)}
+        specs = bundle.specs(precision)
+        paths = {name: bundle.graph_path(precision, name) for name in specs}
         step = paths.pop("decoder_step")
-        session = cls(
-            paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form, threads, deterministic
-        )
+        session = cls(paths, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
         changed = attention_graph(onnx.load(step, load_external_data=False), bundle.config.decoder_layers)
-        session.sessions["decoder_step"] = inference_session(step, threads, changed.SerializeToString())
+        session.sessions["decoder_step"] = inference_session(step, threads, changed.SerializeToString(), provider)
         return session
 
     def step(

@@ -1,4 +1,7 @@
-"""ONNX Runtime on the CPU as a session: bound once per shape, the cache written in place."""
+"""ONNX Runtime as a session: bound once per shape, the cache written in place.
+
+A State is in host memory whatever the provider: one for GPUs gets and gives back the whole cache in every step.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from ..export.contract import GraphSpec, TensorSpec
 from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
+from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
@@ -31,7 +35,6 @@ SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into
 class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
-    backend = "onnxruntime"
     looks = False  # whether its states keep the cross-attention of the latest step
 
     def __init__(
@@ -43,14 +46,17 @@ class OrtSession(Session):
         cache_form: str,
         threads: int | None = None,
         deterministic: bool = False,
+        provider: str = "cpu",
     ):
+        check_provider(provider)
+        self.backend = "onnxruntime" if provider == "cpu" else f"onnxruntime {provider}"
         self.config, self.precision, self.cache_form = config, precision, cache_form
         self.specs, self.deterministic = specs, deterministic
         longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
-        self.graphs, self.threads = graphs, threads
+        self.graphs, self.threads, self.provider = graphs, threads, provider
         self.sessions = {
-            name: inference_session(path, threads, step_bytes(path) if name == "decoder_step" else None)
+            name: self.inference_session(name, step_bytes(path) if name == "decoder_step" else None)
             for name, path in graphs.items()
         }
         self.view: OrtSession | None = None  # with the latest shortlist
@@ -63,17 +69,25 @@ class OrtSession(Session):
 
     @classmethod
     def from_bundle(
-        cls, bundle: Bundle, precision: str, threads: int | None = None, deterministic: bool = False
+        cls,
+        bundle: Bundle,
+        precision: str,
+        threads: int | None = None,
+        deterministic: bool = False,
+        provider: str = "cpu",
     ) -> OrtSession:
+        check_provider(provider)
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
-        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic)
+        return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
+
+    def inference_session(self, name: str, changed: bytes | None) -> ort.InferenceSession:
+        return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision)
 
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
             self.view = None  # first make room: a view has a decoder of its own
-            path = self.graphs["decoder_step"]
-            step = inference_session(path, self.threads, step_bytes(path, shortlist))
+            step = self.inference_session("decoder_step", step_bytes(self.graphs["decoder_step"], shortlist))
             self.view = copy.copy(self)
             self.view.sessions = {**self.sessions, "decoder_step": step}
             self.view.shortlist = shortlist
@@ -195,7 +209,13 @@ def step_bytes(path: Path, shortlist: Shortlist | None = None) -> bytes:
     return candidate_graph(model).SerializeToString()
 
 
-def inference_session(path: Path, threads: int | None, changed: bytes | None = None) -> ort.InferenceSession:
+def inference_session(
+    path: Path,
+    threads: int | None,
+    changed: bytes | None = None,
+    provider: str = "cpu",
+    precision: str = "fp32",
+) -> ort.InferenceSession:
     """Opens a graph; `changed` is another form of it in memory, whose weights still lie beside `path`."""
     options = ort.SessionOptions()
     if changed is not None:
@@ -204,10 +224,14 @@ def inference_session(path: Path, threads: int | None, changed: bytes | None = N
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        return ort.InferenceSession(changed or str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            changed or str(path), options, **arguments_for(provider, options, path, precision)
+        )
     except ORT_ERRORS as error:
         reason = " ".join(str(error).split())
         raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
+    check_assignment(session, provider, path)
+    return session
 
 
 def fitted(array: np.ndarray, axis: int, width: int) -> np.ndarray:

@@ -51,6 +51,7 @@ def parity_of(
     engine: str | None = None,
     references: References | None = None,
     deterministic: bool = False,
+    provider: str | None = None,
 ) -> ParityResult:
     """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources.
 
@@ -64,7 +65,9 @@ def parity_of(
     if tokenizer is not None and references is not None:
         sources = [tokenizer.encode_source(text) for text in references]
     with (
-        open_session(opened, backend, precision, threads, engine, deterministic=deterministic) as candidate,
+        open_session(
+            opened, backend, precision, threads, engine, deterministic=deterministic, provider=provider
+        ) as candidate,
         open_session(opened, "torch", "fp64", threads) as oracle,
         open_session(opened, "torch", precision, threads) as reference,
     ):

@@ -108,14 +108,18 @@ def open_session(
     engine: str | None = None,
     attention: bool = False,
     deterministic: bool = False,
+    provider: str | None = None,
 ) -> Session:
-    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines.
+    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
+    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx.
 
     With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
     source gets the same bits whatever its neighbours, at the price of some padding.
     """
     if backend not in BACKENDS:
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if provider is not None and backend != "onnxruntime":
+        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if attention and backend not in ATTENTION:
         raise SessionError(
@@ -136,6 +140,8 @@ def open_session(
                 "a static one; export with: seq2engine export CHECKPOINT BUNDLE --cache static"
             )
         options["deterministic"] = True
+    if provider is not None:
+        options["provider"] = provider
     return session_class.from_bundle(opened, precision, **options)
 
 

@@ -6,7 +6,8 @@ record what is launched on it. Nothing here knows what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -60,15 +61,9 @@ class CudaDevice:
         self.stream = int(self.torch_stream.cuda_stream)
 
     def allocate(self, size: int) -> Tensor:
-        try:
-            # On our stream, so that the allocator hands the memory to nobody else while our work is still queued.
-            with torch.cuda.stream(self.torch_stream):
-                memory = torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError as error:
-            raise SessionError(
-                f"{self.name} has no room for {size / 1e6:.1f} MB more; free some of its memory, "
-                "or build the engine for smaller ranges with: seq2engine build --batch --beam --source"
-            ) from error
+        # On our stream, so that the allocator hands the memory to nobody else while our work is still queued.
+        with self.on_our_stream():
+            memory = torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
         assert memory.data_ptr() % ALIGNMENT == 0, "the CUDA allocator of torch aligns to 512 bytes"
         return memory
 
@@ -76,8 +71,19 @@ class CudaDevice:
         return torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
 
     def run(self, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(self.torch_stream):
+        with self.on_our_stream():
             work()
+
+    @contextmanager
+    def on_our_stream(self) -> Iterator[None]:
+        try:
+            with torch.cuda.stream(self.torch_stream):
+                yield
+        except torch.OutOfMemoryError as error:
+            raise SessionError(
+                f"{self.name} has no room for what a session needs; free some of its memory, "
+                "or build the engine for smaller ranges with: seq2engine build --batch --beam --source"
+            ) from error
 
     def synchronize(self) -> None:
         try:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from seq2engine.folders import new_file
-
 from ..errors import SessionError
-from ..export.passport import EngineEntry
+from ..export.passport import EngineEntry, EngineTensor
 from ..export.trt_module import collector_held
 from .trt_device import Device
 from .trt_memory import DeviceArray, Shape
+from .trt_profiles import Profile
+from .trt_runtime_cache import RuntimeCache
 
 DTYPES = {  # TensorRT's name -> the passport's
     "FLOAT": "float32",
@@ -24,17 +25,30 @@ DTYPES = {  # TensorRT's name -> the passport's
     "INT32": "int32",
     "BOOL": "bool",
 }
-PROFILE = 0  # the only one our builds make
 ECHO = "catchCudaError"  # in a line that TensorRT-RTX adds to every other error
 log = logging.getLogger("seq2engine")
+
+Key = tuple[int, tuple[tuple[int, Shape], ...]]  # the profile; address and shape of every tensor
+
+
+def nothing() -> None: ...
 
 
 @dataclass(frozen=True)
 class Binding:
-    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in."""
+    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in.
 
+    `before` and `after` queue the copies to and from the device that belong to a run, always the same for a key.
+    """
+
+    profile: int
     arrays: tuple[DeviceArray, ...]
-    key: tuple[tuple[int, Shape], ...]  # address and shape of each
+    before: Callable[[], None] = nothing
+    after: Callable[[], None] = nothing
+
+    @cached_property
+    def key(self) -> Key:
+        return self.profile, tuple((array.address, array.shape) for array in self.arrays)
 
 
 class Engine:
@@ -47,10 +61,20 @@ class Engine:
 
     @collector_held()
     def __init__(
-        self, trt: Any, device: Device, path: Path, entry: EngineEntry, repeats: bool, grows: bool, refused: str
+        self,
+        trt: Any,
+        device: Device,
+        path: Path,
+        entry: EngineEntry,
+        profiles: Sequence[Profile],
+        repeats: bool,
+        grows: bool,
+        refused: str,
     ):
         self.device, self.path, self.entry, self.refused = device, path, entry, refused
-        self.bound: tuple[tuple[int, Shape], ...] | None = None
+        self.profiles = profiles
+        self.profile: int | None = None
+        self.bound: Key | None = None
         self.graph: Callable[[], None] | None = None
         self.context: Any = None
         self.config: Any = None
@@ -94,7 +118,7 @@ class Engine:
                 f"{self.path} was opened, but {self.device.name} cannot run it ({self.logger.reason()}); "
                 f"free some GPU memory, or {self.refused}"
             )
-        self.require(self.context.set_optimization_profile_async(PROFILE, self.device.stream), "select its profile")
+        self.select(self.profiles[0].index)
         self.device.synchronize()
         if self.runtime_cache is not None:
             self.runtime_cache.save()  # kernels were compiled just now: kept even if this process is killed later
@@ -106,17 +130,25 @@ class Engine:
             name = self.engine.get_tensor_name(i)
             dtype = self.engine.get_tensor_dtype(name).name
             found.add((self.engine.get_tensor_mode(name).name, name, DTYPES.get(dtype, dtype), self.shapes_of(name)))
-        expected = {("INPUT", t.name, t.dtype, t.shapes) for t in self.entry.inputs}
+        expected = {("INPUT", t.name, t.dtype, self.recorded_shapes(t)) for t in self.entry.inputs}
         expected |= {("OUTPUT", t.name, t.dtype, ()) for t in self.entry.outputs}
+        if self.engine.num_optimization_profiles != len(self.profiles):
+            has = f"it has {self.engine.num_optimization_profiles} profiles, not {len(self.profiles)}"
+            raise SessionError(f"{self.path} is not what its passport says ({has}); {self.refused}")
         if found != expected:
             differing = sorted({name for _, name, _, _ in found ^ expected})
             raise SessionError(f"{self.path} is not what its passport says ({', '.join(differing)}); {self.refused}")
 
     def shapes_of(self, name: str) -> tuple[Shape, ...]:
-        """An input's shapes at min, opt and max; nothing for an output."""
+        """An input's shapes at min, opt and max, profile after profile; nothing for an output."""
         if self.engine.get_tensor_mode(name).name == "OUTPUT":
             return ()
-        return tuple(tuple(shape) for shape in self.engine.get_tensor_profile_shape(name, PROFILE))
+        by_profile = (self.engine.get_tensor_profile_shape(name, p) for p in range(len(self.profiles)))
+        return tuple(tuple(shape) for shapes in by_profile for shape in shapes)
+
+    def recorded_shapes(self, tensor: EngineTensor) -> tuple[Shape, ...]:
+        """The same by the passport, which spells out the first profile's."""
+        return (*tensor.shapes, *(shape for profile in self.profiles[1:] for shape in profile.shapes(tensor)))
 
     def alias_of(self, output: str) -> str | None:
         """The input whose memory an output must share: by the engine where it can be asked, else by the passport."""
@@ -130,29 +162,36 @@ class Engine:
             )
         return told
 
-    def binding(self, arrays: Mapping[str, DeviceArray]) -> Binding:
+    def binding(
+        self,
+        profile: Profile,
+        arrays: Mapping[str, DeviceArray],
+        before: Callable[[], None] = nothing,
+        after: Callable[[], None] = nothing,
+    ) -> Binding:
         """What to run on: takes an array for every input and output by name; an aliased output gets its input's."""
         placed = [arrays[t.name] for t in self.entry.inputs]
         placed += [arrays[self.aliases.get(t.name, t.name)] for t in self.entry.outputs]
-        return Binding(tuple(placed), tuple((array.address, array.shape) for array in placed))
+        return Binding(profile.index, tuple(placed), before, after)
 
     def run(self, binding: Binding) -> None:
-        """Queues one run."""
+        """Queues one run with its copies: a replay of its CUDA graph where there is one."""
         if binding.key != self.bound:
             # A captured graph is tied to the state of the context it was captured from: it goes before that changes.
             self.graph = self.bound = None
             self.bind(binding)
             self.bound = binding.key
-            self.launch()  # TensorRT finishes a change of shapes in the first launch, which must not be captured
+            self.launch(binding)  # TensorRT finishes a change of shapes in the first launch, which is not captured
             return
         if self.captures and self.graph is None:
-            self.graph = self.capture()
+            self.graph = self.capture(binding)
         if self.graph is not None:
             self.graph()
         else:
-            self.launch()
+            self.launch(binding)
 
     def bind(self, binding: Binding) -> None:
+        self.select(binding.profile)
         inputs, outputs = self.entry.inputs, self.entry.outputs
         for tensor, array in zip(inputs, binding.arrays[: len(inputs)], strict=True):
             self.require(self.context.set_input_shape(tensor.name, array.shape), f"take {tensor.name} {array.shape}")
@@ -166,13 +205,22 @@ class Engine:
         for tensor, array in zip((*inputs, *outputs), binding.arrays, strict=True):
             self.require(self.context.set_tensor_address(tensor.name, array.address), f"bind {tensor.name}")
 
-    def launch(self) -> None:
-        self.require(self.context.execute_async_v3(self.device.stream), "run")
+    def select(self, profile: int) -> None:
+        """Switches to a profile, on the stream that the next launch is queued on, so that it comes after."""
+        if profile != self.profile:
+            selected = self.context.set_optimization_profile_async(profile, self.device.stream)
+            self.require(selected, f"select its profile {profile}")
+            self.profile = profile
 
-    def capture(self) -> Callable[[], None] | None:
+    def launch(self, binding: Binding) -> None:
+        self.device.run(binding.before)
+        self.require(self.context.execute_async_v3(self.device.stream), "run")
+        self.device.run(binding.after)
+
+    def capture(self, binding: Binding) -> Callable[[], None] | None:
         """The launches as a CUDA graph. Where that fails the engine goes on without: slower, but as correct."""
         try:
-            return self.device.capture(self.launch)
+            return self.device.capture(partial(self.launch, binding))
         except (SessionError, RuntimeError) as error:  # ours for a refused launch, torch's for an invalid capture
             log.warning("%s runs without a CUDA graph, which could not be captured: %s", self.path, error)
             self.captures = False
@@ -192,30 +240,6 @@ class Engine:
         self.runtime_cache = None
         self.engine = None
         self.runtime = None
-
-
-class RuntimeCache:
-    """The kernels that TensorRT-RTX compiles for this GPU when an engine is opened, kept in a file beside it."""
-
-    def __init__(self, config: Any, engine_path: Path):
-        self.path = engine_path.with_suffix(".runtime_cache")
-        self.cache = config.create_runtime_cache()
-        self.saved = self.path.read_bytes() if self.path.is_file() else b""
-        if self.saved and not self.cache.deserialize(self.saved):
-            self.saved = b""  # made by another GPU or driver, or damaged: compiled and written anew
-        config.set_runtime_cache(self.cache)
-
-    def save(self) -> None:
-        """Writes the file if there is anything new. A bundle that cannot be written to costs time, not the session."""
-        content = self.cache.serialize()
-        if content is None or bytes(content) == self.saved:
-            return
-        self.saved = bytes(content)
-        try:
-            with new_file(self.path) as beside:
-                beside.write_bytes(self.saved)
-        except OSError as error:
-            log.warning("%s not written (%s): the next start compiles its kernels again", self.path, error.strerror)
 
 
 def make_logger(trt: Any) -> Any:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle
 from ..export.passport import Passport
-from ..export.profiles import sizes_from_ranges
 from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
-from .fitting import fitted
 from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
 from .trt_device import CudaDevice, Device
 from .trt_engine import Binding, Engine
-from .trt_memory import BatchMemory, DeviceArray, Shape, SharedMemory, Transfer, TrtState, shape_of
+from .trt_memory import BatchMemory, DeviceArray, Parcel, Post, Shape, Transfer, TrtState, allocate, room_for, shape_of
+from .trt_moves import clear, gather_rows, gather_slots, put_rows, staged
+from .trt_profiles import profiles_of
 from .trt_shapes import call_sizes, check_dtypes, check_places, check_reserved
 
 
@@ -34,7 +33,7 @@ class StepPlan:
 
     signature: tuple[tuple[Shape, np.dtype], ...]  # of the values sent
     beams: int
-    sent: list[Transfer]
+    sent: Parcel
     binding: Binding
     logits: Transfer
     written: dict[str, DeviceArray]  # the cache afterwards
@@ -52,15 +51,18 @@ class TrtSession(Session):
         """Opens the engines of `folder`, which were checked against `passport` and this machine before."""
         self.device, self.folder, self.passport, self.config = device, folder, passport, config
         self.precision, self.cache_form = passport.precision, passport.cache_form
-        ranges, self.static = passport.ranges, passport.cache_form == "static"
+        self.static = passport.cache_form == "static"
+        self.profiles = profiles_of(passport)
+        ranges = [profile.ranges for profile in self.profiles]
+        self.fewest_rows, self.most_rows = min(r.batch.min for r in ranges), max(r.batch.max for r in ranges)
         self.limits = Limits(
-            batch=ranges.batch.max,
-            beam=ranges.beam.max,
-            source=ranges.source.max,
-            target=ranges.target.max,
+            batch=self.most_rows,
+            beam=max(r.beam.max for r in ranges),
+            source=max(r.source.max for r in ranges),
+            target=max(r.target.max for r in ranges),
             slots=passport.slots if self.static else None,
         )
-        self.most = sizes_from_ranges(ranges, passport.cache_form, passport.slots)[-1]
+        self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
         self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
         self.cache = [t for t in step.inputs if f"new_{t.name}" in {output.name for output in step.outputs}]
@@ -69,17 +71,24 @@ class TrtSession(Session):
         self.logits = next(t for t in step.outputs if t.name == "logits")
 
         self.pool: list[BatchMemory] = []  # of states that died
-        self.shared = SharedMemory(device, [*encoder.inputs, *self.sent, self.logits], self.most)
         self.engines: dict[str, Engine] = {}
+        self.allocate_shared()
         try:
             for name, entry in passport.engines.items():
                 repeats, grows = (self.static, not self.static) if name == "decoder_step" else (False, False)
                 self.engines[name] = Engine(
-                    trt, device, folder / entry.file, entry, repeats, grows, refused=mend(folder, passport)
+                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, mend(folder, passport)
                 )
         except BaseException:
             self.close()
             raise
+
+    def allocate_shared(self) -> None:
+        """Memory on both sides for what travels in every call and no state keeps."""
+        inputs = {"encoder": self.passport.engines["encoder"].inputs, "decoder_step": self.sent}
+        self.posts = {graph: Post(self.device, tensors, self.most) for graph, tensors in inputs.items()}
+        self.answer = [allocate(self.device, self.logits, self.most)]
+        self.answer_staging = self.device.staging(room_for(self.logits, self.most))
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, engine: str | None = None) -> TrtSession:
@@ -102,19 +111,24 @@ class TrtSession(Session):
         values = {"source_ids": source_ids, "source_mask": source_mask}
         check_dtypes("encoder", engine.entry, values)
         shapes = {name: value.shape for name, value in values.items()}
-        sizes = call_sizes(self.folder, self.passport, "encoder", shapes)
+        sizes, profile = call_sizes(self.folder, self.passport, "encoder", shapes)
         check_places("source_ids", source_ids, self.config.source_vocab)
 
         memory = self.pool.pop() if self.pool else self.new_memory()
-        state = TrtState(memory, self.pool)
-        ids, sent_ids = self.shared.transfer("source_ids", source_ids.shape)
-        mask = memory.kept["source_mask"].reshaped(source_mask.shape)
-        sent_mask = Transfer(self.shared.staging["source_mask"], mask)
-        made = {t.name: memory.kept[t.name].reshaped(shape_of(t, sizes)) for t in engine.entry.outputs}
-        send(self.device, [sent_ids, sent_mask], [source_ids, source_mask])
-        engine.run(engine.binding({"source_ids": ids, "source_mask": mask, **made}))
+        state = TrtState(memory, self.pool, rows=sizes["B"])
+        for slab in memory.kept:
+            state.update(slab.arrays(sizes))
+        parcel = self.posts["encoder"].parcel(shapes)
+        for name, value in values.items():
+            np.copyto(parcel.values[name], value)
+        arrived, kept = parcel.arrays["source_mask"].tensor, state["source_mask"].tensor
+
+        def keep_mask() -> None:
+            kept.copy_(arrived)
+
+        arrays = {**state, **parcel.arrays}
+        engine.run(engine.binding(profile, arrays, before=parcel.to_device, after=keep_mask))
         self.device.synchronize()  # the host side is free again for the next batch
-        state.update(made, source_mask=mask)
         return state
 
     def new_memory(self) -> BatchMemory:
@@ -123,12 +137,10 @@ class TrtSession(Session):
     def reserve(self, state: State, slots: int) -> None:
         self.opened("decoder_step")
         state = own(state)
-        check_reserved(self.folder, self.passport, self.cache[0], slots)
-        sizes = {"B": batch_of(state), "L": slots}
-        empty = {t.name: state.memory.now[t.name].reshaped(shape_of(t, sizes)) for t in self.cache}
-        for array in empty.values():
-            self.device.run(array.tensor.zero_)
-        state.update(empty)
+        check_reserved(self.folder, self.passport, slots)
+        for slab in state.memory.cache[0]:
+            state.update(slab.arrays({"B": physical_rows(state), "L": slots}))
+            clear(self.device, slab, state[slab.names[0]].shape)
         state.plan = None
 
     def step(
@@ -137,132 +149,102 @@ class TrtSession(Session):
         engine = self.opened("decoder_step")
         state = own(state)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
-        values = [given[t.name] for t in self.sent]
+        values = {t.name: given[t.name] for t in self.sent}
         plan: StepPlan | None = state.plan
-        if plan is None or plan.signature != signature_of(values):
-            plan = state.plan = self.plan_step(engine, state, {t.name: given[t.name] for t in self.sent})
+        if plan is None or plan.signature != signature_of(values.values()):
+            plan = state.plan = self.plan_step(engine, state, values)
         check_places("tokens", tokens, self.config.target_vocab)
         check_places("position", position, self.config.max_target)
         if self.static:
             check_places("write_index", write_index, self.passport.slots - plan.beams + 1)
 
-        send(self.device, plan.sent, values)
+        for name, value in values.items():
+            window = plan.sent.values[name]
+            np.copyto(window[: state.rows], value)
+            window[state.rows :] = window.dtype == bool  # nobody's rows: token 0 at place 0, which sees everything
         engine.run(plan.binding)
-        self.device.run(plan.logits.to_host)
         self.device.synchronize()
         if not self.static:
             state.update(plan.written)
-            state.memory.swap()
             state.plan = None  # the next step has other shapes and the buffers change places
-        logits = plan.logits.values
+        logits = plan.logits.values[: state.rows]
         return Answer(logits if self.shortlist is None else logits[..., self.shortlist.ids], shortlist=self.shortlist)
 
-    def plan_step(self, engine: Engine, state: TrtState, values: dict[str, np.ndarray]) -> StepPlan:
+    def plan_step(self, engine: Engine, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
         if self.cache[0].name not in state:
             raise RequestError("this state has no cache yet; reserve one before the first step")
         check_dtypes("decoder_step", engine.entry, values)
-        shapes = {name: array.shape for name, array in state.items()}
+        rows = physical_rows(state)
+        shapes = {name: (state.rows, *array.shape[1:]) for name, array in state.items()}
         shapes.update((name, value.shape) for name, value in values.items())
-        sizes = call_sizes(self.folder, self.passport, "decoder_step", shapes)
+        sizes, profile = call_sizes(self.folder, self.passport, "decoder_step", shapes, rows)
 
-        arrays = dict(state)
-        sent = []
-        for name, value in values.items():
-            arrays[name], transfer = self.shared.transfer(name, value.shape)
-            sent.append(transfer)
-        arrays["logits"], logits = self.shared.transfer("logits", shape_of(self.logits, sizes))
-        written = {}
-        for tensor in engine.entry.outputs:
-            name = tensor.name.removeprefix("new_")
-            if name in state.memory.next:
-                arrays[tensor.name] = written[name] = state.memory.next[name].reshaped(shape_of(tensor, sizes))
-        return StepPlan(signature_of(values.values()), sizes["K"], sent, engine.binding(arrays), logits, written)
+        sent = self.posts["decoder_step"].parcel({name: (rows, *value.shape[1:]) for name, value in values.items()})
+        answer = self.answer[0].reshaped(shape_of(self.logits, sizes))
+        logits = Transfer(self.answer_staging, answer)
+        written: dict[str, DeviceArray] = {}
+        for slab in state.memory.beside(state[self.cache[0].name]):
+            written |= slab.arrays({**sizes, "L": sizes.get("M", sizes["L"])})
+        made = {f"new_{name}": array for name, array in written.items()}
+        arrays = {**state, **sent.arrays, **made, "logits": answer}
+        binding = engine.binding(profile, arrays, before=sent.to_device, after=logits.to_host)
+        return StepPlan(signature_of(values.values()), sizes["K"], sent, binding, logits, written)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.opened("decoder_step")
         state = own(state)
-        batch = batch_of(state)
-        kept = np.arange(batch) if rows is None else rows
-        check_places("rows", kept, batch)
-        if len(kept) > self.passport.ranges.batch.max:
-            raise RequestError(f"{len(kept)} rows were selected, this engine takes {self.passport.ranges.batch.max}")
-        cached = {t.name for t in self.cache}
+        kept = np.arange(state.rows) if rows is None else rows
+        check_places("rows", kept, state.rows)
+        if len(kept) > self.most_rows:
+            raise RequestError(f"{len(kept)} rows were selected, this engine takes {self.most_rows}")
         if slots is not None:
             length = state[self.cache[0].name].shape[2]
             if slots.ndim != 2 or len(slots) != len(kept) or slots.shape[1] > length:
                 raise RequestError(f"slots have shape {list(slots.shape)}, expected [{len(kept)}, up to {length}]")
             check_places("slots", slots, length)
-        row_index = torch.tensor(kept)  # copies: the caller's arrays are free again when this returns
-        slot_index = None if slots is None else torch.tensor(slots)
-        for name, array in state.items():
-            if slot_index is not None and name in cached:
-                state[name] = self.gather_slots(array, row_index, slot_index)
+        count = self.rows_for(len(kept), physical_rows(state)) if self.static else len(kept)
+        row_index = staged(self.device, padded_rows(kept, count))
+        slot_index = None if slots is None else staged(self.device, padded_rows(slots, count))
+        reserved = state.get(self.cache[0].name)
+        cached = [] if reserved is None else state.memory.holding(reserved)
+        for slab in (*state.memory.kept, *cached):
+            shape = state[slab.names[0]].shape
+            if slot_index is not None and slab in cached:
+                length = shape[2] if self.static else slot_index.shape[1]
+                shape = gather_slots(self.device, slab, shape, row_index, slot_index, length)
             elif rows is not None:
-                state[name] = self.gather_rows(array, row_index)
+                shape = gather_rows(self.device, slab, shape, row_index)
+            state.update((name, slab.array(name, shape)) for name in slab.names)
+        state.rows = len(kept)
         state.plan = None
+
+    def rows_for(self, staying: int, now: int) -> int:
+        """How many rows to go on with: those there are until half of them are nobody's, so that the shapes of a decode,
+        and with them its CUDA graph, change seldom, though sources leave it all the time."""
+        while staying <= now // 2 and now // 2 >= self.fewest_rows:
+            now //= 2
+        return max(now, staying)
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         self.opened("decoder_step")
-        state = own(state)
-        check_places("rows", rows, batch_of(state))
-        index = torch.tensor(rows)
-        for tensor in self.kept:
-            state[tensor.name] = self.put_rows(state[tensor.name], index, newcomers[tensor.name], width)
+        state, newcomers = own(state), own(newcomers)
+        check_places("rows", rows, state.rows)
+        index = staged(self.device, rows)
+        for slab, coming in zip(state.memory.kept, newcomers.memory.kept, strict=True):
+            name = slab.names[0]
+            shape = put_rows(self.device, slab, state[name].shape, index, coming, newcomers[name].shape, width)
+            state.update((name, slab.array(name, shape)) for name in slab.names)
         state.plan = None
-
-    def put_rows(self, array: DeviceArray, rows: Tensor, coming: DeviceArray, width: int) -> DeviceArray:
-        """Queues array[rows] = coming, both with S made `width` long, in the same memory."""
-        axis = 2 if len(array.shape) == 4 else 1
-        result = array.reshaped((*array.shape[:axis], width, *array.shape[axis + 1 :]))
-
-        def work() -> None:
-            old, new = array.tensor, result.tensor
-            if array.shape != result.shape:
-                new.copy_(fitted(old, width))
-            new.index_copy_(0, rows.to(old.device), fitted(coming.tensor, width))
-
-        self.device.run(work)
-        return result
-
-    def gather_rows(self, array: DeviceArray, rows: Tensor) -> DeviceArray:
-        """Queues array[rows], to the front of the same memory."""
-        result = array.reshaped((len(rows), *array.shape[1:]))
-
-        def work() -> None:
-            old = array.tensor
-            result.tensor.copy_(old.index_select(0, rows.to(old.device)))
-
-        self.device.run(work)
-        return result
-
-    def gather_slots(self, array: DeviceArray, rows: Tensor, slots: Tensor) -> DeviceArray:
-        """Queues [B,H,L,E] -> [B',H,L',E], to the front of the same memory.
-
-        A static cache stays L slots long: behind those that were chosen it is zero.
-        """
-        chosen = slots.shape[1]
-        _, heads, length, width = array.shape
-        result = array.reshaped((len(rows), heads, length if self.static else chosen, width))
-
-        def work() -> None:
-            old, new = array.tensor, result.tensor
-            row, slot = rows.to(old.device), slots.to(old.device)
-            head = torch.arange(heads, device=old.device)
-            picked = old[row[:, None, None], head[:, None], slot[:, None, :]]  # all three broadcast to [B', H, L']
-            new[:, :, :chosen].copy_(picked)
-            new[:, :, chosen:].zero_()
-
-        self.device.run(work)
-        return result
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         self.opened("decoder_step")
-        array: DeviceArray = state[name]
+        state = own(state)
+        array = state[name]
         dtype = torch.float32 if array.dtype == torch.bfloat16 else array.dtype  # numpy has no bfloat16
         copy = torch.empty(array.shape, dtype=dtype)
         self.device.run(lambda: copy.copy_(array.tensor))
         self.device.synchronize()
-        return copy.numpy()
+        return copy.numpy()[: state.rows]
 
     def opened(self, graph: str) -> Engine:
         if graph not in self.engines:
@@ -278,22 +260,11 @@ class TrtSession(Session):
                 engine.close()
             self.engines.clear()
             self.pool.clear()
-            self.shared.release()
+            self.posts.clear()
+            self.answer.clear()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def send(device: Device, transfers: list[Transfer], values: list[np.ndarray]) -> None:
-    """Queues the copies of all values to the device as one piece of work."""
-    for transfer, value in zip(transfers, values, strict=True):
-        np.copyto(transfer.values, value)
-
-    def work() -> None:
-        for transfer in transfers:
-            transfer.to_device()
-
-    device.run(work)
 
 
 def signature_of(values: Iterable[np.ndarray]) -> tuple[tuple[Shape, np.dtype], ...]:
@@ -305,5 +276,11 @@ def own(state: State) -> TrtState:
     return state
 
 
-def batch_of(state: TrtState) -> int:
+def physical_rows(state: TrtState) -> int:
+    """Rows of its tensors."""
     return state["source_mask"].shape[0]
+
+
+def padded_rows(index: np.ndarray, count: int) -> np.ndarray:
+    """Indices [B] or [B,L] for `count` rows: those that are nobody's repeat the last."""
+    return index[np.minimum(np.arange(count), len(index) - 1)] if len(index) else index

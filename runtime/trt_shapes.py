@@ -12,25 +12,31 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import RequestError
-from ..export.passport import EngineEntry, EngineTensor, Passport
-from ..export.profiles import Range
+from ..export.passport import EngineEntry, Passport
+from ..export.profiles import Range, ShapeRanges
 from .trt_choice import mend
-from .trt_memory import Shape
+from .trt_memory import Shape, Sizes
+from .trt_profiles import Profile, profile_for, profiles_of
 
 RANGE_OF_AXIS = {"B": "batch", "K": "beam", "S": "source", "L": "target", "M": "target"}
 
 
-def call_sizes(folder: Path, passport: Passport, graph: str, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The size of every letter of the contract in a call, after its inputs' shapes were checked."""
-    entry = passport.engines[graph]
-    sizes = agreed_sizes(graph, entry, shapes)
-    check_ranges(folder, passport, graph, shapes)
+def call_sizes(
+    folder: Path, passport: Passport, graph: str, shapes: Mapping[str, Shape], rows: int | None = None
+) -> tuple[dict[str, int], Profile]:
+    """The size of every letter of the contract in a call, after its inputs' shapes were checked; and its profile.
+
+    `rows` is how many the engine will run where that is more than the call has sources.
+    """
+    sizes = agreed_sizes(graph, passport.engines[graph], shapes)
+    sizes["B"] = rows or sizes["B"]
+    profile = checked_profile(folder, passport, graph, shapes, sizes)
     if "M" in sizes and sizes["M"] != sizes["L"] + sizes["K"]:
         raise RequestError(
             f"{graph} input self_mask has shape {list(shapes['self_mask'])}, expected its last axis to count "
             f"{sizes['L']} cached slots and {sizes['K']} new ones"
         )
-    return sizes
+    return sizes, profile
 
 
 def agreed_sizes(graph: str, entry: EngineEntry, shapes: Mapping[str, Shape]) -> dict[str, int]:
@@ -48,44 +54,45 @@ def agreed_sizes(graph: str, entry: EngineEntry, shapes: Mapping[str, Shape]) ->
     return sizes
 
 
-def check_ranges(folder: Path, passport: Passport, graph: str, shapes: Mapping[str, Shape]) -> None:
-    """Refuses shapes outside the engine's ranges: names the first such input and the build that would take them all."""
-    first = ""
-    wrong: dict[str, int] = {}
-    for tensor in passport.engines[graph].inputs:
-        shape, least, most = shapes[tensor.name], tensor.shapes[0], tensor.shapes[-1]
-        for axis, size, low, high in zip(tensor.axes, shape, least, most, strict=True):
-            if not low <= size <= high:
-                wrong[str(axis)] = size
-                first = first or (
-                    f"{graph} input {tensor.name} has shape {list(shape)}, "
-                    f"this engine takes {list(least)} to {list(most)}"
-                )
-    if first:
-        options = dict(mending_option(passport, axis, size) for axis, size in wrong.items())
-        raise RequestError(f"{first}; {mend(folder, passport, **options)}")
+def checked_profile(folder: Path, passport: Passport, graph: str, shapes: Mapping[str, Shape], sizes: Sizes) -> Profile:
+    """The profile that serves a call. Where none does, names the first input that the largest does not take, and the
+    build that would take them all."""
+    profiles = profiles_of(passport)
+    if (chosen := profile_for(profiles, sizes)) is not None:
+        return chosen
+    largest = max(profiles, key=lambda profile: profile.volume)
+    least, most = largest.sizes[0], largest.most
+    wrong = {letter: size for letter, size in sizes.items() if not least[letter] <= size <= most[letter]}
+    named = next(t for t in passport.engines[graph].inputs if any(axis in wrong for axis in t.axes))
+    taken = [profile.shapes(named) for profile in profiles]
+    takes = " or ".join(dict.fromkeys(f"{list(shapes[0])} to {list(shapes[-1])}" for shapes in taken))
+    options = dict(mending_option(largest.ranges, passport, letter, size) for letter, size in wrong.items())
+    raise RequestError(
+        f"{graph} input {named.name} has shape {list(shapes[named.name])}, this engine takes {takes}; "
+        f"{mend(folder, passport, **options)}"
+    )
 
 
-def check_reserved(folder: Path, passport: Passport, cache: EngineTensor, slots: int) -> None:
+def check_reserved(folder: Path, passport: Passport, slots: int) -> None:
     """Refuses a cache length that the engine does not have."""
-    slot_axis = cache.axes.index("L")
-    least, most = cache.shapes[0][slot_axis], cache.shapes[-1][slot_axis]
+    profiles = profiles_of(passport)
+    least, most = min(p.sizes[0]["L"] for p in profiles), max(p.most["L"] for p in profiles)
     if not least <= slots <= most:
         takes = f"has {most}" if least == most else f"takes {least} to {most}"
-        option, value = mending_option(passport, "L", slots)
+        option, value = mending_option(passport.ranges, passport, "L", slots)
         raise RequestError(
             f"a cache of {slots} slots was asked for, this engine {takes}; {mend(folder, passport, **{option: value})}"
         )
 
 
-def mending_option(passport: Passport, axis: str, size: int) -> tuple[str, Range | int]:
+def mending_option(ranges: ShapeRanges, passport: Passport, axis: str, size: int) -> tuple[str, Range | int]:
     """The build option, and its value, of an engine that takes this size too."""
     if axis == "L" and passport.cache_form == "static":
         return "slots", size
     if axis in "LM":  # a growing cache is as long as all beams of all steps
-        size = math.ceil(size / passport.ranges.beam.max) + (axis == "L")
+        size = math.ceil(size / ranges.beam.max) + (axis == "L")
     name = RANGE_OF_AXIS[axis]
-    r: Range = getattr(passport.ranges, name)
+    r: Range = getattr(ranges, name)
     return name, Range(min(r.min, size), r.opt, max(r.max, size))
 
 

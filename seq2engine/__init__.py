@@ -26,6 +26,7 @@ PUBLIC = {
     "translate_many": "runtime.feeding",
     "parity_of": "runtime.parity",
     "bench_bundle": "benchmarks.runner",
+    "package_from_bundle": "package",
     "Seq2EngineError": "errors",
 }
 __all__ = ["__version__", *PUBLIC]

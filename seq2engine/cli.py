@@ -12,6 +12,7 @@ from typing import Any
 
 from seq2engine import __version__
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
@@ -96,6 +97,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_plan_flags(add("plan", run_plan, "choose profiles for a file of real requests, and say how to build them"))
 
+    sub = add("package", run_package, "make a folder that a GPU machine can verify with TensorRT and numpy alone")
+    add_bundle(sub)
+    add_package_flags(sub)
+    add_json(sub)
+
     sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     add_bundle(sub)
     sub.add_argument(
@@ -152,6 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
+    add_provider(sub)
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     add_json(sub)
@@ -172,6 +179,12 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deterministic", action="store_true", help="the same bits in any batch, for some padding (onnxruntime)"
     )
+    add_provider(parser)
+
+
+def add_provider(parser: argparse.ArgumentParser) -> None:
+    where = "where onnxruntime computes: cpu, cuda, tensorrt or nv_tensorrt_rtx (default: cpu)"
+    parser.add_argument("--provider", help=where)
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
@@ -268,8 +281,10 @@ def run_parity(args: argparse.Namespace) -> int:
         progress=progress_for(args),
         references=references_from_args(args),
         deterministic=args.deterministic,
+        provider=args.provider,
     )
-    report = bundle.root / "reports" / f"parity-{args.backend}-{args.precision}.html"
+    where = "-".join(filter(None, (args.backend, args.provider, args.precision)))
+    report = bundle.root / "reports" / f"parity-{where}.html"
     write_text(report, parity_html(result))
     write_text(report.with_suffix(".json"), result.to_json())
     print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
@@ -317,6 +332,7 @@ def run_bench(args: argparse.Namespace) -> int:
         threads=args.threads,
         progress=progress_for(args),
         references=references_from_args(args),
+        provider=args.provider,
     )
     report = bundle.root / "reports" / "bench.html"
     write_text(report, bench_html(result))

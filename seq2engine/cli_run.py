@@ -83,6 +83,7 @@ def run_run(args: argparse.Namespace) -> int:
             args.engine,
             attention=looks,
             deterministic=args.deterministic,
+            provider=args.provider,
         ) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)

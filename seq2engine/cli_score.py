@@ -45,7 +45,13 @@ def run_score(args: argparse.Namespace) -> int:
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,
         open_session(
-            bundle, args.backend, args.precision, args.threads, args.engine, deterministic=args.deterministic
+            bundle,
+            args.backend,
+            args.precision,
+            args.threads,
+            args.engine,
+            deterministic=args.deterministic,
+            provider=args.provider,
         ) as session,
     ):
         progress, size = progress_of_file(args.input, args.quiet)

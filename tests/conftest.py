@@ -22,6 +22,14 @@ def _cache_of_our_own(tmp_path_factory):
         yield
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that need a GPU say so where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch.cuda finds none"))
+
+
 @pytest.fixture
 def cli(capsys):
     """Runs a command; gives its exit code, its output and its error output."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from tensorrt_stand_in import VERSIONS, HostDevice, engine_bytes, tensorrt_stand_in
+from host_device import HostDevice
+from tensorrt_stand_in import VERSIONS, engine_bytes, tensorrt_stand_in
 
 from seq2engine.export.bundle import Bundle, open_bundle
 from seq2engine.export.contract import GRAPHS
@@ -28,6 +29,11 @@ from seq2engine.runtime.trt_session import TrtSession
 ONE_BEAM = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 16), Range(1, 8, 12))
 BEAMS = ShapeRanges(Range(1, 2, 4), Range(1, 2, 3), Range(1, 8, 16), Range(1, 8, 12))
 THREE_BEAMS = ShapeRanges(Range(1, 2, 4), Range(3, 3, 3), Range(1, 8, 16), Range(1, 8, 12))
+FOUR_BEAMS = ShapeRanges(Range(1, 2, 4), Range(1, 4, 4), Range(1, 8, 16), Range(1, 8, 12))
+NARROWER = (  # further profiles of FOUR_BEAMS: one short source, and two of middling length
+    ShapeRanges(Range(1, 1, 1), Range(1, 4, 4), Range(1, 4, 4), Range(1, 8, 12)),
+    ShapeRanges(Range(1, 2, 2), Range(1, 4, 4), Range(1, 5, 8), Range(1, 8, 12)),
+)
 # Pre-norm with learned positions: its decodes wander through the vocabulary and end at different lengths.
 MODEL = random_model(dataclasses.replace(PRESETS["tiny"], norm="pre", positions="learned"), seed=12)
 EXACT_MODEL = copy.deepcopy(MODEL).double()
@@ -56,6 +62,7 @@ def put_engines(
     slots: int | None = None,
     name: str | None = None,
     targets: tuple[str, ...] = ("sm86", "sm89"),
+    narrower: tuple[ShapeRanges, ...] = (),
 ) -> Path:
     """Writes engines and passport as a build would, and returns their folder."""
     folder = bundle.root / "engines" / (name or f"sm86-sm89-{precision}")
@@ -64,20 +71,20 @@ def put_engines(
     entries = {}
     for graph in GRAPHS:
         spec = bundle.specs(precision)[graph]
-        shapes = shapes_from_ranges(spec, ranges, bundle.cache_form, slots)
+        profiles = [shapes_from_ranges(spec, r, bundle.cache_form, slots) for r in (ranges, *narrower)]
         model = onnx.load(bundle.graph_path(precision, graph))
         if graph == "decoder_step":
             beams = ranges.beam.max if ranges.beam.fixed else None
             model = step_for_tensorrt(model, bundle.cache_form, beams, slots)
         file = folder / f"{graph}.engine"
-        file.write_bytes(engine_bytes(model, shapes, flavour))
+        file.write_bytes(engine_bytes(model, profiles, flavour))
         updated = [t.name for t in spec.outputs if t.name.startswith("new_")] if bundle.cache_form == "static" else []
         entries[graph] = EngineEntry(
             file=file.name,
             bytes=file.stat().st_size,
             sha256=sha256_of(file),
             onnx_fingerprint=bundle.graph(precision, graph).fingerprint,
-            inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
+            inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, profiles[0][t.name]) for t in spec.inputs),
             outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
             aliases={output: output.removeprefix("new_") for output in updated},
             launches=0,
@@ -85,7 +92,17 @@ def put_engines(
             attentions=0,
             build_seconds=0.0,
         )
-    passport = Passport(flavour, VERSIONS[flavour], targets, precision, bundle.cache_form, ranges, slots, entries)
+    passport = Passport(
+        flavour=flavour,
+        version=VERSIONS[flavour],
+        targets=targets,
+        precision=precision,
+        cache_form=bundle.cache_form,
+        ranges=ranges,
+        slots=slots,
+        engines=entries,
+        narrower=narrower,
+    )
     (folder / PASSPORT).write_text(passport.to_json())
     return folder
 

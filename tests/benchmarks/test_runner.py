@@ -83,7 +83,7 @@ class Broken(Wrapped):
 def swap(monkeypatch, kind):
     """ONNX Runtime's session becomes one of that kind."""
 
-    def opener(bundle, backend, precision, threads):
+    def opener(bundle, backend, precision, threads, engine=None, provider=None):
         session = open_session(bundle, backend, precision, threads)
         return kind(session) if backend == "onnxruntime" else session
 

@@ -1,6 +1,6 @@
-"""Every rule of TensorRT's that the stand-in knows: a binding that keeps them all runs, and each broken one is caught.
+"""The rules of TensorRT about what is bound: a binding that keeps them all runs, and each broken one is caught.
 
-`Bench` binds a decoder step by hand, the way our engine code does it; a test changes one thing about it.
+Those about order and time are in test_tensorrt_order.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from stand_in_engines import BEAMS, copied, exported, put_engines, session_over
-from tensorrt_stand_in import HostDevice, ILogger, RuleBroken, engine_bytes, tensorrt_stand_in
+from host_device import RuleBroken
+from stand_in_bench import Bench, Log
+from stand_in_engines import BEAMS, session_over
+from tensorrt_stand_in import engine_bytes, tensorrt_stand_in
 
 from seq2engine.errors import SessionError
-from seq2engine.export.passport import PASSPORT, EngineTensor, read_passport
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.trt_memory import BatchMemory
 
@@ -27,86 +28,6 @@ ONE_STEP = {
     "write_index": np.zeros(1, dtype=np.int64),
     "self_mask": np.ones((1, 1, BEAMS.slots), dtype=bool),
 }
-SIZES = {"B": 2, "K": 3, "S": 5, "L": BEAMS.slots, "M": 6}
-
-
-class Log(ILogger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def log(self, severity: object, message: str) -> None:
-        self.lines.append(message)
-
-
-class Bench:
-    """A decoder step of the stand-in with memory for every tensor, bound step by step."""
-
-    def __init__(self, folder: Path, flavour: str):
-        entry = read_passport(folder / PASSPORT).engines["decoder_step"]
-        self.trt, self.device, self.log = tensorrt_stand_in(flavour), HostDevice(), Log()
-        self.aliases = entry.aliases
-        self.inputs, self.outputs = entry.inputs, entry.outputs
-        self.runtime = self.trt.Runtime(self.log)
-        self.engine = self.runtime.deserialize_cuda_engine((folder / entry.file).read_bytes())
-        self.config = self.engine.create_runtime_config()
-        self.cache = None
-        if flavour == "tensorrt_rtx":
-            self.cache = self.config.create_runtime_cache()
-            self.config.set_runtime_cache(self.cache)
-        self.context = self.engine.create_execution_context(self.config)
-        self.shapes = {t.name: self.shape(t) for t in (*self.inputs, *self.outputs)}
-        self.memory = {
-            t.name: self.device.allocate(int(np.prod(self.shape(t))) * np.dtype(t.dtype).itemsize)
-            for t in (*self.inputs, *self.outputs)
-            if t.name not in self.aliases
-        }
-        for memory in self.memory.values():
-            memory.zero_()
-
-    def shape(self, tensor: EngineTensor) -> tuple[int, ...]:
-        sizes = SIZES if self.aliases else {**SIZES, "L": SIZES["M"] - SIZES["K"]}
-        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
-
-    def address(self, name: str) -> int:
-        return self.memory[self.aliases.get(name, name)].data_ptr()
-
-    def select_profile(self) -> None:
-        assert self.context.set_optimization_profile_async(0, self.device.stream)
-
-    def set_shapes(self) -> None:
-        for tensor in self.inputs:
-            assert self.context.set_input_shape(tensor.name, self.shapes[tensor.name])
-
-    def set_addresses(self) -> None:
-        for tensor in (*self.inputs, *self.outputs):
-            assert self.context.set_tensor_address(tensor.name, self.address(tensor.name))
-
-    def bind(self) -> None:
-        self.select_profile()
-        self.set_shapes()
-        assert self.context.infer_shapes() == []
-        self.set_addresses()
-
-    def execute(self) -> bool:
-        return self.context.execute_async_v3(self.device.stream)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    where = tmp_path_factory.mktemp("rules")
-    bundles = exported(where)
-    made = {}
-    for form in ("static", "growing"):
-        bundle = copied(bundles[form], where / f"{form}-engines")
-        for flavour in ("tensorrt_rtx", "tensorrt"):
-            made[f"{form} {flavour}"] = put_engines(bundle, BEAMS, flavour=flavour, name=flavour)
-    return made
-
-
-@pytest.fixture
-def bench(folders: dict[str, Path]) -> Bench:
-    return Bench(folders["static tensorrt"], "tensorrt")
 
 
 @pytest.mark.parametrize("flavour", ["tensorrt_rtx", "tensorrt"])
@@ -185,7 +106,8 @@ def test_no_profile_selected(bench: Bench) -> None:
 
 
 def test_a_profile_that_is_not_there(bench: Bench) -> None:
-    assert not bench.context.set_optimization_profile_async(1, bench.device.stream)
+    assert not bench.context.set_optimization_profile_async(2, bench.device.stream)
+    assert bench.log.lines == ["Optimization profile index 2 is out of range [0, 1]"]
 
 
 def test_selecting_a_profile_forgets_the_shapes(bench: Bench) -> None:
@@ -258,32 +180,6 @@ def test_the_default_stream(bench: Bench) -> None:
         bench.context.execute_async_v3(1)
 
 
-def test_an_engine_after_its_runtime(bench: Bench) -> None:
-    bench.runtime = None
-    with pytest.raises(RuleBroken, match="after its runtime had been released"):
-        bench.engine.create_runtime_config()
-    with pytest.raises(RuleBroken, match="after its runtime had been released"):
-        bench.select_profile()
-    assert bench.trt.broken == ["the runtime was released before its engine"]
-
-
-def test_a_context_after_its_engine(bench: Bench) -> None:
-    bench.bind()
-    bench.engine = None
-    with pytest.raises(RuleBroken, match="after its engine had been released"):
-        bench.execute()
-    assert bench.trt.broken == ["the engine was released before its context"]
-
-
-def test_a_context_after_its_runtime_cache(folders: dict[str, Path]) -> None:
-    bench = Bench(folders["static tensorrt_rtx"], "tensorrt_rtx")
-    bench.bind()
-    bench.cache = None
-    with pytest.raises(RuleBroken, match="after its runtime cache had been released"):
-        bench.execute()
-    assert bench.trt.broken == ["the runtime cache was released before its context"]
-
-
 def test_truncated_and_foreign_engine_files(folders: dict[str, Path]) -> None:
     blob = (folders["static tensorrt"] / "encoder.engine").read_bytes()
     log = Log()
@@ -300,41 +196,6 @@ def test_a_logger_that_is_none(bench: Bench) -> None:
         bench.trt.Runtime(None)
 
 
-def test_a_graph_captured_before_the_shapes_settled(bench: Bench) -> None:
-    bench.bind()
-    with pytest.raises(RuleBroken, match="first launch after a change of shapes was captured"):
-        bench.device.capture(lambda: bench.execute())
-
-
-@pytest.mark.parametrize("change", ["address", "shape"])
-def test_a_graph_replayed_after_its_context_changed(change: str, bench: Bench) -> None:
-    bench.bind()
-    assert bench.execute()
-    replay = bench.device.capture(lambda: bench.execute())
-    replay()
-    if change == "address":
-        bench.set_addresses()
-    else:
-        bench.set_shapes()
-    with pytest.raises(RuleBroken, match="replayed after the context it was captured from had changed"):
-        replay()
-
-
-def test_waiting_in_a_capture(bench: Bench) -> None:
-    with pytest.raises(RuleBroken, match="waited for a stream that is being captured"):
-        bench.device.capture(bench.device.synchronize)
-
-
-def test_rtx_engines_are_not_captured_by_hand(folders: dict[str, Path]) -> None:
-    bench = Bench(folders["static tensorrt_rtx"], "tensorrt_rtx")
-    bench.bind()
-    assert bench.execute()
-    launched = []
-    bench.device.capture(lambda: launched.append(bench.execute()))
-    assert launched == [False]
-    assert "REQUIRE_USER_ALLOCATION" in bench.log.lines[0]
-
-
 def test_the_flavours_differ_where_the_real_ones_do(folders: dict[str, Path]) -> None:
     rtx = Bench(folders["static tensorrt_rtx"], "tensorrt_rtx")
     datacenter = Bench(folders["static tensorrt"], "tensorrt")
@@ -346,7 +207,7 @@ def test_the_flavours_differ_where_the_real_ones_do(folders: dict[str, Path]) ->
 
 
 def test_an_engine_file_says_how_long_it_is() -> None:
-    blob = engine_bytes(onnx.ModelProto(), {})
+    blob = engine_bytes(onnx.ModelProto(), [])
     assert int.from_bytes(blob[8:16], "little") == len(blob) - 16
 
 
@@ -355,6 +216,7 @@ def wrong_stream(engine: Any) -> None:
 
 
 def forgotten_profile(engine: Any) -> None:
+    engine.select = lambda profile: None
     engine.context.profile = None
 
 
@@ -386,7 +248,7 @@ def test_a_session_that_forgot_an_alias_would_be_caught(folders: dict[str, Path]
         state = session.encode(*padded([[5, 6, 7]], 0))
         session.reserve(state, BEAMS.slots)
         session.engines["decoder_step"].aliases = {}
-        elsewhere = BatchMemory(session.device, session.kept, session.cache, session.most, "static").now
+        elsewhere = BatchMemory(session.device, session.kept, session.cache, session.most, "static").cache[0]
         state.memory.cache.append(elsewhere)  # type: ignore[attr-defined]
         with pytest.raises(RuleBroken, match="updated in place"):
             session.step(state, **ONE_STEP)

@@ -1,42 +1,41 @@
-"""Opening engines: every refusal before and while one is opened, and what is kept beside it."""
+"""Opening engines: every refusal before and while one is opened."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from stand_in_engines import BEAMS, ONE_BEAM, copied, exported, put_engines, session_over
-from tensorrt_stand_in import HostDevice, tensorrt_stand_in
+from host_device import HostDevice
+from stand_in_engines import (
+    BEAMS,
+    ONE_BEAM,
+    copied,
+    put_engines,
+    session_over,
+)
+from tensorrt_stand_in import tensorrt_stand_in
 
 from seq2engine.errors import BundleError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
 from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.export.trt_module import load_tensorrt
-from seq2engine.runtime import trt_device, trt_session
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime import trt_session
 from seq2engine.runtime.session import open_session
-from seq2engine.runtime.trt_device import NO_GPU, CudaDevice
+from seq2engine.runtime.trt_device import NO_GPU
 
 BUILD = "seq2engine build {root} --precision fp32"
+
+
 REBUILD = (
     f"rebuild with: {BUILD} --target sm86 sm89 --flavour tensorrt_rtx "
     "--batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
 )
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return exported(tmp_path_factory.mktemp("bundles"))
 
 
 @pytest.fixture
@@ -329,135 +328,3 @@ def test_a_tensorrt_that_cannot_tell_aliases_goes_by_the_passport(bundle: Bundle
     with session_over(folder, tensorrt_stand_in("tensorrt", tells_aliases=False)) as session:
         aliases = session.engines["decoder_step"].aliases
     assert aliases == {f"new_self_{part}.{layer}": f"self_{part}.{layer}" for layer in range(2) for part in "kv"}
-
-
-def one_step(session: Any) -> None:
-    state = session.encode(*padded([[5, 6, 7]], 0))
-    session.reserve(state, ONE_BEAM.slots)
-    zero = np.zeros(1, dtype=np.int64)
-    session.step(state, np.full((1, 1), 7), zero, zero, np.ones((1, 1, ONE_BEAM.slots), dtype=bool))
-
-
-def test_compiled_kernels_are_kept_beside_the_engine(bundle: Bundle) -> None:
-    folder = put_engines(bundle)
-    trt = tensorrt_stand_in()
-    with session_over(folder, trt) as session:
-        first = (folder / "decoder_step.runtime_cache").read_bytes()  # there as soon as the engine is open
-        one_step(session)
-    assert len((folder / "decoder_step.runtime_cache").read_bytes()) > len(first)
-    assert len(trt.compiled) == 4  # of two engines: one when opened, one for the shapes
-
-    again = tensorrt_stand_in()
-    before = (folder / "encoder.runtime_cache").stat().st_mtime_ns
-    with session_over(folder, again) as session:
-        one_step(session)
-    assert not again.compiled
-    assert (folder / "encoder.runtime_cache").stat().st_mtime_ns == before
-
-    elsewhere = tensorrt_stand_in()
-    elsewhere.environment = "sm120 driver 590"
-    with session_over(folder, elsewhere) as session:
-        one_step(session)
-    assert len(elsewhere.compiled) == 4
-    assert (folder / "encoder.runtime_cache").read_bytes().startswith(b"sm120 driver 590")
-
-
-def test_a_bundle_that_cannot_be_written_to_costs_only_the_cache(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    @contextlib.contextmanager
-    def read_only(path: Path) -> Any:
-        raise OSError(30, "Read-only file system")
-        yield
-
-    monkeypatch.setattr("seq2engine.runtime.trt_engine.new_file", read_only)
-    folder = put_engines(bundle)
-    with session_over(folder) as session, caplog.at_level(logging.WARNING):
-        one_step(session)
-    assert "encoder.runtime_cache not written (Read-only file system): the next start compiles" in caplog.text
-
-
-def test_tensorrt_without_runtime_cache_writes_none(bundle: Bundle) -> None:
-    folder = put_engines(bundle, flavour="tensorrt")
-    with session_over(folder) as session:
-        one_step(session)
-    assert {path.name for path in folder.iterdir()} == {"encoder.engine", "decoder_step.engine", PASSPORT}
-
-
-class FakeCuda:
-    """Just enough of torch.cuda to see what a CudaDevice asks of it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.calls: list[str] = []
-        self.current: object = None
-        self.stream = SimpleNamespace(cuda_stream=4711, synchronize=lambda: self.calls.append("synchronize"))
-        for name, value in {
-            "is_available": lambda: True,
-            "current_device": lambda: 0,
-            "get_device_capability": lambda device: (12, 0),
-            "get_device_name": lambda device: "a GPU",
-            "Stream": lambda device: self.stream,
-            "stream": self.on,
-            "CUDAGraph": lambda: self,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(trt_device, "ALIGNMENT", 1)
-
-    @contextlib.contextmanager
-    def on(self, stream: object) -> Any:
-        self.current = stream
-        yield
-        self.current = None
-
-    def note(self, call: str) -> None:
-        assert self.current is self.stream, f"{call} on the default stream"
-        self.calls.append(call)
-
-    def capture_begin(self, capture_error_mode: str) -> None:
-        self.note(f"begin {capture_error_mode}")
-
-    def capture_end(self) -> None:
-        self.note("end")
-
-    def replay(self) -> None:
-        self.note("replay")
-
-
-def test_the_cuda_device_works_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    device = CudaDevice()
-    assert (device.capability, device.name, device.stream) == ("sm120", "a GPU", 4711)
-    device.run(lambda: cuda.note("work"))
-    replay = device.capture(lambda: cuda.note("launch"))
-    replay()
-    replay()
-    device.synchronize()
-    assert cuda.calls == ["work", "begin thread_local", "launch", "end", "replay", "replay", "synchronize"]
-
-    def fail() -> None:
-        raise SessionError("no launch")
-
-    with pytest.raises(SessionError, match="no launch"):
-        device.capture(fail)
-    assert cuda.calls[-2:] == ["begin thread_local", "end"]  # the stream does not stay in capture
-
-
-def test_the_cuda_device_reports_failures_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    device = CudaDevice()
-    device.device = torch.device("cpu")
-    assert device.allocate(0).numel() == 1
-    assert device.allocate(300).dtype == torch.uint8
-
-    def no_room(*sizes: int, **options: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
-
-    def failed() -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
-
-    monkeypatch.setattr(torch, "empty", no_room)
-    with pytest.raises(SessionError, match=r"^a GPU has no room for 5.0 MB more; free some of its memory, or build "):
-        device.allocate(5_000_000)
-    cuda.stream.synchronize = failed
-    with pytest.raises(SessionError, match=r"^a GPU failed \(CUDA error: an illegal memory access was encountered\)"):
-        device.synchronize()

@@ -1,0 +1,115 @@
+"""Device memory and a stream by the CUDA runtime library itself: needs numpy and nothing else.
+
+The library comes with TensorRT's own wheels (nvidia-cuda-runtime) or with a CUDA installation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+NON_BLOCKING = 1  # a stream that does not wait for the default stream
+MAJOR, MINOR = 75, 76  # cudaDeviceAttr: the compute capability
+
+
+class CudaError(Exception):
+    """What CUDA refused, in one line."""
+
+
+def library_names() -> Iterator[str]:
+    """Where the CUDA runtime library may be, the likeliest first."""
+    for folder in map(Path, sys.path):
+        for pattern in ("lib/libcudart.so.*", "bin/cudart64_*.dll", "bin/*/cudart64_*.dll"):
+            yield from sorted((str(path) for path in folder.glob(f"nvidia/*/{pattern}")), reverse=True)
+    if (found := ctypes.util.find_library("cudart")) is not None:
+        yield found
+    for version in (13, 12):
+        yield f"libcudart.so.{version}"
+        yield f"cudart64_{version}.dll"
+    yield "/usr/local/cuda/lib64/libcudart.so"
+
+
+def load_cudart() -> Any:
+    for name in library_names():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue  # not there: the next place is tried, and when there is none left, that is said below
+    raise CudaError("no CUDA runtime library found; install it with: pip install nvidia-cuda-runtime")
+
+
+class Cuda:
+    """One device, one stream, and the memory that was taken from it. Leaving the block gives all of it back."""
+
+    def __init__(self, library: Any = None):
+        self.library = load_cudart() if library is None else library
+        self.library.cudaGetErrorString.restype = ctypes.c_char_p
+        self.taken: list[int] = []
+        count = ctypes.c_int()
+        if self.library.cudaGetDeviceCount(ctypes.byref(count)) != 0 or count.value == 0:
+            raise CudaError("no NVIDIA GPU on this machine; run this on the one the engines are for")
+        device = ctypes.c_int()
+        self.call("cudaGetDevice", ctypes.byref(device))
+        parts = [ctypes.c_int(), ctypes.c_int()]
+        for part, attribute in zip(parts, (MAJOR, MINOR), strict=True):
+            self.call("cudaDeviceGetAttribute", ctypes.byref(part), ctypes.c_int(attribute), device)
+        self.capability = "sm{}{}".format(*(part.value for part in parts))
+        stream = ctypes.c_void_p()
+        self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        self.stream = int(stream.value or 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status != 0:
+            reason = self.library.cudaGetErrorString(ctypes.c_int(status))
+            text = reason.decode() if isinstance(reason, bytes) else str(reason)
+            raise CudaError(f"{name} failed: {text} (CUDA error {status})")
+
+    def allocate(self, size: int) -> int:
+        """The address of new device memory, a multiple of 256; also nothing has an address."""
+        address = ctypes.c_void_p()
+        self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+        self.taken.append(int(address.value or 0))
+        return self.taken[-1]
+
+    def clear(self, address: int, size: int) -> None:
+        stream = ctypes.c_void_p(self.stream)
+        self.call("cudaMemsetAsync", ctypes.c_void_p(address), ctypes.c_int(0), ctypes.c_size_t(size), stream)
+
+    def upload(self, array: np.ndarray, address: int) -> None:
+        self.copy(address, array.ctypes.data, array.nbytes, TO_DEVICE)
+
+    def download(self, address: int, array: np.ndarray) -> None:
+        self.copy(array.ctypes.data, address, array.nbytes, TO_HOST)
+
+    def copy(self, target: int, source: int, size: int, kind: int) -> None:
+        """Done when this returns: numpy's memory is not pinned, and may be gone afterwards."""
+        places = ctypes.c_void_p(target), ctypes.c_void_p(source)
+        stream = ctypes.c_void_p(self.stream)
+        self.call("cudaMemcpyAsync", *places, ctypes.c_size_t(size), ctypes.c_int(kind), stream)
+        self.wait()
+
+    def wait(self) -> None:
+        self.call("cudaStreamSynchronize", ctypes.c_void_p(self.stream))
+
+    def release(self) -> None:
+        """Gives back all memory that was taken so far."""
+        self.wait()
+        while self.taken:
+            self.call("cudaFree", ctypes.c_void_p(self.taken.pop()))
+
+    def __enter__(self) -> Cuda:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.stream:
+            self.release()
+            self.call("cudaStreamDestroy", ctypes.c_void_p(self.stream))
+            self.stream = 0

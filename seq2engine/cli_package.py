@@ -1,0 +1,51 @@
+"""The command that makes a folder for a machine with a GPU and nothing of ours on it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from seq2engine.cli_build import RANGES, profiles_from_args
+from seq2engine.progress import ProgressPrinter, silent
+
+
+def add_package_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--precision", default="fp16", help="which graphs (default: %(default)s)")
+    parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
+    for name, (_, what) in RANGES.items():
+        parser.add_argument(
+            f"--{name}", nargs=1, metavar="RANGE", help=f"{what}, for build.py: one number, or least:usual:most"
+        )
+    parser.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample sources (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads that record (default: all cores)")
+    parser.add_argument("--force", action="store_true", help="replace a package that is there")
+
+
+def run_package(args: argparse.Namespace) -> int:
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.package import package_from_bundle
+
+    bundle = open_bundle(args.bundle)
+    named = any(getattr(args, name) is not None for name in RANGES)
+    result = package_from_bundle(
+        bundle,
+        args.out,
+        precision=args.precision,
+        engine=args.engine,
+        ranges=profiles_from_args(args, bundle.config)[0] if named else None,
+        slots=args.slots,
+        force=args.force,
+        seed=args.seed,
+        threads=args.threads,
+        progress=silent if args.quiet else ProgressPrinter(),
+    )
+    if args.json:
+        print(result.to_json())
+        return 0
+    print(
+        f"{result.folder}: {result.precision}, {result.megabytes} MB, {result.checks} checks, engines: {result.engines}"
+    )
+    print(f"next, on the GPU machine: {'python build.py && ' if result.engines == 'none' else ''}python verify.py")
+    return 0
