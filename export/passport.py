@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class EngineEntry:
     fused_attentions: int
     attentions: int
     build_seconds: float
+    weight_bytes: dict[str, int] = field(default_factory=dict)  # by type, read from the engine; empty if it cannot be
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,15 @@ from seq2engine.progress import Progress, silent
 from ..errors import BuildError
 from ..model.config import ModelConfig
 from .bundle import Bundle, GraphEntry, open_bundle
+from .census import check_engine
 from .contract import GRAPHS, GraphSpec
-from .kernels import kernels_from_engine
+from .kernels import kernels_from_engine, weights_from_engine
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from .profiles import Range, ShapeRanges, Shapes, check_ranges, shapes_from_ranges
+from .support import NEAREST, PORTABLE, unsupported
 from .trt_build import build_engine
 from .trt_form import step_for_tensorrt
 from .trt_module import load_tensorrt
-
-# What a target cannot build, and the nearest that works. Tried target by target; see docs/LOG.md.
-UNBUILDABLE = {("sm75", "fp32"): ("Turing has no fp32 matrix kernel in TensorRT-RTX", "fp16")}
 
 
 def default_ranges(config: ModelConfig, beam: int = 1) -> ShapeRanges:
@@ -62,7 +61,7 @@ def engines_from_onnx(
     trt = load_tensorrt(flavour)
     check_ranges(ranges, opened.config)
     slots = check_slots(slots, ranges, opened.cache_form)
-    check_targets(trt, targets, precision, opened.root)
+    check_targets(trt, targets, precision, opened.root, [opened.graph(precision, graph).census for graph in GRAPHS])
     name = engine_name(trt.__name__, targets, precision, ranges.beam)
     folder = opened.root / "engines" / name
     with new_folder(folder, force, marker=PASSPORT) as beside:
@@ -81,6 +80,8 @@ def engines_from_onnx(
             progress(stage, 1.0)
             file = beside / f"{graph}.engine"
             file.write_bytes(engine)
+            if kernels_from_engine(engine).statements:  # only TensorRT-RTX writes its program into the engine
+                check_engine(weights_from_engine(engine), opened.graph(precision, graph).census, precision, file.name)
             entries[graph] = entry_of(
                 file, engine, spec, shapes, opened.graph(precision, graph), time.monotonic() - started
             )
@@ -109,8 +110,10 @@ def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
     return slots
 
 
-def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) -> None:
-    """Refuses targets that are unknown, or that cannot build the precision, before anything is built."""
+def check_targets(
+    trt: Any, targets: Sequence[str], precision: str, root: Path, censuses: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Refuses targets that are unknown, or that cannot run the graphs, before anything is built."""
     if not hasattr(trt, "ComputeCapability"):
         if targets:
             raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
@@ -119,11 +122,18 @@ def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) 
     problems = [
         f"unknown target {target!r}, expected one of {', '.join(known)}" for target in targets if target not in known
     ]
-    for target in targets:
-        if (target, precision) in UNBUILDABLE:
-            reason, nearest = UNBUILDABLE[target, precision]
-            command = f"seq2engine build {shlex.quote(str(root))} --target {target} --precision {nearest}"
-            problems.append(f"{target} cannot run {precision} ({reason}); build with: {command}")
+    command = f"seq2engine build {shlex.quote(str(root))} --target"
+    reasons = {target: unsupported(target, precision, censuses) for target in targets or PORTABLE}
+    able = [target for target, reason in reasons.items() if reason is None]
+    for target, reason in reasons.items():
+        if reason is None:
+            continue
+        if not targets:  # nobody asked for this one: those that can are the nearest thing
+            mend = f"{command} {' '.join(able)} --precision {precision}"
+            problems.append(f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}")
+            break
+        mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
+        problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")
     if problems:
         raise BuildError("; ".join(problems))
 
@@ -138,7 +148,7 @@ def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Rang
 def entry_of(
     file: Path, engine: bytes, spec: GraphSpec, shapes: Shapes, graph: GraphEntry, seconds: float
 ) -> EngineEntry:
-    kernels = kernels_from_engine(engine)
+    kernels, weights = kernels_from_engine(engine), weights_from_engine(engine)
     in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
     return EngineEntry(
@@ -153,4 +163,5 @@ def entry_of(
         fused_attentions=kernels.fused_attentions,
         attentions=graph.census["attentions"],
         build_seconds=round(seconds, 2),
+        weight_bytes=weights,
     )

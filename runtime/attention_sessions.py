@@ -13,7 +13,7 @@ import torch
 from ..export.attention_graph import attention_graph, attention_name
 from ..export.bundle import Bundle
 from .answers import Answer
-from .ort_session import OrtSession, inference_session
+from .ort_session import OrtSession, check_precision, inference_session
 from .session import State
 from .torch_session import TorchSession
 
@@ -23,6 +23,7 @@ class OrtAttention(OrtSession):
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtAttention:
+        check_precision(precision)
         paths = {name: bundle.graph_path(precision, name) for name in bundle.specs(precision)}
         step = paths.pop("decoder_step")
         session = cls(paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form, threads)

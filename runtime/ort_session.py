@@ -48,6 +48,7 @@ class OrtSession(Session):
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> OrtSession:
+        check_precision(precision)
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
         return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads)
@@ -133,6 +134,14 @@ class StepBinding:
                 tensor = spec.output(f"new_{name}")
                 cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
             bind(self.binding.bind_output, f"new_{name}", cache)
+
+
+def check_precision(precision: str) -> None:
+    if precision == "bf16":
+        raise SessionError(
+            "ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here, --backend torch, or an engine with: "
+            "seq2engine build BUNDLE --precision bf16"
+        )
 
 
 def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:

@@ -32,7 +32,7 @@ def bundle_text(bundle: Bundle) -> str:
         f"{config.positions} positions, {bundle.cache_form} cache",
         "",
         text_table(
-            ("graph", "precision", "opset", "nodes", "weights", "products", "attentions"),
+            ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions"),
             (
                 (
                     name,
@@ -40,7 +40,9 @@ def bundle_text(bundle: Bundle) -> str:
                     entry.opset,
                     entry.census["nodes"],
                     megabytes(sum(entry.census["weight_bytes"].values())),
-                    ", ".join(f"{count} {dtype}" for dtype, count in entry.census["products"].items()),
+                    counts(entry.census["products"]),
+                    counts(entry.census["product_weights"]),
+                    f"{len(entry.islands)} nodes" if entry.islands else "",
                     entry.census["attentions"],
                 )
                 for precision, graphs in bundle.manifest.graphs.items()
@@ -75,6 +77,10 @@ def engine_text(passport: Passport) -> str:
         ),
     )
     return f"{head}\n{table}"
+
+
+def counts(by_type: dict[str, int]) -> str:
+    return ", ".join(f"{count} {dtype}" for dtype, count in by_type.items())
 
 
 def megabytes(size: int) -> str:
