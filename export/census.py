@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper, shape_inference
+from onnx import helper, shape_inference
 
 from ..errors import BuildError, ExportError
-from .contract import PRECISIONS, STORED
+from .contract import PRECISIONS, STORED, VOCABULARY
 
+HEAD = "output/MatMul"  # the product whose weight is the vocabulary's
 SMALL = 1024  # bytes; constants below this stay in the graph while shapes are inferred
 FEWEST = 0.9  # of the graph's bytes of a type an engine must have; a few small constants become part of kernels
 MOST = 2.0  # times the graph's bytes of a type an engine may have beside the precision's own: in two layouts
@@ -86,7 +87,6 @@ def audit_precision(model: onnx.ModelProto, precision: str, islands: Collection[
     """Raises an ExportError unless every product is of the precision, those of the islands excepted."""
     types, stored = types_of(model), stored_types(model)
     computes, wanted = PRECISIONS[precision], STORED[precision]
-    tables = {wanted, "int8"} if precision == "int4" else {wanted}  # a tied table is the weight of a product, too
     problems = []
     for node in model.graph.node:
         if node.op_type != "MatMul":
@@ -94,7 +94,7 @@ def audit_precision(model: onnx.ModelProto, precision: str, islands: Collection[
         kind = dtype_of(types[node.output[0]])
         if kind != ("float32" if node.name in islands else computes):
             problems.append(f"{node.name} computes in {kind}")
-        allowed = tables if "/Transpose" in node.input[1] else {wanted}
+        allowed = {VOCABULARY[precision] if node.name == HEAD else wanted}
         if node.name in islands and wanted == computes:
             allowed = allowed | {"float32"}
         if stored.get(node.name, wanted) not in allowed:
@@ -110,7 +110,9 @@ def check_engine(weights: Mapping[str, int], census: Mapping[str, Any], precisio
     A type that went missing was converted; one that came up shows what it was converted to. Weights of the precision's
     own type may be there twice, in two layouts.
     """
-    meant: dict[str, int] = {name: size for name, size in census["weight_bytes"].items() if not name.startswith("int64")}
+    meant: dict[str, int] = {
+        name: size for name, size in census["weight_bytes"].items() if not name.startswith("int64")
+    }
     total = sum(meant.values())
     lost = [n for n, size in meant.items() if size > SLACK * total and weights.get(n, 0) < FEWEST * size]
     own = STORED[precision]
@@ -118,6 +120,6 @@ def check_engine(weights: Mapping[str, int], census: Mapping[str, Any], precisio
     if lost or gained:
         have, want = (", ".join(f"{size} bytes of {n}" for n, size in w.items()) for w in (weights, meant))
         raise BuildError(
-            f"{what} was built in another precision than {precision}: it holds {have or 'no weights'}, expected {want}; "
-            "it was not kept"
+            f"{what} was built in another precision than {precision}: it holds {have or 'nothing'}, expected {want}; "
+            "it was not kept: build again, and if that says the same choose another --precision"
         )

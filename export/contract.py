@@ -22,6 +22,8 @@ PRECISIONS = {
     "fp8": "float16",
 }
 STORED = {**PRECISIONS, "int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
+# What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
+VOCABULARY = {**STORED, "int4": "int8"}
 QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISIONS[name])
 CACHE_FORMS = tuple(OPSET)
 GRAPHS = ("encoder", "decoder_step")

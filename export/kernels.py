@@ -29,6 +29,7 @@ class KernelProgram:
     def fused_attentions(self) -> int:
         return sum(FUSED_ATTENTION in name for _, name in self.statements)
 
+
 # What the program calls a type -> what numpy does.
 TYPES = {
     "float": "float32",

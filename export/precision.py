@@ -68,7 +68,9 @@ def typed(model: onnx.ModelProto, element: int, islands: Collection[str]) -> onn
     made.CopyFrom(model)
     graph = made.graph
     floats = {name for name, kind in types_of(model).items() if kind == TensorProto.FLOAT}
-    computes = {node.name: element for node in graph.node} | dict.fromkeys(with_makers(graph, islands), TensorProto.FLOAT)
+    computes = {node.name: element for node in graph.node} | dict.fromkeys(
+        with_makers(graph, islands), TensorProto.FLOAT
+    )
     kinds: dict[str, int] = {}
     for weight in graph.initializer:
         if weight.name in floats:
@@ -116,9 +118,10 @@ def with_makers(graph: onnx.GraphProto, islands: Collection[str]) -> set[str]:
     weights |= {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     found = set(islands)
     for node in reversed(graph.node):
-        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in weights:
-            if found.issuperset(reader.name for reader in graph.node if node.output[0] in reader.input):
-                found.add(node.name)
+        readers = (reader.name for reader in graph.node if node.output[0] in reader.input)
+        makes_weights = node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in weights
+        if makes_weights and found.issuperset(readers):
+            found.add(node.name)
     return found
 
 

@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import ExportError
+from .contract import STORED, VOCABULARY
 
 MINIMUM_OPSET = {"int4": 21}  # the first whose DequantizeLinear takes it; the others have been there for longer
 BLOCKS = (64, 32, 16)  # inputs that share a scale in int4: the first that divides their number. docs/LOG.md: errors
@@ -33,10 +34,9 @@ class Scheme:
 SCHEMES = {
     "int8": Scheme(TensorProto.INT8, 127.0, 0.5 / 127),
     "int4": Scheme(TensorProto.INT4, 7.0, 0.5 / 7),
-    "fp8": Scheme(TensorProto.FLOAT8E4M3FN, 448.0, 1 / 16),
+    "float8_e4m3fn": Scheme(TensorProto.FLOAT8E4M3FN, 448.0, 1 / 16),
 }
-# int4 for what is multiplied; an embedding is read a row at a time and, tied, decides between tokens: int8.
-TABLES = {"int8": "int8", "int4": "int8", "fp8": "fp8"}
+HEAD = "output.weight"
 
 
 def quantised_graph(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
@@ -49,7 +49,8 @@ def quantised_graph(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     restored = []
     for weight in weights:
         summed = 0 if weight.name in multiplied else 1  # a product's weight is stored [in, out], a table [out, in]
-        scheme = precision if weight.name in multiplied else TABLES[precision]
+        layer = weight.name in multiplied and weight.name != HEAD
+        scheme = (STORED if layer else VOCABULARY)[precision]
         array = numpy_helper.to_array(weight)
         blocked = block_of(weight.name, array.shape[summed]) if scheme == "int4" else None
         numbers, scales = quantised(array, summed, SCHEMES[scheme], blocked)

@@ -1,4 +1,4 @@
-"""What a GPU generation cannot run in TensorRT-RTX, known before anything is built; tried target by target, docs/LOG.md."""
+"""What a GPU generation cannot run in TensorRT-RTX, known before anything is built. Tried target by target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX build
 
 
 def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """Why a target cannot run a precision, or graphs with these censuses: islands may hold what it has no kernel for."""
+    """Why a target cannot run a precision, or graphs with these censuses: islands, too, need kernels."""
     lacks = LACKS.get(target, {})
     held = {name for census in censuses for name in (*census["products"], *census["product_weights"])}
     if STORED[precision] in lacks:

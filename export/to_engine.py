@@ -130,7 +130,9 @@ def check_targets(
             continue
         if not targets:  # nobody asked for this one: those that can are the nearest thing
             mend = f"{command} {' '.join(able)} --precision {precision}"
-            problems.append(f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}")
+            problems.append(
+                f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}"
+            )
             break
         mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
         problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")

@@ -139,7 +139,9 @@ def onnx_from_model(
         progress("export: graphs", 1.0)
         half = any(PRECISIONS[precision] == "float16" for precision in precisions)
         found = scan(graphs) if scan is not None and half else None
-        islands = {name: islands_of(graphs[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS}
+        islands = {
+            name: islands_of(graphs[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
+        }
         entries: dict[str, dict[str, GraphEntry]] = {}
         for precision in dict.fromkeys(precisions):  # one asked for twice is written once
             specs = graph_specs(model.config, precision, cache_form)

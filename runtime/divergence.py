@@ -15,7 +15,10 @@ from .generate import generate
 from .search import Emitted, SearchOptions
 from .session import Session
 
-EXCUSED = {**dict.fromkeys(PRECISIONS, "drift"), "fp32": "tie"}  # what a divergence is called that PyTorch's own error could have made
+EXCUSED = {
+    **dict.fromkeys(PRECISIONS, "drift"),
+    "fp32": "tie",
+}  # what a divergence is called that PyTorch's own error could have made
 
 
 @dataclass(frozen=True)

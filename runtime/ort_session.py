@@ -156,6 +156,8 @@ def inference_session(path: Path, threads: int | None, changed: bytes | None = N
     if changed is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     options.log_severity_level = 3
+    # Left to itself it rounds the activations of products with int8 and int4 weights to int8 as well, and says nothing.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

@@ -69,7 +69,7 @@ class RangeSession(OrtSession):
         for name, array in zip(names, session.run(names, feeds), strict=True):
             if name.startswith(LARGEST):
                 tensor = name.removeprefix(LARGEST)
-                largest[tensor] = float(np.fmax(largest.get(tensor, 0.0), array) if array == array else array)
+                largest[tensor] = float(np.maximum(largest.get(tensor, 0.0), array))
             else:
                 kept[name] = array
         return kept

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
-from ..export.contract import GRAPHS, QUANTISED
+from ..export.contract import GRAPHS, QUANTISED, STORED
 from ..export.quantise import SCHEMES, weights_from_graph
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
@@ -148,7 +148,7 @@ def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -
         for name, array in weights_from_graph(onnx.load(bundle.graph_path(precision, graph))).items():
             weight = model.get_parameter(name)
             given = torch.from_numpy(np.ascontiguousarray(array))
-            furthest = SCHEMES[precision].rounding * weight.abs().amax(dim=1, keepdim=True)
+            furthest = SCHEMES[STORED[precision]].rounding * weight.abs().amax(dim=1, keepdim=True)
             if not ((given - weight).abs() <= 1.01 * furthest + 2.0**-24).all():
                 raise SessionError(
                     f"{name} of the {precision} {graph} graph is not the checkpoint's, rounded; "

@@ -249,7 +249,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Path | None, progress: Progress) -> Any:
-    """The decodes by which islands are chosen: of the corpus, by the checkpoint's own tokenizer, or of random sources."""
+    """The decodes by which islands are chosen: of the corpus, in the checkpoint's own tokens, or of random sources."""
     from seq2engine.export.contract import PRECISIONS, check_choices
     from seq2engine.model.tokenizers.base import FOLDER
     from seq2engine.model.tokenizers.reading import read_tokenizer
