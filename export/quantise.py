@@ -19,7 +19,7 @@ from ..errors import ExportError
 from .contract import STORED, VOCABULARY
 
 MINIMUM_OPSET = {"int4": 21}  # the first whose DequantizeLinear takes it; the others have been there for longer
-BLOCKS = (64, 32, 16)  # inputs that share a scale in int4: the first that divides their number. docs/LOG.md: errors
+BLOCKS = (32, 16)  # inputs that share a scale in int4: the first that divides their number. docs/LOG.md has the errors
 
 
 @dataclass(frozen=True)
