@@ -4,7 +4,7 @@ Portable attention is five primitive ops that run anywhere. TensorRT has one fus
 query and writes better code around its Attention op in some places, so the decoder step is rewritten here:
 
     one beam, static cache    self-attention becomes an Attention op (6 launches fewer for six layers)
-    beams in fp16             the kernel for several queries wants keys and values in a layout of its own, one copy
+    beams in fp16 and bf16    the kernel for several queries wants keys and values in a layout of its own, one copy
                               launch each; what is ready at the same time is packed into one tensor first, so that one
                               launch lays out all of it. Any number of beams.
 
@@ -67,7 +67,7 @@ def step_for_tensorrt(model: onnx.ModelProto, cache_form: str, beams: int | None
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
     if beams == 1:
         chosen = [a for a in find_attentions(form) if a.is_self] if cache_form == "static" else []
-    elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads_of(form)[1] >= SMALLEST_HEAD):
+    elif precision_of(form) != TensorProto.FLOAT and (beams is None or heads_of(form)[1] >= SMALLEST_HEAD):
         pack_keys_and_values(form)
         return form
     else:

@@ -52,7 +52,7 @@ def test_an_engine_holds_the_weights_of_its_graph_in_their_types(precision, bund
                 assert 0.95 * size <= read[kind] <= 2.05 * size  # once, or in two layouts
         assert read.keys() - census["weight_bytes"].keys() <= {"float32"}
         assert precision == "fp32" or read.get("float32", 0) < 2000  # constants of kernels
-    # One launch for each product, q|k|v in one: 12 in a layer. A bias before ReLU is one more where weights are restored.
+    # One launch for each product, q|k|v in one: 12 in a layer. Where weights are restored a bias and ReLU are one more.
     assert passport.engines["decoder_step"].launches <= 3 + {"int8": 13, "fp8": 13, "int4": 15}.get(precision, 12) * 2
 
 
