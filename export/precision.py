@@ -23,7 +23,7 @@ from .census import types_of
 from .quantise import quantised_graph
 
 KEPT_FLOAT = ("logits",)  # outputs that leave in fp32 whatever the graph computes in
-LABEL = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+LABEL: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 Pass = Callable[[onnx.ModelProto, Collection[str]], onnx.ModelProto]
 
 

@@ -30,7 +30,8 @@ from .search import SearchOptions, options_from_values
 from .session import Session, open_session
 from .translate import Coder, IdsTokenizer
 
-LOOKERS = (OrtAttention, TorchAttention, TorchAttention)  # the candidate, the reference and the oracle
+# The candidate, the reference and the oracle.
+LOOKERS: tuple[type[OrtAttention | TorchAttention], ...] = (OrtAttention, TorchAttention, TorchAttention)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ def scan_of(
     def scan(graphs: dict[str, onnx.ModelProto]) -> RangeScan:
         options = SearchOptions(max_length=min(config.max_target, LONGEST), beam=min(BEAM, config.target_vocab - 1))
         ordered = sorted(chosen, key=len)
-        with RangeSession(graphs, config, cache_form) as session:
+        session = RangeSession(graphs, config, cache_form)
+        with session:
             for first in range(0, len(ordered), BATCH):
                 progress("export: range scan", first / len(ordered))
                 generate(session, ordered[first : first + BATCH], options)
