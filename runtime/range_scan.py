@@ -20,6 +20,7 @@ from ..errors import RequestError
 from ..export.contract import graph_specs
 from ..export.islands import RangeScan
 from ..model.config import ModelConfig
+from .answers import Answer
 from .generate import generate
 from .ort_session import OrtSession, inference_session
 from .parity import random_sources, sample_of
@@ -52,14 +53,14 @@ class RangeSession(OrtSession):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         self.steps += 1
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
         feeds = {tensor.name: given[tensor.name] for tensor in self.specs["decoder_step"].inputs}
         found = self.measured("decoder_step", feeds)
-        logits = found.pop("logits")
+        answer = Answer(found.pop("logits"))
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
-        return logits
+        return answer
 
     def measured(self, graph: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a graph; what it measured is noted, what is left are the contract's outputs."""
