@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import prod
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import numpy_helper, shape_inference
 
 from ..errors import ExportError
+from .census import SMALL, dtype_of, without_weight_data
 from .contract import GraphSpec, TensorSpec
 
 # Sizes that no layer has and that differ from each other and between the two sets: an axis that was baked in as a
@@ -20,7 +19,6 @@ PROBES = (
     {"B": 1009, "K": 97, "S": 10007, "L": 100003, "M": 100100},
 )
 FORBIDDEN = {"If": "branches do not build in TensorRT", "Loop": "the decode loop is ours", "Scan": "the loop is ours"}
-SMALL = 1024  # bytes; constants below this may repeat
 
 
 def audit_graph(model: onnx.ModelProto, spec: GraphSpec) -> None:
@@ -55,10 +53,6 @@ def compare_tensors(side: str, have: list[onnx.ValueInfoProto], want: tuple[Tens
     return problems
 
 
-def dtype_of(element: int) -> str:
-    return helper.tensor_dtype_to_np_dtype(element).name
-
-
 def axes_of(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:
     return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
@@ -79,7 +73,7 @@ def weight_problems(model: onnx.ModelProto) -> list[str]:
     problems = []
     for weight in model.graph.initializer:
         if len(weight.raw_data) < SMALL:
-            continue
+            continue  # such constants may repeat
         array = numpy_helper.to_array(weight)
         total = int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64))  # cheap, and the same in any order
         twin = first.setdefault((len(weight.raw_data), total), weight)
@@ -130,40 +124,6 @@ def reshape_problems(inferred: onnx.ModelProto, sizes: dict[str, int]) -> list[s
     return problems
 
 
-def without_weight_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its large weights as inputs of fixed shape, so that inference need not copy them."""
-    probe = onnx.ModelProto()
-    probe.CopyFrom(onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import))
-    probe.graph.name = model.graph.name
-    probe.graph.node.extend(model.graph.node)
-    probe.graph.input.extend(model.graph.input)
-    probe.graph.output.extend(model.graph.output)
-    for weight in model.graph.initializer:
-        if len(weight.raw_data) < SMALL:
-            probe.graph.initializer.append(weight)
-        else:
-            probe.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
-    return probe
-
-
 def set_shape(value: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
     for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
         dim.dim_value = size
-
-
-def census_of(model: onnx.ModelProto) -> dict[str, Any]:
-    """What a graph is really made of: bytes of weights by type, products by the type they compute in, attentions."""
-    weights: Counter[str] = Counter()
-    for weight in model.graph.initializer:
-        weights[dtype_of(weight.data_type)] += len(weight.raw_data)
-    inferred = shape_inference.infer_shapes(without_weight_data(model))
-    types = {
-        v.name: dtype_of(v.type.tensor_type.elem_type) for v in (*inferred.graph.value_info, *inferred.graph.output)
-    }
-    products = Counter(types[node.output[0]] for node in model.graph.node if node.op_type == "MatMul")
-    return {
-        "nodes": len(model.graph.node),
-        "weight_bytes": dict(weights),
-        "products": dict(products),
-        "attentions": sum(node.op_type == "Softmax" for node in model.graph.node),
-    }

@@ -28,7 +28,7 @@ from ..model.tokenizers.base import FOLDER as TOKENIZER
 from ..model.tokenizers.base import Tokenizer
 from .contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, graph_specs
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 REFERENCE = "model.safetensors"
 GENERATION = "generation.json"
@@ -46,6 +46,7 @@ class GraphEntry:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     census: dict[str, Any]
+    islands: dict[str, str]  # nodes that stay in fp32 where the rest is narrower -> why
 
     @property
     def fingerprint(self) -> str:
@@ -60,6 +61,7 @@ class Manifest:
     checkpoint_sha256: str
     companions: dict[str, str]  # path -> sha256 of generation.json and the tokenizer's files
     graphs: dict[str, dict[str, GraphEntry]]  # precision -> graph name -> entry
+    scan: dict[str, Any]  # which decodes the islands were chosen by: corpus, sources, steps; empty if by none
     made_by: dict[str, str]
     format: int = FORMAT
 
@@ -196,6 +198,7 @@ def manifest_from_dict(values: dict[str, Any]) -> Manifest:
         checkpoint_sha256=values["checkpoint_sha256"],
         companions=dict(values["companions"]),
         graphs=graphs,
+        scan=dict(values["scan"]),
         made_by=values["made_by"],
     )
 

@@ -12,7 +12,19 @@ from ..errors import ConfigError
 from ..model.config import ModelConfig
 
 OPSET = {"static": 24, "growing": 20}  # the lowest that has the cache's ops: TensorScatter is in 24
-PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+# Precision -> the type its graphs compute in, which is that of the caches, and the type its products' weights have.
+PRECISIONS = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "float16",
+    "int4": "float16",
+    "fp8": "float16",
+}
+STORED = {**PRECISIONS, "int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
+# What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
+VOCABULARY = {**STORED, "int4": "int8"}
+QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISIONS[name])
 CACHE_FORMS = tuple(OPSET)
 GRAPHS = ("encoder", "decoder_step")
 
@@ -83,6 +95,11 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
 def layer_tensors(config: ModelConfig, prefix: str, dtype: str, axes: tuple[str | int, ...]) -> list[TensorSpec]:
     """Keys and values of every decoder layer: prefix_k.0, prefix_v.0, prefix_k.1, ..."""
     return [TensorSpec(f"{prefix}_{part}.{i}", dtype, axes) for i in range(config.decoder_layers) for part in "kv"]
+
+
+def oracle_of(precision: str) -> str:
+    """What the oracle of a precision computes in: fp64, over that precision's own weights where they were quantised."""
+    return f"fp64:{precision}" if precision in QUANTISED else "fp64"
 
 
 def check_choices(precision: str, cache_form: str) -> None:

@@ -31,6 +31,17 @@ class KernelProgram:
         return sum(FUSED_ATTENTION in name for _, name in self.statements)
 
 
+# What the program calls a type -> what numpy does.
+TYPES = {
+    "float": "float32",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "int4": "int4",
+    "fp8_e4m3": "float8_e4m3fn",
+}
+
+
 def kernels_from_engine(engine: bytes) -> KernelProgram:
     """All statements of an engine; one of several profiles has as many programs, see `kernels_by_profile`."""
     return joined(blocks_of(engine))
@@ -57,3 +68,13 @@ def joined(blocks: Sequence[bytes]) -> KernelProgram:
         for statement in re.finditer(rb"\n? +(\w+)=\{ name=\"?([^\s\"]+)", text):
             statements.append((statement[1].decode(), statement[2].decode()))
     return KernelProgram(tuple(statements))
+
+
+def weights_from_engine(engine: bytes) -> dict[str, int]:
+    """Bytes of an engine's constants by the type they are stored in; types that no weight has are left out."""
+    found: Counter[str] = Counter()
+    for constant in re.finditer(rb"\bconst_payload_size=(\d+) [^\n]* type=(\w+) \}", engine):
+        kind = constant[2].decode()
+        if kind in TYPES:
+            found[TYPES[kind]] += int(constant[1])
+    return dict(found)

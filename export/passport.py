@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class EngineEntry:
     peak_memory: int = 0  # bytes that the build took; 0 where the system does not tell
     narrower_launches: tuple[int, ...] = ()  # of the other profiles
     key: str = ""  # what decides over the engine: equal keys, equal engines
+    weight_bytes: dict[str, int] = field(default_factory=dict)  # by type, read from the engine; empty if it cannot be
 
 
 @dataclass(frozen=True)

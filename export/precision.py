@@ -1,51 +1,137 @@
 """Precision passes: a graph in fp32 to the same graph in another precision. Precision lives in the graph.
 
-Each pass takes a model and returns a new one that keeps the contract of its precision: the logits leave in fp32, ids
-and masks stay as they are.
+Each pass takes a model and its fp32 islands and returns a new model that keeps the contract of its precision: the
+logits leave in fp32, ids and masks stay as they are.
+
+    fp16, bf16         weights, constants, activations and caches in that type
+    int8, int4, fp8    weights of products and embeddings in that type (quantise.py), all the rest in fp16
+
+An island is a node that stays in fp32 because fp16 cannot hold its numbers (islands.py); what goes in and out is cast:
+
+    x(fp16) -> Cast -> [MatMul -> Relu -> MatMul](fp32) -> Cast -> y(fp16)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .census import types_of
+from .quantise import quantised_graph
+
 KEPT_FLOAT = ("logits",)  # outputs that leave in fp32 whatever the graph computes in
+LABEL: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+Pass = Callable[[onnx.ModelProto, Collection[str]], onnx.ModelProto]
 
 
-def keep_fp32(model: onnx.ModelProto) -> onnx.ModelProto:
+def keep_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
     return model
 
 
-def fp16_from_fp32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Weights, constants, activations and caches in fp16; logits are cast back at the end.
+def fp16_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(model, TensorProto.FLOAT16, islands)
 
-    ... -> MatMul(fp16) -> Cast -> logits(fp32)
-    """
-    half = onnx.ModelProto()
-    half.CopyFrom(model)
-    graph = half.graph
+
+def bf16_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    """bf16 reaches as far as fp32, so it needs no islands."""
+    return typed(model, TensorProto.BFLOAT16, ())
+
+
+def int8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "int8"), TensorProto.FLOAT16, islands)
+
+
+def int4_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "int4"), TensorProto.FLOAT16, islands)
+
+
+def fp8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, islands)
+
+
+PASSES: dict[str, Pass] = {
+    "fp32": keep_fp32,
+    "fp16": fp16_from_fp32,
+    "bf16": bf16_from_fp32,
+    "int8": int8_from_fp32,
+    "int4": int4_from_fp32,
+    "fp8": fp8_from_fp32,
+}
+
+
+def typed(model: onnx.ModelProto, element: int, islands: Collection[str]) -> onnx.ModelProto:
+    """The graph in another type, its islands in fp32, with a Cast wherever two types meet."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    floats = {name for name, kind in types_of(model).items() if kind == TensorProto.FLOAT}
+    computes = {node.name: element for node in graph.node} | dict.fromkeys(
+        with_makers(graph, islands), TensorProto.FLOAT
+    )
+    kinds: dict[str, int] = {}
     for weight in graph.initializer:
-        if weight.data_type == TensorProto.FLOAT:
-            weight.CopyFrom(numpy_helper.from_array(to_half(numpy_helper.to_array(weight)), weight.name))
+        if weight.name in floats:
+            readers = [computes[node.name] for node in graph.node if weight.name in node.input]
+            kinds[weight.name] = TensorProto.FLOAT if set(readers) == {TensorProto.FLOAT} else element
+            if kinds[weight.name] == element:
+                array = rounded(numpy_helper.to_array(weight), element)
+                weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in KEPT_FLOAT:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    for output in [o.name for o in graph.output if o.name in KEPT_FLOAT]:
-        inner = f"{output}/fp16"
-        for node in graph.node:
-            node.output[:] = [inner if name == output else name for name in node.output]
-            node.input[:] = [inner if name == output else name for name in node.input]
-        graph.node.append(helper.make_node("Cast", [inner], [output], name=f"{output}/Cast", to=TensorProto.FLOAT))
-    return half
+        if value.name in floats and value.name not in KEPT_FLOAT:
+            value.type.tensor_type.elem_type = element
+    kinds.update((value.name, element) for value in graph.input if value.name in floats)
+    nodes: list[onnx.NodeProto] = []
+    casts: dict[tuple[str, int], str] = {}
+    for node in graph.node:
+        wanted = computes[node.name]
+        for place, name in enumerate(node.input):
+            if name in kinds and kinds[name] != wanted:
+                if (name, wanted) not in casts:
+                    casts[name, wanted] = f"{name}/{LABEL[wanted]}"
+                    nodes.append(cast(name, casts[name, wanted], wanted))
+                node.input[place] = casts[name, wanted]
+        kinds.update((name, wanted) for name in node.output if name in floats)
+        nodes.append(node)
+    for value in graph.output:
+        want = value.type.tensor_type.elem_type
+        if value.name in floats and kinds[value.name] != want:
+            inner = f"{value.name}/{LABEL[kinds[value.name]]}"
+            for node in nodes:
+                node.output[:] = [inner if name == value.name else name for name in node.output]
+                node.input[:] = [inner if name == value.name else name for name in node.input]
+            nodes.append(cast(inner, value.name, want, value.name))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return made
+
+
+def cast(name: str, to_name: str, element: int, label: str | None = None) -> onnx.NodeProto:
+    return helper.make_node("Cast", [name], [to_name], name=f"{label or to_name}/Cast", to=element)
+
+
+def with_makers(graph: onnx.GraphProto, islands: Collection[str]) -> set[str]:
+    """Islands, and what makes weights for nothing but islands: a DequantizeLinear or a Transpose of a weight."""
+    weights = {weight.name for weight in graph.initializer}
+    weights |= {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    found = set(islands)
+    for node in reversed(graph.node):
+        readers = (reader.name for reader in graph.node if node.output[0] in reader.input)
+        makes_weights = node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in weights
+        if makes_weights and found.issuperset(readers):
+            found.add(node.name)
+    return found
+
+
+def rounded(array: np.ndarray, element: int) -> np.ndarray:
+    if element == TensorProto.FLOAT16:
+        return to_half(array)
+    return array.astype(helper.tensor_dtype_to_np_dtype(element))
 
 
 def to_half(array: np.ndarray) -> np.ndarray:
     """Rounds to fp16; what is too large for it becomes its largest number, not infinity."""
     limit = np.finfo(np.float16).max
     return np.clip(array, -limit, limit).astype(np.float16)
-
-
-PASSES: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {"fp32": keep_fp32, "fp16": fp16_from_fp32}

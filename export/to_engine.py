@@ -20,17 +20,16 @@ from ..model.config import ModelConfig
 from .build_flags import PLAIN, BuildFlags, check_flags
 from .build_jobs import EngineJob
 from .bundle import Bundle, GraphEntry, open_bundle
+from .census import check_engine
 from .contract import GRAPHS, GraphSpec
 from .engine_cache import EngineCache, EngineFacts, engine_key
 from .engine_reuse import engines_of_jobs, passport_with, timings_path
-from .kernels import kernels_by_profile
+from .kernels import kernels_by_profile, weights_from_engine
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from .profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
+from .support import NEAREST, PORTABLE, unsupported
 from .trt_form import step_for_tensorrt
 from .trt_module import gpu_name, load_tensorrt
-
-# What a target cannot build, and the nearest that works. Tried target by target; see docs/LOG.md.
-UNBUILDABLE = {("sm75", "fp32"): ("Turing has no fp32 matrix kernel in TensorRT-RTX", "fp16")}
 
 APART = ("sm75",)  # targets that share an engine with no other
 
@@ -73,7 +72,7 @@ def engines_from_onnx(
     trt = load_tensorrt(flavour)
     profiles = check_profiles((ranges or default_ranges(opened.config), *narrower), opened.config)
     slots = check_slots(slots, profiles[0], opened.cache_form)
-    check_targets(trt, targets, precision, opened.root)
+    check_targets(trt, targets, precision, opened.root, [opened.graph(precision, graph).census for graph in GRAPHS])
     if len(groups := target_groups(targets)) > 1:
         listed = " and ".join(", ".join(group) for group in groups)
         raise BuildError(f"{', '.join(targets)} cannot share an engine; build one for each of: {listed}")
@@ -118,7 +117,9 @@ def engines_from_onnx(
             cache_form=opened.cache_form,
             ranges=profiles[0],
             slots=slots,
-            engines={graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()},
+            engines={
+                graph: entry_of(plan, precision, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()
+            },
             narrower=profiles[1:],
             flags=flags,
             device=device,
@@ -172,8 +173,10 @@ def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
     return slots
 
 
-def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) -> None:
-    """Refuses targets that are unknown, or that cannot build the precision, before anything is built."""
+def check_targets(
+    trt: Any, targets: Sequence[str], precision: str, root: Path, censuses: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Refuses targets that are unknown, or that cannot run the graphs, before anything is built."""
     if not hasattr(trt, "ComputeCapability"):
         if targets:
             raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
@@ -182,11 +185,20 @@ def check_targets(trt: Any, targets: Sequence[str], precision: str, root: Path) 
     problems = [
         f"unknown target {target!r}, expected one of {', '.join(known)}" for target in targets if target not in known
     ]
-    for target in targets:
-        if (target, precision) in UNBUILDABLE:
-            reason, nearest = UNBUILDABLE[target, precision]
-            command = f"seq2engine build {shlex.quote(str(root))} --target {target} --precision {nearest}"
-            problems.append(f"{target} cannot run {precision} ({reason}); build with: {command}")
+    command = f"seq2engine build {shlex.quote(str(root))} --target"
+    reasons = {target: unsupported(target, precision, censuses) for target in targets or PORTABLE}
+    able = [target for target, reason in reasons.items() if reason is None]
+    for target, reason in reasons.items():
+        if reason is None:
+            continue
+        if not targets:  # nobody asked for this one: those that can are the nearest thing
+            mend = f"{command} {' '.join(able)} --precision {precision}"
+            problems.append(
+                f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}"
+            )
+            break
+        mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
+        problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")
     if problems:
         raise BuildError("; ".join(problems))
 
@@ -205,8 +217,13 @@ def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Rang
     return f"{where}-{precision}-beam{beams}"
 
 
-def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
-    widest, *narrower = kernels_by_profile(file.read_bytes(), len(plan.shapes))
+def entry_of(plan: EnginePlan, precision: str, file: Path, facts: EngineFacts) -> EngineEntry:
+    """What the passport says of an engine, after a look that its weights are of the precision asked for."""
+    engine = file.read_bytes()
+    widest, *narrower = kernels_by_profile(engine, len(plan.shapes))
+    weights = weights_from_engine(engine)
+    if widest.statements:  # only TensorRT-RTX writes its program into the engine
+        check_engine(weights, plan.entry.census, precision, file.name)
     spec, shapes = plan.spec, plan.shapes[0]
     in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
@@ -225,4 +242,5 @@ def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
         peak_memory=facts.peak_memory,
         key=plan.key,
         narrower_launches=tuple(program.launches for program in narrower),
+        weight_bytes=weights,
     )

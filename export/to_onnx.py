@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,15 @@ from ..errors import ExportError
 from ..model.checkpoint import copy_companions, write_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
-from .audit import audit_graph, census_of
+from .audit import audit_graph
 from .bundle import MANIFEST, REFERENCE, Bundle, GraphEntry, Manifest, open_bundle
-from .contract import GRAPHS, OPSET, GraphSpec, check_choices, graph_specs
+from .census import audit_precision, census_of
+from .contract import GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
+from .islands import RangeScan, islands_of
 from .lowering import onnx_from_module
 from .precision import PASSES
+
+Scan = Callable[[dict[str, onnx.ModelProto]], RangeScan]  # decodes with the fp32 graphs and notes what they held
 
 
 class EncoderGraph(nn.Module):
@@ -110,13 +114,16 @@ def onnx_from_model(
     force: bool = False,
     progress: Progress = silent,
     companions: Path | None = None,
+    scan: Scan | None = None,
 ) -> Bundle:
     """Writes a bundle with both graphs in each precision and the reference weights, and opens it.
 
-    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle.
+    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `scan` runs the
+    fp32 graphs (runtime/range_scan.py has one) where a precision computes in fp16: what that could not hold stays in
+    fp32. Without one, only weights are judged.
     """
     if not precisions:
-        raise ExportError("no precision asked for; name at least one of fp32, fp16")
+        raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")
     for precision in precisions:
         check_choices(precision, cache_form)
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
@@ -130,13 +137,19 @@ def onnx_from_model(
         progress("export: graphs", 0.0)
         graphs = graphs_from_model(model, cache_form)
         progress("export: graphs", 1.0)
+        half = any(PRECISIONS[precision] == "float16" for precision in precisions)
+        found = scan(graphs) if scan is not None and half else None
+        islands = {
+            name: islands_of(graphs[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
+        }
         entries: dict[str, dict[str, GraphEntry]] = {}
         for precision in dict.fromkeys(precisions):  # one asked for twice is written once
             specs = graph_specs(model.config, precision, cache_form)
             entries[precision] = {}
             for done, name in enumerate(GRAPHS):
                 progress(f"export: {precision}", done / len(GRAPHS))
-                entries[precision][name] = write_graph(graphs[name], specs[name], precision, beside)
+                kept = islands[name] if PRECISIONS[precision] == "float16" else {}
+                entries[precision][name] = write_graph(graphs[name], specs[name], precision, beside, kept)
             progress(f"export: {precision}", 1.0)
         manifest = Manifest(
             config=model.config,
@@ -144,16 +157,20 @@ def onnx_from_model(
             checkpoint_sha256=sha256_of(beside / REFERENCE),
             companions={path.relative_to(beside).as_posix(): sha256_of(path) for path in copied},
             graphs=entries,
+            scan={"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {},
             made_by=versions(),
         )
         (beside / MANIFEST).write_text(manifest.to_json())
     return open_bundle(target)
 
 
-def write_graph(fp32: onnx.ModelProto, spec: GraphSpec, precision: str, root: Path) -> GraphEntry:
+def write_graph(
+    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, root: Path, islands: dict[str, str]
+) -> GraphEntry:
     """One graph in one precision: rewritten, audited, saved with its weights beside it, checked as saved."""
-    graph = PASSES[precision](fp32)
+    graph = PASSES[precision](fp32, islands)
     audit_graph(graph, spec)
+    audit_precision(graph, precision, islands)
     census = census_of(graph)
     folder = root / "onnx" / precision
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,6 +188,7 @@ def write_graph(fp32: onnx.ModelProto, spec: GraphSpec, precision: str, root: Pa
         inputs=tuple(str(tensor) for tensor in spec.inputs),
         outputs=tuple(str(tensor) for tensor in spec.outputs),
         census=census,
+        islands=islands,
     )
 
 

@@ -7,7 +7,7 @@ values in a layout of its own, one copy launch for each. So:
     every form                cross-attention's query is folded into the products before it (export/trt_fold.py)
     one beam                  cross-attention becomes an Attention op, which takes that query without a copy; a static
                               cache is written late (export/trt_late_write.py), self-attention stays primitive
-    beams in fp16             what is ready at the same time is packed into one tensor, so that one launch lays out all
+    beams in fp16 and bf16    what is ready at the same time is packed into one tensor, so that one launch lays out all
                               of it; a static cache is written late if K is fixed. Any number of beams.
 
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
@@ -80,7 +80,7 @@ def step_for_tensorrt(
         if cache_form == "static":
             write_late(form, beams, slots)
         rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
-    elif precision_of(form) == TensorProto.FLOAT16 and (beams is None or heads[1] >= SMALLEST_HEAD):
+    elif precision_of(form) != TensorProto.FLOAT and (beams is None or heads[1] >= SMALLEST_HEAD):
         if cache_form == "static" and beams:
             write_late(form, beams, slots)
             pack_keys_and_values(form, own=False)

@@ -21,6 +21,7 @@ from seq2engine.progress import Progress, silent
 from ..errors import RequestError
 from ..export.attention_graph import attention_name
 from ..export.bundle import GENERATION, Bundle, open_bundle
+from ..export.contract import oracle_of
 from .attention_sessions import OrtAttention, TorchAttention
 from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
 from .forcing import ForcedRun, Tokens
@@ -29,12 +30,8 @@ from .search import SearchOptions, options_from_values
 from .session import Session, open_session
 from .translate import Coder, IdsTokenizer
 
-# The candidate, the reference and the oracle; None computes in the precision that was asked for.
-LOOKERS: tuple[tuple[type[OrtAttention | TorchAttention], str | None], ...] = (
-    (OrtAttention, None),
-    (TorchAttention, None),
-    (TorchAttention, "fp64"),
-)
+# The candidate, the reference and the oracle.
+LOOKERS: tuple[type[OrtAttention | TorchAttention], ...] = (OrtAttention, TorchAttention, TorchAttention)
 
 
 @dataclass(frozen=True)
@@ -134,9 +131,10 @@ def attention_of(
         said = generate(session, [source], options)[0][0].tokens
     progress("attention: decode", 1.0)
     seen = []
-    for done, (kind, computes_in) in enumerate(LOOKERS):
+    computes_in = (precision, precision, oracle_of(precision))
+    for done, (kind, computing) in enumerate(zip(LOOKERS, computes_in, strict=True)):
         progress("attention: look", done / len(LOOKERS))
-        with kind.from_bundle(opened, computes_in or precision, threads) as looking:
+        with kind.from_bundle(opened, computing, threads) as looking:
             seen.append(looks_of(looking, source, said, options))
     progress("attention: look", 1.0)
     candidate, reference, oracle = seen

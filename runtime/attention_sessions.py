@@ -13,7 +13,7 @@ import torch
 from ..export.attention_graph import attention_graph, attention_name
 from ..export.bundle import Bundle
 from .answers import Answer
-from .ort_session import OrtSession, inference_session
+from .ort_session import OrtSession, check_precision, inference_session
 from .session import State
 from .torch_session import TorchSession
 
@@ -32,6 +32,7 @@ class OrtAttention(OrtSession):
         deterministic: bool = False,
         provider: str = "cpu",
     ) -> OrtAttention:
+        check_precision(precision)
         specs = bundle.specs(precision)
         paths = {name: bundle.graph_path(precision, name) for name in specs}
         step = paths.pop("decoder_step")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..export.contract import QUANTISED
 from .quality import Quality
 
 # How much more than PyTorch a candidate may err. Good exports were measured on ONNX Runtime at up to 1.5 times
@@ -29,7 +30,12 @@ WORST_FACTOR = 16.0
 # Where decodes part, the candidate may likewise err four times as much as PyTorch. Of 1300 decodes of good exports that
 # parted in fp16, one in a hundred did so by more than 1.2 times PyTorch's error, the widest by 2.6 times.
 DIVERGENCE_FACTOR = MEDIAN_FACTOR
-EPSILON = {"fp32": float(np.finfo(np.float32).eps), "fp16": float(np.finfo(np.float16).eps)}  # ulp of a 1.0
+EPSILON = {  # unit in the last place of a 1.0, in the type that a precision computes in
+    "fp32": 2.0**-23,
+    "fp16": 2.0**-10,
+    "bf16": 2.0**-7,
+    **dict.fromkeys(QUANTISED, 2.0**-10),
+}
 
 LEVELS = ("encoder", "steps", "decodes")
 

@@ -1,4 +1,4 @@
-"""Where two decodes part, and whether PyTorch's own rounding error explains it: a tie (fp32), drift (fp16), or not."""
+"""Where two decodes part, and whether PyTorch's own rounding error explains it: a tie (fp32), drift (below), or not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..export.contract import PRECISIONS
 from .compare import DIVERGENCE_FACTOR, Divergence
 from .forcing import Scored, Tokens, scored
 from .generate import generate
 from .search import Emitted, SearchOptions
 from .session import Session
 
-EXCUSED = {"fp32": "tie", "fp16": "drift"}  # what a divergence is called that PyTorch's own error could have made
+EXCUSED = {
+    **dict.fromkeys(PRECISIONS, "drift"),
+    "fp32": "tie",
+}  # what a divergence is called that PyTorch's own error could have made
 
 
 @dataclass(frozen=True)

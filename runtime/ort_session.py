@@ -77,6 +77,7 @@ class OrtSession(Session):
         provider: str = "cpu",
     ) -> OrtSession:
         check_provider(provider)
+        check_precision(precision)
         specs = bundle.specs(precision)
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
         return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
@@ -192,6 +193,14 @@ class StepBinding:
             bind(self.binding.bind_output, f"new_{name}", cache)
 
 
+def check_precision(precision: str) -> None:
+    if precision == "bf16":
+        raise SessionError(
+            "ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here, --backend torch, or an engine with: "
+            "seq2engine build BUNDLE --precision bf16"
+        )
+
+
 def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     """Binds an array's own memory, by address: ONNX Runtime neither copies it nor keeps it alive."""
     assert array.flags.c_contiguous
@@ -221,6 +230,8 @@ def inference_session(
     if changed is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     options.log_severity_level = 3
+    # Left to itself it rounds the activations of products with int8 and int4 weights to int8 as well, and says nothing.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

@@ -19,6 +19,7 @@ from seq2engine.progress import Progress, silent
 
 from ..errors import ConfigError, RequestError
 from ..export.bundle import Bundle, open_bundle
+from ..export.contract import oracle_of
 from ..model.config import ModelConfig
 from ..model.tokenizers.base import Tokenizer
 from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
@@ -68,7 +69,7 @@ def parity_of(
         open_session(
             opened, backend, precision, threads, engine, deterministic=deterministic, provider=provider
         ) as candidate,
-        open_session(opened, "torch", "fp64", threads) as oracle,
+        open_session(opened, "torch", oracle_of(precision), threads) as oracle,
         open_session(opened, "torch", precision, threads) as reference,
     ):
         if sources is None:

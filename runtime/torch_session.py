@@ -1,15 +1,22 @@
-"""The reference model as a session: the same protocol over plain PyTorch, in fp64, fp32 or fp16 on the CPU."""
+"""The reference model as a session: the same protocol over plain PyTorch, in fp64, fp32, fp16 or bf16 on the CPU.
+
+Of a precision with quantised weights the reference has the weights that its graphs have, and computes in fp16; the
+oracle (`fp64:int8`) has them, too.
+"""
 
 from __future__ import annotations
 
 import copy
 
 import numpy as np
+import onnx
 import torch
 from torch import nn
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
+from ..export.contract import GRAPHS, QUANTISED, STORED
+from ..export.quantise import SCHEMES, weights_from_graph
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
@@ -17,7 +24,13 @@ from .answers import Answer, Shortlist
 from .fitting import fitted
 from .session import Limits, Session, State
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    **dict.fromkeys(QUANTISED, torch.float16),
+}
 STORES = {"static": write_slots, "growing": append_slots}
 
 
@@ -42,7 +55,14 @@ class TorchSession(Session):
         if threads is not None:
             torch.set_num_threads(threads)
         bundle.reference_path()  # checks the hash
-        return cls(load_checkpoint(bundle.root), precision, bundle.cache_form)
+        computes_in, _, weights = precision.partition(":")
+        model = load_checkpoint(bundle.root)
+        if (weights or precision) in QUANTISED:
+            take_quantised_weights(model, bundle, weights or precision)
+        session = cls(model, computes_in, bundle.cache_form)
+        if computes_in in bundle.precisions:
+            keep_islands(model, {node for graph in GRAPHS for node in bundle.graph(computes_in, graph).islands})
+        return session
 
     def shortlisted(self, shortlist: Shortlist) -> TorchSession:
         if self.view is None or self.view.shortlist != shortlist:
@@ -107,7 +127,8 @@ class TorchSession(Session):
             state[name] = fitted(state[name], width).index_copy(0, index, fitted(coming, width))
 
     def tensor(self, state: State, name: str) -> np.ndarray:
-        return np.array(state[name].numpy())
+        found = state[name]
+        return np.array((found.float() if found.dtype == torch.bfloat16 else found).numpy())  # numpy has no bfloat16
 
     def close(self) -> None:
         """Nothing to release: the model goes with the session."""
@@ -125,3 +146,36 @@ def projection_of(output: nn.Linear, shortlist: Shortlist) -> nn.Linear:
     if output.bias is not None:
         made.bias.copy_(output.bias[rows])
     return made
+
+
+def keep_islands(model: Transformer, islands: set[str]) -> None:
+    """Modules of which the graph has a node in fp32 are in fp32 here, too; every module casts what it gets."""
+    if not islands:
+        return
+    inside = {name.partition("/")[0] for name in islands}
+
+    def cast(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        dtype = next(module.parameters()).dtype
+        return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in given)
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
+            if name in inside:
+                module.float()
+            module.register_forward_pre_hook(cast)
+
+
+@torch.no_grad()
+def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -> None:
+    """Gives a model the weights of a bundle's quantised graphs, after a look that they are its own, rounded."""
+    for graph in GRAPHS:
+        for name, array in weights_from_graph(onnx.load(bundle.graph_path(precision, graph))).items():
+            weight = model.get_parameter(name)
+            given = torch.from_numpy(np.ascontiguousarray(array))
+            furthest = SCHEMES[STORED[precision]].rounding * weight.abs().amax(dim=1, keepdim=True)
+            if not ((given - weight).abs() <= 1.01 * furthest + 2.0**-24).all():
+                raise SessionError(
+                    f"{name} of the {precision} {graph} graph is not the checkpoint's, rounded; "
+                    f"export again with: seq2engine export CHECKPOINT {bundle.root} --force"
+                )
+            weight.copy_(given)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
@@ -19,6 +19,9 @@ from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
+
+if TYPE_CHECKING:
+    from seq2engine.model.config import ModelConfig
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -86,7 +89,15 @@ def make_parser() -> argparse.ArgumentParser:
         help="checkpoint folder, anything that `import` reads, shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
     sub.add_argument("bundle", type=Path, help="folder to write")
-    sub.add_argument("--precision", nargs="+", default=["fp32"], help="fp32, fp16 or both (default: fp32)")
+    sub.add_argument(
+        "--precision", nargs="+", default=["fp32"], help="one or more of fp32 fp16 bf16 int8 int4 fp8 (default: fp32)"
+    )
+    sub.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="CORPUS",
+        help="source lines that are decoded to find what fp16 cannot hold and fp32 must (default: random sources)",
+    )
     sub.add_argument("--cache", default="static", help="static (written in place) or growing (default: %(default)s)")
     sub.add_argument("--force", action="store_true", help="replace a bundle that is there")
     add_json(sub)
@@ -242,9 +253,30 @@ def run_export(args: argparse.Namespace) -> int:
 
     progress = progress_for(args)
     with opened_checkpoint(args.checkpoint, progress) as (model, companions):
-        bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions)
+        scan = scan_from_args(args, model.config, companions, progress)
+        bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions, scan)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
+
+
+def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Path | None, progress: Progress) -> Any:
+    """The decodes by which islands are chosen: of the corpus, in the checkpoint's own tokens, or of random sources."""
+    from seq2engine.export.contract import PRECISIONS, check_choices
+    from seq2engine.model.tokenizers.base import FOLDER
+    from seq2engine.model.tokenizers.reading import read_tokenizer
+    from seq2engine.runtime.range_scan import scan_of, sources_from_corpus
+    from seq2engine.runtime.translate import Coder, IdsTokenizer
+
+    for precision in args.precision:
+        check_choices(precision, args.cache)
+    if "float16" not in {PRECISIONS[precision] for precision in args.precision}:
+        return None
+    if args.calibrate is None:
+        return scan_of(None, "random sources", config, args.cache, progress)
+    takes_text = companions is not None and (companions / FOLDER).is_dir()
+    coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
+    sources = sources_from_corpus(args.calibrate, coder)
+    return scan_of(sources, args.calibrate.name, config, args.cache, progress)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

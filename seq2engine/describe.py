@@ -53,7 +53,7 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
         f"{config.positions} positions, {bundle.cache_form} cache",
         "",
         text_table(
-            ("graph", "precision", "opset", "nodes", "weights", "products", "attentions"),
+            ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions"),
             (
                 (
                     name,
@@ -61,7 +61,9 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
                     entry.opset,
                     entry.census["nodes"],
                     megabytes(sum(entry.census["weight_bytes"].values())),
-                    ", ".join(f"{count} {dtype}" for dtype, count in entry.census["products"].items()),
+                    counts(entry.census["products"]),
+                    counts(entry.census["product_weights"]),
+                    f"{len(entry.islands)} nodes" if entry.islands else "",
                     entry.census["attentions"],
                 )
                 for precision, graphs in bundle.manifest.graphs.items()
@@ -112,6 +114,10 @@ def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
     rows = [(name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()]
     rows.append((foreign.path, foreign.launches, f"{foreign.fused_attentions} of {foreign.attentions}"))
     return text_table(("decoder step", "launches", "fused attentions"), rows)
+
+
+def counts(by_type: dict[str, int]) -> str:
+    return ", ".join(f"{count} {dtype}" for dtype, count in by_type.items())
 
 
 def megabytes(size: int) -> str:

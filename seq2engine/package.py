@@ -24,7 +24,7 @@ import numpy as np
 
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.bundle import Bundle, open_bundle
-from seq2engine.export.contract import GRAPHS, GraphSpec
+from seq2engine.export.contract import GRAPHS, GraphSpec, oracle_of
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.to_engine import check_slots, default_ranges, graph_for_tensorrt
@@ -142,7 +142,7 @@ def recording_for(bundle: Bundle, precision: str, form: Form, seed: int, threads
     if any(len(source) < widest.source.min for source in sources):
         sources = [(source * widest.source.min)[: max(len(source), widest.source.min)] for source in sources]
     with (
-        open_session(bundle, "torch", "fp64", threads) as oracle,
+        open_session(bundle, "torch", oracle_of(precision), threads) as oracle,
         open_session(bundle, "torch", precision, threads) as reference,
     ):
         return recorded(oracle, reference, sources, batch, beams, steps, form.slots)

@@ -23,6 +23,8 @@ RUNTIME_MAY = {
         "attention_graph",
         "candidate_graph",
         "shortlist_graph",
+        "islands",
+        "quantise",
     },
     "model": {"config", "pairs", "tokenizers"},
 }

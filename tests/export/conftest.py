@@ -106,6 +106,7 @@ def open_onnx():
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # as our sessions have it
         source = os.fspath(model) if isinstance(model, str | Path) else model.SerializeToString()
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.errors import ExportError
-from seq2engine.export.audit import PROBES, audit_graph, census_of
+from seq2engine.export.audit import PROBES, audit_graph
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.precision import fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model
@@ -267,21 +267,3 @@ def test_all_problems_are_listed_and_many_are_counted(graphs):
     assert message.count("; ") == 6
     # 13 inputs, 5 outputs and the node, of which six are shown
     assert message.endswith("; and 13 more")
-
-
-# --- census -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_census_counts_what_is_there(graphs):
-    model, _ = graphs()
-    census = census_of(model)
-    assert census["nodes"] == len(model.graph.node)
-    assert census["attentions"] == 4
-    assert census["products"] == {"float32": 2 * 10 + 1}
-    assert census["weight_bytes"]["float32"] == sum(
-        numpy_helper.to_array(w).nbytes for w in model.graph.initializer if w.data_type == TensorProto.FLOAT
-    )
-    half = census_of(fp16_from_fp32(model))
-    assert half["products"] == {"float16": 21}
-    assert half["weight_bytes"]["float16"] * 2 == census["weight_bytes"]["float32"]
-    assert "float32" not in half["weight_bytes"]

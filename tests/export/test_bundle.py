@@ -101,7 +101,7 @@ def test_a_manifest_that_is_not_a_json_object(content, own_bundle):
 
 
 def other_format(values):
-    values["format"] = 3
+    values["format"] = 2
 
 
 def unknown_precision(values):
@@ -143,7 +143,7 @@ def no_checkpoint_hash(values):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (other_format, "format 3, this version reads 2"),
+        (other_format, "format 2, this version reads 3"),
         (unknown_precision, "unknown precision 'int3'"),
         (unknown_cache_form, "unknown cache form 'paged'"),
         (a_graph_too_few, "every precision needs the graphs encoder, decoder_step"),

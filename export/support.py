@@ -1,0 +1,31 @@
+"""What a GPU generation cannot run in TensorRT-RTX, known before anything is built. Tried target by target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .contract import STORED
+
+# Target -> what a graph may not hold there -> why. "float32" is meant of products: other fp32 nodes run everywhere.
+LACKS = {
+    "sm75": {
+        "float32": "Turing has no fp32 matrix kernel in TensorRT-RTX",
+        "bfloat16": "Turing has no bf16",
+        "int4": "Turing has no int4",
+        "float8_e4m3fn": "fp8 begins with Ada, sm89",
+    },
+    "sm80": {"float8_e4m3fn": "fp8 begins with Ada, sm89"},
+    "sm86": {"float8_e4m3fn": "fp8 begins with Ada, sm89"},
+}
+NEAREST = {"fp32": "fp16", "bf16": "fp16", "fp8": "int8", "int4": "int8"}  # all of which every target runs
+PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX builds for when no target is named
+
+
+def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """Why a target cannot run a precision, or graphs with these censuses: islands, too, need kernels."""
+    lacks = LACKS.get(target, {})
+    held = {name for census in censuses for name in (*census["products"], *census["product_weights"])}
+    if STORED[precision] in lacks:
+        return lacks[STORED[precision]]
+    return next((f"{lacks[name]}, and some of its nodes stay in fp32" for name in sorted(held) if name in lacks), None)
