@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 STAGES = ("model", "export", "runtime", "benchmarks")  # each may import those before it
 # What runtime may take from the stages before it, so that a serving machine needs no exporter and no model code.
 RUNTIME_MAY = {
-    "export": {"contract", "bundle", "passport", "profiles", "trt_module", "attention_graph"},
+    "export": {"contract", "bundle", "passport", "profiles", "trt_module", "attention_graph", "exposed_graph"},
     "model": {"config", "pairs", "tokenizers"},
 }
 TORCH_SESSION_MAY = {"checkpoint", "layers", "transformer"}
