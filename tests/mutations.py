@@ -329,7 +329,7 @@ LEARNED = (("positions", "learned"),)
 
 MUTATIONS = {
     "encoder mask dropped": Mutation("encoder", drop_mask("encoder.0.self_attn"), "encoder.0", ("mask",)),
-    "cross mask dropped": Mutation("decoder_step", drop_mask("decoder.1.cross_attn"), "decoder.1", ("mask",)),
+    "cross mask dropped": Mutation("decoder_step", drop_mask("decoder.1.cross_attn"), "decoder.1", ("mask",), "fp16"),
     "self mask dropped": Mutation("decoder_step", drop_mask("decoder.0.self_attn"), "decoder.0", ("mask",)),
     "padding leaks": Mutation("encoder", leak_first_pad, "encoder.1", ("padding leak",)),
     "wrong parent in the ancestor mask": Mutation("decoder_step", roll_beams, "decoder.1", ("ancestor mask",)),
@@ -347,7 +347,7 @@ MUTATIONS = {
         "encoder", rescale("source_embedding/Mul", 1.0), "source_embedding", ("missing scale",)
     ),
     "query scale wrong": Mutation(
-        "decoder_step", rescale("decoder.0.cross_attn/Mul", 0.125), "decoder.0", ("wrong scale",)
+        "decoder_step", rescale("decoder.0.cross_attn/Mul", 0.125), "decoder.0", ("wrong scale",), "fp16"
     ),
     "overflow in a LayerNorm": Mutation(
         "decoder_step",

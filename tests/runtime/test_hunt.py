@@ -13,7 +13,7 @@ import shlex
 
 import numpy as np
 import pytest
-from mutations import MUTATIONS, Mutation, good_bundle, one_bias_element, wrong_copy
+from mutations import MUTATIONS, good_bundle, wrong_copy
 from parity_cases import SMALL
 
 from seq2engine.errors import RequestError
@@ -24,7 +24,7 @@ from seq2engine.runtime.hunt import PLACES, Hunter, hunt, hunt_sources
 from seq2engine.runtime.parity import parity_of, random_sources
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "20"))  # good exports
-FLAGS = {"count": 8, "max_length": 6, "beam": 3, "batch": 16, "threads": 1}
+FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,17 @@ def good(tmp_path_factory):
         return made[key]
 
     return bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return onnx_from_model(random_model(SMALL, 3), tmp_path_factory.mktemp("right") / "bundle", ("fp32", "fp16"))
+
+
+@pytest.fixture(scope="module")
+def wrong(good, tmp_path_factory):
+    mutation = MUTATIONS["one bias element"]
+    return wrong_copy(good(mutation), tmp_path_factory.mktemp("wrong") / "bundle", mutation)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -95,12 +106,6 @@ def test_good_exports_raise_no_alarm(tmp_path):
 
 
 class TestInside:
-    @pytest.fixture(scope="class")
-    def bundle(self, tmp_path_factory):
-        return onnx_from_model(
-            random_model(SMALL, 3), tmp_path_factory.mktemp("inside") / "bundle", ("fp32", "fp16"), "static"
-        )
-
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     def test_every_tensor_of_a_good_export_keeps_its_budget(self, bundle, precision):
         with Hunter(bundle, precision, random_sources(SMALL, 16), 3, 1) as hunter:
@@ -141,11 +146,6 @@ class TestInside:
 
 
 class TestCommand:
-    @pytest.fixture(scope="class")
-    def wrong(self, good, tmp_path_factory):
-        mutation = Mutation("decoder_step", one_bias_element, "decoder.0", ("weight",))
-        return wrong_copy(good(mutation), tmp_path_factory.mktemp("wrong") / "bundle", mutation)
-
     def test_a_failed_parity_tells_and_its_command_tells_the_same_alone(self, wrong, cli):
         flags = ("--count", 8, "--max-length", 6, "--beam", 2, "--threads", 1, "--quiet")
         code, out, _ = cli("parity", wrong.root, *flags)
