@@ -286,8 +286,23 @@ CALLS: dict[Any, Callable[..., Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A traced module and what its calls became."""
+
+    graph: fx.Graph
+    writer: GraphWriter
+    values: dict[fx.Node, Any]
+    result: tuple[Value, ...]
+
+
 def onnx_from_module(module: nn.Module, spec: GraphSpec, opset: int) -> onnx.ModelProto:
     """A module whose forward takes the spec's inputs by order and returns its outputs, as an ONNX model in memory."""
+    form = lowered(module, spec)
+    return assemble(form.writer, spec, form.result, opset)
+
+
+def lowered(module: nn.Module, spec: GraphSpec) -> Lowered:
     w = GraphWriter()
     values: dict[fx.Node, Any] = {}
     inputs = iter(spec.inputs)
@@ -311,7 +326,7 @@ def onnx_from_module(module: nn.Module, spec: GraphSpec, opset: int) -> onnx.Mod
             values[node] = lookup(CALLS, node.target, node)(w, *args, **kwargs)
         else:
             result = tuple(args[0])
-    return assemble(w, spec, result, opset)
+    return Lowered(traced, w, values, result)
 
 
 def module_path(node: fx.Node) -> str:

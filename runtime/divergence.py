@@ -1,4 +1,4 @@
-"""Where two decodes part, and whether PyTorch's own rounding error explains it: a tie (fp32), drift (below), or not."""
+"""Where two decodes part, and whether PyTorch's own rounding error explains it: a tie, drift, or a bug."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..export.contract import PRECISIONS
 from .compare import DIVERGENCE_FACTOR, Divergence
 from .forcing import Scored, Tokens, scored
 from .generate import generate
 from .search import Emitted, SearchOptions
 from .session import Session
-
-EXCUSED = {
-    **dict.fromkeys(PRECISIONS, "drift"),
-    "fp32": "tie",
-}  # what a divergence is called that PyTorch's own error could have made
 
 
 @dataclass(frozen=True)
@@ -31,6 +25,11 @@ class Gap:
     def __bool__(self) -> bool:
         """Whether the two are as good as equal; False also where PyTorch's error is not a number."""
         return self.margin <= self.budget
+
+    @property
+    def verdict(self) -> str:
+        """tie: PyTorch itself could have chosen so. drift: the precision explains it. bug: it does not."""
+        return "tie" if DIVERGENCE_FACTOR * self.margin <= self.budget else "drift" if self else "bug"
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int:
@@ -111,9 +110,12 @@ class Parted:
     def step(self) -> int:
         return first_difference(self.wanted, self.given)
 
-    def judged(self, precision: str, gap: Gap, parted: str) -> Divergence:
-        verdict = EXCUSED[precision] if gap else "differs"
-        return Divergence(self.row, self.step, verdict, parted, gap.margin, gap.budget, self.wanted, self.given)
+    def judged(self, gap: Gap, parted: str, top_two: np.ndarray) -> Divergence:
+        """`top_two` [T] is of the tokens that PyTorch said; the other may be the longer one."""
+        here = float(top_two[self.step]) if self.step < len(top_two) else float("nan")
+        return Divergence(
+            self.row, self.step, gap.verdict, parted, gap.margin, gap.budget, self.wanted, self.given, here
+        )
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ class Judge:
         """Up to the step where they part both chose alike, so the margin is that of two tokens of one step."""
         pairs = [(case.source, tokens[: case.step + 1]) for case in cases for tokens in (case.wanted, case.given)]
         found = self.scored(pairs)
-        gaps = [gap_since_fork(found[i], found[i + 1]) for i in range(0, len(found), 2)]
-        return [case.judged(self.reference.precision, gap, "tokens") for case, gap in zip(cases, gaps, strict=True)]
+        pairs_of = zip(cases, found[::2], found[1::2], strict=True)
+        return [case.judged(gap_since_fork(ours, theirs), "tokens", ours.top_two) for case, ours, theirs in pairs_of]
 
     def beams(self, cases: Sequence[Parted], length_penalty: float) -> list[Divergence]:
         """Two outputs with the same score are as good as equal. If theirs differ, rounding may still have decided it,
@@ -144,7 +146,7 @@ class Judge:
                 at_fork = self.widest_gap(case.source, case.fork)
                 if at_fork:
                     gap, parted = at_fork, "beams"
-            judged.append(case.judged(self.reference.precision, gap, parted))
+            judged.append(case.judged(gap, parted, found[2 * i].top_two))
         return judged
 
     def widest_gap(self, source: Sequence[int], fork: Fork) -> Gap:

@@ -59,6 +59,7 @@ class Scored:
     tokens: Tokens
     log_probs: np.ndarray = field(repr=False)  # [T]
     spreads: np.ndarray = field(repr=False)  # [T]
+    top_two: np.ndarray = field(repr=False)  # [T]: what the oracle puts between its two best tokens
 
 
 def scored(
@@ -96,14 +97,15 @@ def _scored_batch(
     fed, _ = forced_tokens(targets, oracle.config)
     said, _ = padded(targets, oracle.config.end_id)
     runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
-    log_probs, spreads = np.zeros(fed.shape), np.zeros(fed.shape)
+    log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
         log_probs[:, step] = log_probs_of(exact, said[:, step])
         ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error to reckon with
         spreads[:, step] = np.maximum(error_spread(exact, rounded), np.maximum(ulp, usual))
+        top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
     lengths = [len(target) for target in targets]
     return [
-        Scored(target, log_probs[row, :length], spreads[row, :length])
+        Scored(target, log_probs[row, :length], spreads[row, :length], top_two[row, :length])
         for row, (target, length) in enumerate(zip(targets, lengths, strict=True))
     ]

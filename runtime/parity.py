@@ -1,8 +1,10 @@
 """Running for parity: a candidate beside PyTorch at its precision (the reference) and PyTorch in fp64 (the oracle).
 
     sources -> encoder           every tensor of the encoder, real positions only
-            -> teacher forcing   the oracle's own outputs fed step by step: logits of each step, then the caches
+            -> teacher forcing   the oracle's own outputs fed step by step: logits of each step, then the caches;
+                                 then beams that change their parents, and rows that stand at different steps
             -> free decodes      greedy and beam, reference against candidate, token by token
+            -> the hunt          where something is wrong: the first tensor inside the graphs that is, and why
 
 Everything is run in batches of mixed lengths and compared at once, so memory does not grow with the sources.
 """
@@ -24,8 +26,10 @@ from ..model.config import ModelConfig
 from ..model.tokenizers.base import Tokenizer
 from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
 from .divergence import Judge, Parted, fork_of, traced
+from .drives import compare_drives
 from .forcing import ForcedRun, error_spread, forced_tokens
 from .generate import generate, padded
+from .next_token import NextToken, NextTokenTally
 from .quality import Quality, References, quality_from_outputs
 from .search import SearchOptions
 from .session import Session, check_request, open_session
@@ -53,18 +57,16 @@ def parity_of(
     references: References | None = None,
     deterministic: bool = False,
     provider: str | None = None,
+    command: str = "seq2engine parity BUNDLE",
 ) -> ParityResult:
     """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources.
 
     With `references` (texts and what should be said of them) their texts are the sources, and both sides' error rates
-    are part of the result.
+    are part of the result. `command` is how the same is run again, for what the hunt tells.
     """
-    if sources is None and references is None and count < 1:
-        raise ConfigError(f"{count} random sources, expected at least 1")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    tokenizer = None if references is None else opened.tokenizer()
-    if tokenizer is not None and references is not None:
-        sources = [tokenizer.encode_source(text) for text in references]
+    if references is not None:
+        sources = sources_of(opened, references, count, seed)
     with (
         open_session(
             opened, backend, precision, threads, engine, deterministic=deterministic, provider=provider
@@ -73,12 +75,19 @@ def parity_of(
         open_session(opened, "torch", precision, threads) as reference,
     ):
         if sources is None:
-            sources = random_sources(opened.config, count, seed, candidate.limits.source)
+            sources = sources_of(opened, None, count, seed, candidate.limits.source)
         outputs: Outputs = {}
         result = parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch, progress, outputs)
-    if tokenizer is None or references is None:
+    if references is not None:
+        result = dataclasses.replace(result, quality=quality_of_outputs(outputs, references, opened.tokenizer()))
+    if result or backend == "torch":
         return result
-    return dataclasses.replace(result, quality=quality_of_outputs(outputs, references, tokenizer))
+    progress("parity: hunt", 0.0)
+    from .hunt import finding_of  # it needs torch and onnx
+
+    finding = finding_of(opened, result, sources, beam, threads, command)
+    progress("parity: hunt", 1.0)
+    return dataclasses.replace(result, finding=finding)
 
 
 def parity_of_sessions(
@@ -99,7 +108,7 @@ def parity_of_sessions(
     if batch < 1:
         raise ConfigError(f"batch {batch}, expected at least 1")
     limits = candidate.limits
-    longest = min(limits.target, SearchOptions.max_length) if max_length is None else max_length
+    longest = longest_of(limits.target, max_length)
     searches = [SearchOptions(longest, width) for width in sorted({1, beam})]
     rows = [list(source) for source in sources]
     check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, searches[-1])
@@ -108,7 +117,8 @@ def parity_of_sessions(
     if len(shown) < FEWEST_SOURCES:
         shown += random_sources(candidate.config, FEWEST_SOURCES - len(shown), 0, limits.source)
     outputs = {} if outputs is None else outputs
-    tensors, usual = compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress)
+    tensors, usual, next_token = compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress)
+    tensors += compare_drives(oracle, reference, candidate, sample_of(shown, FEWEST_SOURCES), longest, beam, batch)
     decodes = [
         compare_decodes(oracle, reference, candidate, rows, search, batch, usual, progress, outputs)
         for search in searches
@@ -121,7 +131,13 @@ def parity_of_sessions(
         max_length=longest,
         tensors=tensors,
         decodes=tuple(decodes),
+        next_token=next_token,
     )
+
+
+def longest_of(most: int, max_length: int | None) -> int:
+    """How many tokens are decoded: what was asked for, or the usual limit where the model can do as many."""
+    return min(most, SearchOptions.max_length) if max_length is None else max_length
 
 
 def quality_of_outputs(
@@ -134,6 +150,18 @@ def quality_of_outputs(
             texts = {text: tokenizer.decode_target(said[row]) for row, text in enumerate(references)}
             found[who] = (*found.get(who, ()), quality_from_outputs(search, texts, references))
     return found
+
+
+def sources_of(
+    bundle: Bundle, references: References | None, count: int, seed: int, longest: int | None = None
+) -> list[list[int]]:
+    """The texts of the references in ids; without references, random sources."""
+    if references is not None:
+        tokenizer = bundle.tokenizer()
+        return [tokenizer.encode_source(text) for text in references]
+    if count < 1:
+        raise ConfigError(f"{count} random sources, expected at least 1")
+    return random_sources(bundle.config, count, seed, longest)
 
 
 def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
@@ -175,9 +203,9 @@ def compare_tensors(
     options: SearchOptions,
     batch: int,
     progress: Progress = silent,
-) -> tuple[tuple[TensorResult, ...], float]:
+) -> tuple[tuple[TensorResult, ...], float, dict[str, NextToken]]:
     """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next;
-    and the spread of the errors that PyTorch usually makes in the logits of a step.
+    the spread of the errors that PyTorch usually makes in the logits of a step; and both sides' next tokens.
     """
     layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
     encoder = {name: ErrorTally() for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
@@ -185,6 +213,7 @@ def compare_tensors(
     logits = ErrorTally()
     by_step = [ErrorTally() for _ in range(options.max_length)]
     spreads: list[np.ndarray] = []
+    speakers = {f"{who} {candidate.precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
 
     batches = mixed_batches(len(sources), batch)
     for done, rows in enumerate(batches):
@@ -201,6 +230,8 @@ def compare_tensors(
             logits.add(*answers)
             by_step[step].add(*answers)
             spreads.append(error_spread(answers[0], answers[1]))
+            for next_token, answer in zip(speakers.values(), answers[1:], strict=True):
+                next_token.add(answers[0], answer)
         for name, tally in caches.items():
             # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
             tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
@@ -215,7 +246,8 @@ def compare_tensors(
         *results("steps", {**caches, "logits": logits}),
         *(t.result("steps", "logits", candidate.precision, step) for step, t in steps if t.rows >= FEWEST_ROWS),
     )
-    return found, float(np.median(np.concatenate(spreads)))
+    said = {who: next_token.result() for who, next_token in speakers.items()}
+    return found, float(np.median(np.concatenate(spreads))), said
 
 
 def positions_of(tensor: np.ndarray) -> np.ndarray:

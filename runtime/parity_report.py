@@ -11,14 +11,12 @@ from seq2engine.tables import text_table
 
 from .compare import (
     DIVERGENCE_FACTOR,
+    FACTORS,
     LEVELS,
-    MEDIAN_FACTOR,
-    WORST_FACTOR,
     DecodeResult,
     Divergence,
     ParityResult,
     TensorResult,
-    ratio,
     times,
 )
 from .quality import QUALITY_HEAD, quality_row
@@ -26,7 +24,8 @@ from .quality import QUALITY_HEAD, quality_row
 EXAMPLES = 6  # diverging decodes that are shown in full
 LEVEL_HEAD = ("level", "verdict", "what was found")
 TENSOR_HEAD = ("tensor", "verdict", "median ratio", "worst", "rms", "PyTorch median, worst", "candidate median, worst")
-DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "differs")
+NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
+DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
 
 STYLE = """<style>
 .pair { margin: .9rem 0 1.4rem } .pair p { margin: 0 0 .3rem }
@@ -43,12 +42,14 @@ mark.warn { background: var(--warn) }
 
 def parity_table(result: ParityResult) -> str:
     """The result as plain text."""
-    allowed = f"allowed: {MEDIAN_FACTOR:g}x at the median, {WORST_FACTOR:g}x at worst"
+    factors = FACTORS[result.precision]
+    allowed = f"allowed: {factors.median:g}x at the median, {factors.worst:g}x at worst"
     blocks = [
-        f"parity {'passed' if result else 'FAILED'}: {result.candidate}: {result.reason}",
+        f"parity {'passed' if result else 'FAILED'}: {result.candidate}: {result.reason}" + finding_text(result),
         text_table(LEVEL_HEAD, level_rows(result)),
         text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed,
         text_table(DECODE_HEAD, decode_rows(result)),
+        *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
         *([text_table(("who", *QUALITY_HEAD), quality_rows(result))] if result.quality else []),
         *(divergence_text(search, divergence) for search, divergence in examples(result)),
     ]
@@ -62,17 +63,18 @@ def parity_html(result: ParityResult) -> str:
         f"Against PyTorch {result.precision}, with the same model in fp64 to judge both. {result.sources} sources, "
         f"decodes of up to {result.max_length} tokens, {result.cache_form} cache."
     )
-    shown = examples(result)
+    shown, factors = examples(result), FACTORS[result.precision]
     blocks = [
         STYLE,
         f'<p class="verdict">{verdict_badge(bool(result))} {escape(result.reason)}</p>',
+        *finding_html(result),
         heading_html("Levels"),
         table_html(LEVEL_HEAD, ((a, verdict_badge(b == "pass"), wrapped(c)) for a, b, c in level_rows(result))),
         heading_html("Tensors"),
         note_html(
             "Absolute errors against fp64 at the real positions of ragged batches, in the order in which one error "
-            f"causes the next. The candidate may err {MEDIAN_FACTOR:g} times as much as PyTorch itself at the median "
-            f"and {WORST_FACTOR:g} times at the worst element. Of the single steps only the worst one is listed."
+            f"causes the next. The candidate may err {factors.median:g} times as much as PyTorch itself at the median "
+            f"and {factors.worst:g} times at the worst element. Of the single steps only the worst one is listed."
         ),
         table_html(TENSOR_HEAD, ((a, marked(b), *rest) for a, b, *rest in tensor_rows(result))),
         heading_html("Decodes"),
@@ -80,10 +82,19 @@ def parity_html(result: ParityResult) -> str:
             "Every source decoded freely by PyTorch and by the candidate. Where they part, the margin is what fp64 "
             "puts between the two choices, in nats, and the budget is what rounding could have turned around: "
             f"{DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its usual error where that is larger. Within "
-            "it, the divergence is a tie (fp32) or drift (fp16); beyond it, the two differ."
+            "PyTorch's own error the divergence is a tie, within the budget drift; beyond it, it is a bug."
         ),
         table_html(DECODE_HEAD, decode_rows(result)),
     ]
+    if result.next_token:
+        blocks += [
+            heading_html("Next tokens"),
+            note_html(
+                "Of the teacher-forced steps, against fp64: how far apart the distributions are, in nats, how often "
+                "the likeliest token is the same, and how many of the five likeliest are."
+            ),
+            table_html(NEXT_TOKEN_HEAD, next_token_rows(result)),
+        ]
     if result.quality:
         blocks += [
             heading_html("Quality"),
@@ -121,7 +132,7 @@ def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
 def tensor_rows(result: ParityResult) -> list[tuple[str, ...]]:
     """All tensors; of the single steps the one that stands worst against its budget."""
     steps = [tensor for tensor in result.tensors if tensor.step is not None]
-    worst = [max(steps, key=strain)] if steps else []
+    worst = [max(steps, key=lambda tensor: tensor.strain)] if steps else []
     return [
         (
             tensor.name,
@@ -136,13 +147,27 @@ def tensor_rows(result: ParityResult) -> list[tuple[str, ...]]:
     ]
 
 
-def strain(tensor: TensorResult) -> float:
-    """The share of its budget a tensor uses: above 1 it fails."""
-    return max(tensor.median_ratio / MEDIAN_FACTOR, tensor.worst_ratio / WORST_FACTOR)
-
-
 def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
     return [(d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d))) for d in result.decodes]
+
+
+def next_token_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [
+        (who, str(n.rows), number(n.kl), number(n.worst_kl), f"{n.top1:.2%}", f"{n.top5:.2%}")
+        for who, n in result.next_token.items()
+    ]
+
+
+def finding_text(result: ParityResult) -> str:
+    found = result.finding
+    return "" if found is None else f"\nhunt: {found.text}\nagain with: {found.command}"
+
+
+def finding_html(result: ParityResult) -> list[str]:
+    found = result.finding
+    if found is None:
+        return []
+    return [f"<p><b>Hunt:</b> {escape(found.text)}</p>", f"<p>Again with: <code>{escape(found.command)}</code></p>"]
 
 
 def quality_rows(result: ParityResult) -> list[tuple[str, ...]]:
@@ -151,13 +176,13 @@ def quality_rows(result: ParityResult) -> list[tuple[str, ...]]:
 
 def counts_of(decode: DecodeResult) -> list[int]:
     counts = Counter(divergence.verdict for divergence in decode.divergences)
-    return [counts[verdict] for verdict in ("tie", "drift", "differs")]
+    return [counts[verdict] for verdict in ("tie", "drift", "bug")]
 
 
 def examples(result: ParityResult) -> list[tuple[str, Divergence]]:
     """The diverging decodes to show: those that rounding explains least, of every search."""
     found = [(d.search, divergence) for d in result.decodes for divergence in d.divergences]
-    return sorted(found, key=lambda pair: -ratio(pair[1].margin, pair[1].budget, 0.0))[:EXAMPLES]
+    return sorted(found, key=lambda pair: -pair[1].budgets(pair[1].margin))[:EXAMPLES]
 
 
 def divergence_head(search: str, divergence: Divergence) -> str:
@@ -168,7 +193,8 @@ def divergence_head(search: str, divergence: Divergence) -> str:
     }[divergence.parted]
     return (
         f"{search}, source {divergence.source}, from step {divergence.step}: "
-        f"margin {number(divergence.margin)} {what}, budget {number(divergence.budget)}"
+        f"margin {number(divergence.margin)} {what}, budget {number(divergence.budget)} "
+        f"(top two: {number(divergence.budgets(divergence.top_two))} budgets)"
     )
 
 
@@ -186,7 +212,7 @@ def divergence_text(search: str, divergence: Divergence) -> str:
 
 
 def divergence_html(result: ParityResult, search: str, divergence: Divergence) -> str:
-    kind = "bad" if divergence.verdict == "differs" else "warn"
+    kind = "bad" if divergence.verdict == "bug" else "warn"
 
     def line(tokens: tuple[int, ...]) -> str:
         step = divergence.step

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +23,11 @@ from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
+    from seq2engine.export.bundle import Bundle
     from seq2engine.model.config import ModelConfig
 
 Command = Callable[[argparse.Namespace], int]
+RANDOM_SOURCES = 64  # of a parity without references
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,10 +141,20 @@ def make_parser() -> argparse.ArgumentParser:
     add_bundle(sub)
     add_backend(sub)
     add_references(sub, "decode these instead of random sources, and count both sides' error rates")
-    sub.add_argument("--count", type=int, help="sources to decode (default: 64 random ones, or all references)")
+    sub.add_argument(
+        "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
+    )
     sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
     sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
+    sub.add_argument(
+        "--hunt",
+        nargs="?",
+        const="",
+        metavar="PLACE:TENSOR",
+        help="only look inside the ONNX graphs for the first tensor that is wrong, or at that one alone",
+    )
+    sub.add_argument("--row", type=int, action="append", default=[], help="a source to hunt with, by its number")
     add_json(sub)
 
     sub = add(
@@ -300,11 +314,13 @@ def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.runtime.parity_report import parity_html, parity_table
 
     bundle = open_bundle(args.bundle)
+    if args.hunt is not None:
+        return run_hunt(args, bundle)
     result = parity_of(
         bundle,
         backend=args.backend,
         precision=args.precision,
-        count=64 if args.count is None else args.count,
+        count=RANDOM_SOURCES if args.count is None else args.count,
         seed=args.seed,
         beam=args.beam,
         max_length=args.max_length,
@@ -314,6 +330,7 @@ def run_parity(args: argparse.Namespace) -> int:
         references=references_from_args(args),
         deterministic=args.deterministic,
         provider=args.provider,
+        command=command_of(args),
     )
     where = "-".join(filter(None, (args.backend, args.provider, args.precision)))
     report = bundle.root / "reports" / f"parity-{where}.html"
@@ -321,6 +338,31 @@ def run_parity(args: argparse.Namespace) -> int:
     write_text(report.with_suffix(".json"), result.to_json())
     print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
     return 0 if result else 1
+
+
+def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Looks inside the graphs, as a failed parity does, without the parity before it."""
+    from seq2engine.runtime.hunt import hunt, hunt_sources
+    from seq2engine.runtime.parity import longest_of, sources_of
+
+    count = RANDOM_SOURCES if args.count is None else args.count
+    rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
+    longest = longest_of(bundle.config.max_target, args.max_length)
+    found = hunt(bundle, args.precision, rows, args.beam, longest, 0, args.threads, args.hunt or None, command_of(args))
+    if args.json:
+        print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
+    else:
+        print("nothing is wrong" if found is None else f"{found.text}\nagain with: {found.command}")
+    return 0 if found is None else 1
+
+
+def command_of(args: argparse.Namespace) -> str:
+    """The parity command that was given, but for what it hunts."""
+    words = ["seq2engine", "parity", str(args.bundle)]
+    for name in ("backend", "precision", "references", "count", "seed", "beam", "max_length", "threads"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return " ".join(shlex.quote(word) for word in (*words, *(f"--row={row}" for row in args.row)))
 
 
 def run_attention(args: argparse.Namespace) -> int:

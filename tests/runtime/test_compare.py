@@ -41,7 +41,7 @@ def tensor(reference=(1e-6, 1e-5), candidate=(1e-6, 1e-5), scale=1.0, level="ste
     return TensorResult(level, name, step, 100, scale, scale * ULP32, Errors(*reference), Errors(*candidate))
 
 
-def divergence(verdict="differs", margin=1.0, budget=0.1, source=3):
+def divergence(verdict="bug", margin=1.0, budget=0.1, source=3):
     return Divergence(source, 2, verdict, "tokens", margin, budget, (5, 6, 7), (5, 6, 8))
 
 
@@ -65,6 +65,23 @@ class TestErrorTally:
         assert result.scale == pytest.approx(np.sqrt(np.mean(exact**2)))
         assert result.elements == exact.size
         assert tally.rows == 40
+
+    def test_also_tells_the_relative_l2_and_the_cosine(self):
+        rng = np.random.default_rng(0)
+        exact, rounded, given = (rng.normal(size=(40, 50)) for _ in range(3))
+        whole, apart, other = ErrorTally(), ErrorTally(), ErrorTally()
+        whole.add(exact, rounded, given)
+        apart.add(exact[:9], rounded[:9], given[:9])
+        other.add(exact[9:], rounded[9:], given[9:])
+        apart.merge(other)
+        for tally in (whole, apart):
+            errors = tally.result("steps", "logits", "fp32").candidate
+            norms = np.linalg.norm(exact), np.linalg.norm(given)
+            assert errors.relative == pytest.approx(np.linalg.norm(given - exact) / norms[0])
+            assert errors.cosine == pytest.approx((exact * given).sum() / (norms[0] * norms[1]))
+            assert errors.worst == np.abs(given - exact).max()
+        assert (apart.counts == whole.counts).all()
+        assert apart.rows == 40
 
     def test_counts_exact_zeros_as_zero(self):
         tally = ErrorTally()
@@ -179,7 +196,7 @@ class TestParityResult:
         values = json.loads(result.to_json())
         assert values["verdict"] is False
         assert values["reason"] == "steps: logits: not finite"
-        assert values["tensors"][0]["candidate"] == {"median": 1e-6, "worst": None}
+        assert values["tensors"][0]["candidate"] == {"median": 1e-6, "worst": None, "relative": 0.0, "cosine": 1.0}
         assert values["tensors"][0]["verdict"] is False
         assert values["decodes"][0]["equal"] == 7
         assert values["decodes"][0]["divergences"][0]["candidate"] == [5, 6, 8]
@@ -190,10 +207,17 @@ class TestParityResult:
 
 
 def spoken(tokens, log_probs, spread=0.01):
-    return Scored(tuple(tokens), np.array(log_probs), np.full(len(tokens), spread))
+    return Scored(tuple(tokens), np.array(log_probs), np.full(len(tokens), spread), np.ones(len(tokens)))
 
 
 class TestGaps:
+    def test_within_pytorchs_own_error_it_is_a_tie_within_the_budget_drift_beyond_it_a_bug(self):
+        spread = 0.1
+        cases = {0.0: "tie", 0.1: "tie", 0.11: "drift", 0.39: "drift", 0.41: "bug", math.nan: "bug"}
+        for margin, verdict in cases.items():
+            assert Gap(margin, DIVERGENCE_FACTOR * spread).verdict == verdict
+        assert Gap(0.0, math.nan).verdict == "bug"
+
     def test_a_gap_is_closed_within_its_budget(self):
         assert Gap(0.0, 0.0)
         assert Gap(0.1, 0.1)

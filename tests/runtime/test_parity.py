@@ -43,7 +43,8 @@ class TestGoodExports:
         result = parity_of(bundle, count=20, max_length=6, threads=1)
         pooled = [tensor.tensor for tensor in result.tensors if tensor.step is None]
         assert pooled[:5] == ["encoder_states", "cross_k.0", "cross_v.0", "cross_k.1", "cross_v.1"]
-        assert pooled[5:] == ["self_k.0", "self_v.0", "self_k.1", "self_v.1", "logits"]
+        assert pooled[5:10] == ["self_k.0", "self_v.0", "self_k.1", "self_v.1", "logits"]
+        assert pooled[10:] == ["logits, rows apart", "logits, beams"]
         assert [tensor.step for tensor in result.tensors if tensor.step is not None][:3] == [0, 1, 2]
         assert [decode.search for decode in result.decodes] == ["greedy", "beam 4"]
         assert json.loads(result.to_json())["verdict"] is True
@@ -126,7 +127,7 @@ class TestWhatIsCompared:
     def test_no_batch_is_larger_than_asked_or_than_the_session_takes(self, bundle):
         with changed(bundle) as candidate:
             assert parity_with(bundle, candidate, count=20, max_length=3, batch=6)
-            assert candidate.largest == 5  # 20 sources in 4 batches
+            assert candidate.largest == 6  # 20 sources in 4 batches of 5, of which 16 in 3 batches of up to 6
             candidate.limits = dataclasses.replace(candidate.limits, batch=3)
             candidate.largest = 0
             assert parity_with(bundle, candidate, count=20, max_length=3, batch=6)

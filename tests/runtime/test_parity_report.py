@@ -19,7 +19,7 @@ def tensor(level, name, ratio=1.0, step=None):
     return TensorResult(level, name, step, 100, 1.0, 1e-7, Errors(1e-6, 1e-5), errors)
 
 
-def divergence(source, verdict="differs", margin=0.5, parted="tokens"):
+def divergence(source, verdict="bug", margin=0.5, parted="tokens"):
     return Divergence(source, 6, verdict, parted, margin, 0.1, (*range(10, 20), 71), (*range(10, 16), 99, 2))
 
 
@@ -79,7 +79,7 @@ class TestBoth:
     def test_decodes_are_counted(self, render):
         words = render(BAD).split()
         head = words.index("search")
-        assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "differs"]
+        assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "bug"]
         assert words[head + 6 : head + 12] == ["greedy", "40", "38", "1", "0", "1"]
 
     def test_divergences_are_shown_clearest_first(self, render):

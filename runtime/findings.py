@@ -1,0 +1,68 @@
+"""What a hunt found: the first tensor that breaks its budget, where it is made, and what explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CAUSES = (  # what a likely cause is called, so that a report can be counted and a test can ask for it
+    "mask",
+    "ancestor mask",
+    "padding leak",
+    "position",
+    "start token",
+    "token ids",
+    "cache slot",
+    "missing scale",
+    "wrong scale",
+    "weight",
+    "activation",
+    "norm",
+    "swapped tensors",
+    "residual",
+    "head order",
+    "softmax axis",
+    "precision",
+    "overflow",
+    "engine",
+    "session",
+    "unknown",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`graph`, `node` and `tensor` are names in the ONNX file; `module` is the reference's module that makes it.
+
+    `layer` is the stack and number (`decoder.1`), or the module itself where it stands in no layer. `drive` is what was
+    fed when it showed: greedy, beams, rows apart; `step` is the first one that breaks (None in the encoder).
+    """
+
+    graph: str
+    node: str
+    tensor: str
+    module: str
+    layer: str
+    drive: str
+    step: int | None
+    cause: str
+    detail: str
+    ratios: tuple[float, float]  # of the tensor's errors to PyTorch's, at the median and at the worst element
+    command: str
+
+    def __post_init__(self) -> None:
+        assert self.cause in CAUSES, self.cause
+
+    @property
+    def text(self) -> str:
+        if not self.node:
+            return f"{self.cause}: {self.detail}"
+        drive = f" ({self.drive})" if self.drive not in ("", "greedy") else ""
+        when = "" if self.step is None else f", step {self.step}{drive}"
+        where = f"first wrong in {self.layer}: {self.graph} node {self.node}{when}"
+        return f"{where}; likely cause: {self.cause}: {self.detail}"
+
+
+def layer_of(module: str) -> str:
+    """decoder.3.cross_attn.out -> decoder.3; target_embedding.tokens -> target_embedding."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if len(parts) > 1 and parts[1].isdigit() else parts[0]
