@@ -89,8 +89,8 @@ def beam_search(
             best = _top_columns(allowed.reshape(-1, allowed.shape[-1]), min(beam + 1, allowed.shape[-1]))
             best = best.reshape(*allowed.shape[:2], -1)
             scores, tokens, parents = allotted_continuations(rules.said, allowed, best, running, normaliser)
-        rows = np.arange(len(tokens))[:, None]
-        gained = logits[rows, parents, tokens] - plain[rows, parents]  # [B, C]
+        each = np.arange(len(tokens))[:, None]
+        gained = logits[each, parents, tokens] - plain[each, parents]  # [B, C]
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
