@@ -16,6 +16,7 @@ from seq2engine.benchmarks.cases import ordinary_ids
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort_session import OrtSession
@@ -41,10 +42,10 @@ class RaggedSession(OrtSession):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
-        logits = super().step(state, tokens, position, write_index, self_mask)
+    ) -> Answer:
+        logits = super().step(state, tokens, position, write_index, self_mask).logits
         logits[..., self.config.end_id] = np.where(position + 1 >= state["ends"], 1e3, -1e3)[:, None]
-        return logits
+        return Answer(logits)
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         super().replace(state, rows, newcomers, width)

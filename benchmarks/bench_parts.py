@@ -47,8 +47,8 @@ def test_encoder(benchmark: Any, session: Session, sources: list[list[int]]) -> 
 
 def test_step(benchmark: Any, session: Session, sources: list[list[int]]) -> None:
     trail = fixed_decode(session, sources, SearchOptions(max_length=CASE.target, beam=CASE.beam)).trail
-    logits = benchmark(repeated_step(session, *padded(sources, session.config.pad_id), CASE, trail))
-    assert logits.shape == (CASE.batch, CASE.beam, session.config.target_vocab)
+    answer = benchmark(repeated_step(session, *padded(sources, session.config.pad_id), CASE, trail))
+    assert answer.logits.shape == (CASE.batch, CASE.beam, session.config.target_vocab)
 
 
 def test_end_to_end(benchmark: Any, session: Session, sources: list[list[int]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.greedy import greedy_search
 from seq2engine.runtime.search import Hypothesis, Search, SearchOptions, Special
@@ -26,9 +27,9 @@ class RecitedStep:
         self.answers = np.random.default_rng(0).normal(0, 2, shape).astype(np.float32)
         self.calls = 0
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         self.calls += 1
-        return self.answers[self.calls % 2]
+        return Answer(self.answers[self.calls % 2])
 
     def keep(self, rows: np.ndarray) -> None:
         raise AssertionError("no source is done before the others")

@@ -52,6 +52,12 @@ def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
     return tuple(Case(text, *map(int, fields[text])) for text in texts)
 
 
+def cases_at_lengths(cases: Sequence[Case], lengths: Sequence[int]) -> tuple[Case, ...]:
+    """Every case once for each output length, for curves of what a token costs; cases that are the same are one."""
+    sizes = dict.fromkeys((case.batch, case.beam, case.source, length) for case in cases for length in lengths)
+    return tuple(Case("x".join(map(str, each)), *each) for each in sizes)
+
+
 def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
     """Everything that keeps a model from running these cases."""
     found = [] if cases else ["no case to time"]

@@ -10,10 +10,14 @@ from seq2engine.page import Html, badge_html, heading_html, note_html, page_html
 from seq2engine.tables import text_table
 
 from ..runtime.quality import QUALITY_HEAD, quality_row
-from .result import PARTS, BenchResult, CaseResult, winner
+from .charts import curves_svg, share_text, split_svg
+from .result import PARTS, BenchResult, CaseResult, Curve, slots_of_greedy, winner
+from .split import PIECES
 from .timing import COVERAGE, FEWEST_ROUNDS, Ratio
 
 LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}
+SPLIT_HEAD = ("arm", *PIECES, "compactions", "live slots", "slots", "of greedy's")
+CURVE_HEAD = ("ms per token", "arm", "by output length", "growth")
 HEAD = ("part", "arm", "median ms", "p90", "p99", "spread", "tokens/s")
 
 
@@ -37,6 +41,9 @@ def bench_table(result: BenchResult) -> str:
         head = (*HEAD, f"against {result.first}", "verdict", "outputs")
         lines += [f"{case.case.name}: {case.case}", text_table(head, rows)]
         lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end', result.seed)}", ""]
+        lines += [text_table(SPLIT_HEAD, split_rows(case)), ""]
+    if curves := result.curves():
+        lines += [text_table(CURVE_HEAD, curve_rows(curves)), ""]
     if result.quality:
         lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
     lines.append(conditions(result))
@@ -61,6 +68,8 @@ def bench_html(result: BenchResult) -> str:
             note_html(f"Error rates of every arm on {sources} sources with references, decoded as a user would."),
             table_html(("arm", *QUALITY_HEAD), quality_rows(result)),
         ]
+    if curves := result.curves():
+        blocks += curves_html(curves)
     for case in result.cases:
         blocks += case_html(case, result)
     blocks += [
@@ -81,11 +90,48 @@ def bench_html(result: BenchResult) -> str:
     return page_html(f"Benchmark of {Path(result.bundle).name}", ", ".join(result.arms), blocks)
 
 
+def split_rows(case: CaseResult) -> list[tuple[str, ...]]:
+    """Under SPLIT_HEAD: what the pieces of a decode take, and what it does with its cache."""
+    return [
+        (
+            name,
+            *(f"{number(times.median)} ms, {share_text(arm.share(piece))}" for piece, times in arm.split.items()),
+            *map(str, (arm.cache.compactions + arm.cache.growths, arm.cache.most_live, arm.cache.most_slots)),
+            f"{slots_of_greedy(case, name):.2f}x",
+        )
+        for name, arm in case.arms.items()
+    ]
+
+
+def curve_rows(curves: Iterable[Curve]) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"batch {curve.batch}, beam {curve.beam}, source {curve.source}",
+            curve.arm,
+            ", ".join(f"{length}: {number(cost)}" for length, cost in curve.costs.items()),
+            f"{curve.growth:.2f}x",
+        )
+        for curve in curves
+    ]
+
+
+def curves_html(curves: Iterable[Curve]) -> Iterable[str]:
+    cases: dict[str, list[Curve]] = {}
+    for curve in curves:
+        cases.setdefault(f"batch {curve.batch}, beam {curve.beam}, source {curve.source}", []).append(curve)
+    yield heading_html("What a token costs as outputs grow longer")
+    yield note_html("Milliseconds end to end, the encoder aside, over the number of output positions.")
+    for title, found in cases.items():
+        yield f"<p><strong>{escape(title)}</strong></p>"
+        yield curves_svg(found)
+    yield table_html(CURVE_HEAD, curve_rows(curve for found in cases.values() for curve in found))
+
+
 def quality_rows(result: BenchResult) -> list[tuple[str, ...]]:
     return [(name, *quality_row(quality)) for name, found in result.quality.items() for quality in found]
 
 
-def explanation(result: BenchResult) -> tuple[str, str]:
+def explanation(result: BenchResult) -> tuple[str, ...]:
     return (
         "Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over "
         f"{result.rounds} rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to "
@@ -96,6 +142,9 @@ def explanation(result: BenchResult) -> tuple[str, str]:
         f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
         "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
         "same work. The decoder step is the one halfway through a decode, repeated.",
+        "A decode end to end splits into the encoder, the decoder steps, compaction (gathering living slots of the "
+        "cache, or moving to more of them), other copies of caches, and the search, which is all the rest. Slots are "
+        "those of one source: alive, and allocated at most; greedy search has one for every output token in the end.",
     )
 
 
@@ -104,16 +153,12 @@ def case_html(case: CaseResult, result: BenchResult) -> Iterable[str]:
         (*cells, versus(case, arm, part, result.first), verdict_html(case, arm, part, result.first))
         for arm, part, cells in measures(case)
     ]
-    cache_head = ("arm", "outputs", "at fixed length", "steps", "compactions", "most live slots", "most slots")
-    cache_rows = [
+    same_rows = [
         (
             name,
             same_html(arm.equal, case.case.batch, name == result.first),
             same_html(arm.equal_timed, case.case.batch, name == result.first),
             arm.cache.steps,
-            arm.cache.compactions,
-            arm.cache.most_live,
-            arm.cache.most_slots,
         )
         for name, arm in case.arms.items()
     ]
@@ -121,7 +166,9 @@ def case_html(case: CaseResult, result: BenchResult) -> Iterable[str]:
         heading_html(f"{case.case.name}: {case.case}"),
         bars_html(case, result.first),
         table_html((*HEAD, f"against {result.first}", "verdict"), rows),
-        table_html(cache_head, cache_rows),
+        split_svg(case),
+        table_html(SPLIT_HEAD, split_rows(case)),
+        table_html(("arm", "outputs", "at fixed length", "steps"), same_rows),
     )
 
 

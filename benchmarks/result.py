@@ -14,7 +14,7 @@ from .cases import Case
 from .machine import Environment
 from .timing import Ratio, Samples, ratio_interval
 
-FORMAT = 2
+FORMAT = 3
 PARTS = ("encoder", "step", "end_to_end")
 
 
@@ -34,12 +34,22 @@ class Measure:
 @dataclass(frozen=True)
 class ArmResult:
     """One arm in one case. Of its sources, `equal` have the first arm's tokens when decoded as a user would, and
-    `equal_timed` in the decode of fixed length that is timed."""
+    `equal_timed` in the decode of fixed length that is timed. `split` are the pieces of the end to end times."""
 
     equal: int
     equal_timed: int
     parts: dict[str, Measure]
     cache: CacheCounts
+    split: dict[str, Samples]
+
+    def share(self, piece: str) -> float:
+        """What part of all time end to end a piece took."""
+        return sum(self.split[piece].nanoseconds) / sum(sum(samples.nanoseconds) for samples in self.split.values())
+
+    def decoding(self) -> Samples:
+        """The times end to end without the encoder's, whose cost is no output token's."""
+        pieces = [samples.nanoseconds for piece, samples in self.split.items() if piece != "encoder"]
+        return Samples(tuple(map(sum, zip(*pieces, strict=True))))
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,25 @@ class CaseResult:
     def same(self, arm: str) -> bool:
         """Did this arm give the first arm's tokens for every source, both times?"""
         return self.arms[arm].equal == self.arms[arm].equal_timed == self.case.batch
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one output position of a case costs on an arm, the encoder aside: milliseconds by output length."""
+
+    batch: int
+    beam: int
+    source: int
+    arm: str
+    costs: dict[int, float]
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, beam {self.beam}, source {self.source}, {self.arm}"
+
+    @property
+    def growth(self) -> float:
+        """How many times as much a token costs at the longest output as at the shortest."""
+        return self.costs[max(self.costs)] / self.costs[min(self.costs)]
 
 
 @dataclass(frozen=True)
@@ -83,13 +112,30 @@ class BenchResult:
         """The arm that all others are compared with."""
         return next(iter(self.arms))
 
+    def curves(self) -> tuple[Curve, ...]:
+        """The cost of a token against the output length, wherever cases differ in nothing else."""
+        lengths: dict[tuple[int, int, int], dict[int, CaseResult]] = {}
+        for case in self.cases:
+            sizes = case.case
+            lengths.setdefault((sizes.batch, sizes.beam, sizes.source), {})[sizes.target] = case
+        return tuple(
+            Curve(*sizes, arm, {n: found[n].arms[arm].decoding().median / n for n in sorted(found)})
+            for sizes, found in lengths.items()
+            if len(found) > 1
+            for arm in self.arms
+        )
+
     def to_json(self) -> str:
         """All fields, and beside the raw samples what they come to, for readers that are not this package."""
         values = dataclasses.asdict(self)
+        values["curves"] = [{**dataclasses.asdict(curve), "growth": curve.growth} for curve in self.curves()]
         for case, case_values in zip(self.cases, values["cases"], strict=True):
             for name, arm in case.arms.items():
                 for part, measure in arm.parts.items():
                     case_values["arms"][name]["parts"][part]["summary"] = summary(measure)
+                for piece in arm.split:
+                    case_values["arms"][name]["split"][piece]["share"] = arm.share(piece)
+                case_values["arms"][name]["slots_of_greedy"] = slots_of_greedy(case, name)
         return json.dumps(values, indent=1) + "\n"
 
 
@@ -104,6 +150,11 @@ def summary(measure: Measure) -> dict[str, Any]:
         "tokens_per_second": measure.tokens_per_second,
         "verdict": measure.speedup.verdict,
     }
+
+
+def slots_of_greedy(case: CaseResult, arm: str) -> float:
+    """The cache that a case had at most against greedy search's, which in the end has a slot for every token."""
+    return case.arms[arm].cache.most_slots / case.case.target
 
 
 def winner(case: CaseResult, part: str, seed: int) -> tuple[str, str, Ratio] | None:
@@ -126,7 +177,7 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
     machine = values["environment"]
     return BenchResult(
         **{
-            **values,
+            **{name: value for name, value in values.items() if name != "curves"},
             "arms": {name: Arm(**arm) for name, arm in values["arms"].items()},
             "cases": tuple(case_from_dict(case) for case in values["cases"]),
             "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
@@ -142,6 +193,7 @@ def case_from_dict(values: dict[str, Any]) -> CaseResult:
             equal_timed=arm["equal_timed"],
             parts={part: measure_from_dict(measure) for part, measure in arm["parts"].items()},
             cache=CacheCounts(**arm["cache"]),
+            split={piece: Samples(tuple(found["nanoseconds"])) for piece, found in arm["split"].items()},
         )
         for name, arm in values["arms"].items()
     }

@@ -2,7 +2,7 @@
 
 encoder      session.encode: once per batch of sources
 step         session.step as it is halfway through a decode: once per token
-end_to_end   encode and search to exactly `target` tokens: what a user waits for
+end_to_end   encode and search to exactly `target` tokens: what a user waits for, split into its pieces (split.py)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from seq2engine.progress import Progress, silent
 from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
+from ..runtime.answers import Answer
 from ..runtime.beam import beam_search
 from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
@@ -35,6 +36,7 @@ from ..runtime.session import BACKENDS, Session, State, open_session
 from .cases import Case, case_problems, cases_for, sources_for
 from .machine import environment, load_average, usable_cores
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
+from .split import PIECES, WatchedSession, WatchedTree
 from .timing import Samples, interleaved, ratio_interval
 
 ROUNDS, WARMUP = 20, 2
@@ -180,11 +182,12 @@ def bench_case(
 
     ids, mask = padded(sources, config.pad_id)
     calls: dict[str, dict[str, Callable[[], object]]] = {part: {} for part in PARTS}
+    splits: dict[str, list[dict[str, int]]] = {name: [] for name in sessions}
     for name, session in sessions.items():
         with blaming(name, f"case {case.name}"):
             calls["encoder"][name] = partial(session.encode, ids, mask)
             calls["step"][name] = repeated_step(session, ids, mask, case, fixed[first].trail)
-            calls["end_to_end"][name] = partial(fixed_decode, session, sources, options)
+            calls["end_to_end"][name] = partial(split_decode, splits[name], session, sources, options)
     times = {
         part: interleaved(calls[part], rounds, WARMUP, progress, f"bench: {case.name}, {part}", LEAD[part], rest)
         for part in PARTS
@@ -197,6 +200,10 @@ def bench_case(
                 equal_timed=count_equal(fixed[name].tokens, fixed[first].tokens),
                 parts={part: measure(times[part], name, first, case, part, seed) for part in PARTS},
                 cache=fixed[name].counts,
+                split={
+                    piece: Samples(tuple(split[piece] for split in splits[name][-rounds:]))  # none of the warm-up
+                    for piece in PIECES
+                },
             )
             for name in sessions
         },
@@ -225,10 +232,12 @@ class FixedDecode:
     trail: list[tuple[np.ndarray, np.ndarray]]
 
 
-def fixed_decode(session: Session, sources: list[list[int]], options: SearchOptions) -> FixedDecode:
+def fixed_decode(
+    session: Session, sources: list[list[int]], options: SearchOptions, tree: type[TreeStep] = TreeStep
+) -> FixedDecode:
     """`generate`, but no source ends before the maximum length: every arm does the same work, whatever it says."""
     state = session.encode(*padded(sources, session.config.pad_id))
-    step = TreeStep(session, state, len(sources), options.beam, options.max_length)
+    step = tree(session, state, len(sources), options.beam, options.max_length)
     search = greedy_search if options.beam == 1 else beam_search
     steps = search(step, len(sources), Special(session.config.start_id, NEVER), options)
     trail = []
@@ -243,6 +252,15 @@ def fixed_decode(session: Session, sources: list[list[int]], options: SearchOpti
     return FixedDecode(tokens, step.counts, trail)
 
 
+def split_decode(
+    splits: list[dict[str, int]], session: Session, sources: list[list[int]], options: SearchOptions
+) -> None:
+    """A fixed decode whose pieces are added to the list."""
+    watched = WatchedSession(session)
+    fixed_decode(cast(Session, watched), sources, options, WatchedTree)
+    splits.append(watched.split())
+
+
 class SeenSession:
     """A session that keeps what its latest step was given: the inputs, and the state's tensors as they were before."""
 
@@ -253,14 +271,14 @@ class SeenSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def step(self, state: State, *inputs: np.ndarray) -> np.ndarray:
+    def step(self, state: State, *inputs: np.ndarray) -> Answer:
         self.given = dict(state), [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
 def repeated_step(
     session: Session, ids: np.ndarray, mask: np.ndarray, case: Case, trail: list[tuple[np.ndarray, np.ndarray]]
-) -> Callable[[], np.ndarray]:
+) -> Callable[[], Answer]:
     """The step halfway through a decode that made these choices, to be called again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from .answers import Answer
 from .beam import beam_search
 from .greedy import greedy_search
 from .search import Emitted, Search, SearchOptions, Special, Start, Step
@@ -48,7 +49,7 @@ def alternatives_search(
         tokens, parents = groups.spread(emitted.tokens, emitted.parents)
         done = np.ones(len(groups.sources), dtype=bool)
         np.logical_and.at(done, groups.rows, emitted.done)
-        yield Emitted(emitted.step, groups.sources, tokens, parents, groups.logits, done)
+        yield Emitted(emitted.step, groups.sources, tokens, parents, groups.answer, done)
 
 
 class _Groups:
@@ -59,11 +60,11 @@ class _Groups:
         self.sources = np.arange(batch)  # of the step's rows
         self.rows = np.repeat(np.arange(batch), count)  # [R] the step's row of every search
         self.ranks = np.tile(np.arange(count), batch)  # [R] and its place there
-        self.logits = np.zeros(0)
+        self.answer = Answer(np.zeros(0))
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        self.logits = self.step(*self.spread(tokens, parents))
-        return self.split(self.logits)
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        self.answer = self.step(*self.spread(tokens, parents))
+        return Answer(self.split(self.answer.logits))
 
     def attention(self) -> np.ndarray:
         return self.split(self.step.attention())
@@ -88,4 +89,4 @@ class _Groups:
         self.ranks, self.rows = self.ranks[rows], places
         if len(staying) < len(self.sources):
             self.step.keep(staying)
-            self.sources, self.logits = self.sources[staying], self.logits[staying]
+            self.sources = self.sources[staying]

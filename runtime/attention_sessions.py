@@ -12,6 +12,7 @@ import torch
 
 from ..export.attention_graph import attention_graph, attention_name
 from ..export.bundle import Bundle
+from .answers import Answer
 from .ort_session import OrtSession, inference_session
 from .session import State
 from .torch_session import TorchSession
@@ -33,15 +34,15 @@ class OrtAttention(OrtSession):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
         feeds = {tensor.name: given[tensor.name] for tensor in self.specs["decoder_step"].inputs}
         session = self.sessions["decoder_step"]
         names = [output.name for output in session.get_outputs()]
         found = dict(zip(names, session.run(names, feeds), strict=True))
-        logits = found.pop("logits")
+        answer = Answer(found.pop("logits"))
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
-        return logits
+        return answer
 
     def attention(self, state: State) -> np.ndarray:
         return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))
@@ -55,11 +56,11 @@ class TorchAttention(TorchSession):
     @torch.inference_mode()
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         with self.listening() as heard:
-            logits = super().step(state, tokens, position, write_index, self_mask)
+            answer = super().step(state, tokens, position, write_index, self_mask)
         state.update(heard)
-        return logits
+        return answer
 
     def attention(self, state: State) -> np.ndarray:
         return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))

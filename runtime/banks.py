@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from .answers import Answer
 from .constraints import PhraseConstraint
 
 
 def allotted_continuations(
-    said: PhraseConstraint, logits: np.ndarray, best: np.ndarray, running: np.ndarray, normaliser: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of 2K continuations.
+    said: PhraseConstraint, allowed: Answer, running: np.ndarray, normaliser: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What may be said, beam scores and normalisers [B,K] -> scores, tokens, beams and logits [B,2K] of continuations.
 
-    `best` [B,K,K+1] are the best tokens of every beam. The first K, best first, are those that end and then the shares
-    of all banks, the others are there to take the places of those that end.
+    The first K, best first, are those that end and then the shares of all banks, the others are there to take the
+    places of those that end.
     """
+    best = allowed.candidates.tokens
     batch, beam, count = best.shape
     offered = np.broadcast_to(said.table.alphabet, (batch, beam, len(said.table.alphabet)))
     tokens = np.concatenate((best, offered), axis=-1)  # [B, K, count + U]
-    scores = np.take_along_axis(logits, tokens, axis=-1) + (running - normaliser)[..., None]
+    logits = np.take_along_axis(allowed.logits, tokens, axis=-1)
+    scores = logits + (running - normaliser)[..., None]
     twice = (offered[..., None] == best[:, :, None, :]).any(axis=-1)
     scores[..., count:][twice] = -np.inf
 
     beams = np.broadcast_to(np.arange(beam)[:, None], tokens.shape).reshape(batch, -1)
-    scores, tokens = scores.reshape(batch, -1), tokens.reshape(batch, -1)
+    scores, tokens, logits = (array.reshape(batch, -1) for array in (scores, tokens, logits))
     order = np.argsort(-scores, axis=1, kind="stable")
-    scores, tokens, beams = (np.take_along_axis(array, order, axis=1) for array in (scores, tokens, beams))
+    scores, tokens, beams, logits = (
+        np.take_along_axis(array, order, axis=1) for array in (scores, tokens, beams, logits)
+    )
     missing = said.needed_after(tokens, beams)  # [B, C]: the fewer, the higher the bank
 
     # In turns: of every bank its best candidate, then its second, and so on; the highest bank goes first. Who ends
@@ -48,4 +53,5 @@ def allotted_continuations(
         np.take_along_axis(scores, chosen, axis=1),
         np.take_along_axis(tokens, chosen, axis=1),
         np.take_along_axis(beams, chosen, axis=1),
+        np.take_along_axis(logits, chosen, axis=1),
     )

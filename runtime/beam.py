@@ -14,15 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .answers import Answer, Candidates, finite
 from .banks import allotted_continuations
 from .coverage import Coverage
-from .greedy import log_sum_exp
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
 from .semantics import PROFILES, Standing
-
-BLOCK = 64  # columns per block of `_top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
 
 
 def beam_search(
@@ -68,29 +66,29 @@ def beam_search(
     running[:, :1] = 0.0  # the K beams are still one and the same: only the first may have children
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
         if coverage is not None:
             coverage.add(step.attention(), parents)
             looks[length - 1, sources] = coverage.places
         if semantics.renormalises:
-            allowed = rules.allowed(logits, tokens, parents, length)
-            normaliser = log_sum_exp(_with_dead_ends(allowed, logits), sources)
-            plain = normaliser if allowed is logits else log_sum_exp(logits, sources)
+            allowed = rules.answer(answer, tokens, parents, length)
+            plain = finite(answer.normaliser, sources)
+            # A beam that may say nothing more has no normaliser of its own, and needs none.
+            normaliser = np.where(np.isfinite(allowed.normaliser), allowed.normaliser, plain)
         else:
-            plain = normaliser = log_sum_exp(logits, sources)
-            allowed = rules.allowed(logits, tokens, parents, length, normaliser)
+            plain = normaliser = finite(answer.normaliser, sources)
+            allowed = rules.answer(answer, tokens, parents, length, normaliser)
         allowed = rules.opened(allowed, normaliser, length)
         if semantics.forces_end and length == options.max_length:
             allowed = _only(special.end, allowed)
         if rules.said is None:
-            scores, tokens, parents = _best_continuations(allowed, running, normaliser)
+            scores, tokens, parents, said = _best_continuations(allowed.candidates, running, normaliser)
         else:
-            best = _top_columns(allowed.reshape(-1, allowed.shape[-1]), min(beam + 1, allowed.shape[-1]))
-            best = best.reshape(*allowed.shape[:2], -1)
-            scores, tokens, parents = allotted_continuations(rules.said, allowed, best, running, normaliser)
-        each = np.arange(len(tokens))[:, None]
-        gained = logits[each, parents, tokens] - plain[each, parents]  # [B, C]
+            scores, tokens, parents, said = allotted_continuations(rules.said, allowed, running, normaliser)
+        if allowed is not answer:  # what rules have made of a logit is not the model's log-probability
+            said = answer.logits[np.arange(len(tokens))[:, None], parents, tokens]
+        gained = said - np.take_along_axis(plain, parents, axis=1)  # [B, C]
         stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
 
         # Candidates past the first K are there to keep K beams running; they end unheard.
@@ -132,7 +130,7 @@ def beam_search(
         parents[done] = own
         trail[:, length - 1, sources] = tokens, parents
         prices[length - 1, sources] = np.take_along_axis(gained, go_on, axis=1)
-        yield Emitted(length - 1, sources, tokens, parents, logits, done)
+        yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
         rows = staying_rows(done)
         if rows is not None:
@@ -152,64 +150,32 @@ def _by_score(scores: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.take_along_axis(columns, order, axis=1)
 
 
-def _with_dead_ends(allowed: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """For the normaliser: a beam that may say nothing more has none of its own, and is in need of none."""
-    if allowed is logits or not (dead := allowed.max(axis=-1) == -np.inf).any():
-        return allowed
-    return np.where(dead[..., None], logits, allowed)
-
-
-def _only(token: int, logits: np.ndarray) -> np.ndarray:
-    """Logits [B,K,V] of which only this token's are left."""
-    result = np.full_like(logits, -np.inf)
-    result[..., token] = logits[..., token]
-    return result
+def _only(token: int, answer: Answer) -> Answer:
+    """An answer of which only this token's logits are left."""
+    result = np.full_like(answer.logits, -np.inf)
+    result[..., token] = answer.logits[..., token]
+    return Answer(result)
 
 
 def _best_continuations(
-    logits: np.ndarray, running: np.ndarray, normaliser: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """logits [B,K,V], beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of continuations, best first.
+    candidates: Candidates, running: np.ndarray, normaliser: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Candidates, beam scores and normalisers [B,K] -> scores, tokens, beams and logits [B,C], best first.
 
     The best 2K, but for some that could neither end nor run on; fewer only where there are not as many (V = 1).
     """
-    batch, beam, vocab = logits.shape
-    # Of the 2K, the first K may end, and the first K that are no end token run on. So of one beam no more than its best
-    # K and its end token can matter, and the rest of the vocabulary is never ranked.
-    count = min(beam + 1, vocab)
-    tokens = _top_columns(logits.reshape(-1, vocab), count).reshape(batch, beam, count)
+    batch, beam, count = candidates.tokens.shape
     offset = running - normaliser  # [B, K]
-    scores = (np.take_along_axis(logits, tokens, axis=-1) + offset[..., None]).reshape(batch, -1)  # [B, K*count]
+    scores = (candidates.logits + offset[..., None]).reshape(batch, -1)  # [B, K*count]
 
     # Columns stand by beam, and within it by rank: a stable sort leaves equals in the order the docstring promises.
     best = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * beam]
     return (
         np.take_along_axis(scores, best, axis=1),
-        np.take_along_axis(tokens.reshape(batch, -1), best, axis=1),
+        np.take_along_axis(candidates.tokens.reshape(batch, -1), best, axis=1),
         best // count,
+        np.take_along_axis(candidates.logits.reshape(batch, -1), best, axis=1),
     )
-
-
-def _top_columns(rows: np.ndarray, count: int) -> np.ndarray:
-    """rows [R,V] -> columns [R,count] of the largest values of each row, larger first, then lower column first."""
-    width = rows.shape[1]
-    if width > 4 * count * BLOCK:
-        # The best `count` values are in the `count` blocks with the largest maxima (of equals, the first ones), and
-        # one pass of maxima is several times faster than a partition of the whole row.
-        maxima = np.maximum.reduceat(rows, np.arange(0, width, BLOCK), axis=1)
-        blocks = np.sort(_top_columns(maxima, count), axis=1)
-        columns = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
-        inside = columns < width  # the last block may be short; what it lacks ranks behind everything
-        values = np.where(inside, np.take_along_axis(rows, np.minimum(columns, width - 1), axis=1), -np.inf)
-        return np.take_along_axis(columns, _top_columns(values, count), axis=1)
-
-    columns = np.sort(np.argpartition(rows, width - count, axis=1)[:, width - count :], axis=1)
-    cut = np.take_along_axis(rows, columns, axis=1).min(axis=1, keepdims=True)
-    tied = np.flatnonzero(np.count_nonzero(rows >= cut, axis=1) > count)
-    if tied.size:  # a partition picks any of equal values, we the first ones
-        columns[tied] = np.sort(np.argsort(-rows[tied], axis=1, kind="stable")[:, :count], axis=1)
-    order = np.argsort(-np.take_along_axis(rows, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)
 
 
 class _Ended:

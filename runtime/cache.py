@@ -2,7 +2,7 @@
 
 Every step appends K slots to a source's cache. When beams switch, only rows of the mask are copied; nothing in the
 cache moves. Slots that no beam descends from are dead; when the cache is full, compaction gathers the living to the
-front.
+front, with as many slots behind them as `slack` says.
 
     slots   0 1 2 | 3 4 5 | 6 7 8        K = 3; beam 0 continued slot 4, which continued slot 0
     beam 0  x . . | . x . | x . .
@@ -12,11 +12,13 @@ front.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .session import Session, State
 
 ROUND = 8  # capacities are multiples of this many slots
@@ -31,14 +33,16 @@ class CacheCounts:
     growths: int = 0  # the cache moved to more slots
     most_live: int = 0  # slots of one source that were alive at once
     most_slots: int = 0  # slots of one source that were allocated at once
+    read: int = 0  # slots of one source that attention went over, in all steps together
+    moved: int = 0  # slots of one source that compactions and growths copied, all together
 
 
 class TreeStep:
-    """A `Step` over a session: tokens and parents in, logits out. Owns the state it was given until it is dropped."""
+    """A `Step` over a session: tokens and parents in, an answer out. Owns the state it was given until it is gone."""
 
     def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
         self.session, self.state, self.beams = session, state, beams
-        self.total = beams * max_steps  # more slots than this are never needed
+        self.max_steps = max_steps
         self.position = np.zeros(batch, dtype=np.int64)  # steps each source has done
         self.used = np.zeros(batch, dtype=np.int64)  # slots of each source that are written
         self.tally = CacheCounts()
@@ -48,11 +52,11 @@ class TreeStep:
         elif session.limits.slots is not None:
             self.capacity = session.limits.slots
         else:
-            self.capacity = min(rounded(8 * beams), self.total)
+            self.capacity = min(slack(beams, 0), beams * max_steps)
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
         session.reserve(state, self.capacity)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         self.descend(parents)
         if self.growing:
             self.compact_growing()
@@ -63,12 +67,13 @@ class TreeStep:
             self.make_room()
         rows, beams = np.arange(len(tokens))[:, None], np.arange(self.beams)
         self.mask[rows, beams, self.used[:, None] + beams] = True
-        logits = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.used += self.beams
         self.position += 1
         self.tally.steps += 1
+        self.tally.read += self.capacity
         self.tally.most_slots = max(self.tally.most_slots, self.capacity)
-        return logits
+        return answer
 
     def attention(self) -> np.ndarray:
         return self.session.attention(self.state)
@@ -91,9 +96,9 @@ class TreeStep:
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
         if not self.growing and self.session.limits.slots is None:
-            enough = max(rounded(2 * self.live_slots()), rounded(8 * self.beams))
-            if 2 * enough <= self.capacity:  # those who needed so many slots are gone
-                self.compact(enough)
+            live = self.live_slots()
+            if self.capacity > 2 * (live + slack(self.beams, live)):  # those who needed so many slots are gone
+                self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
         """The next call is the first step of these rows."""
@@ -109,24 +114,29 @@ class TreeStep:
         if self.used.max(initial=0) + self.beams <= self.capacity:
             return
         live = self.live_slots()
-        needed = live + self.beams
-        capacity = self.capacity
-        if self.session.limits.slots is not None:
-            if needed > capacity:
-                raise RequestError(
-                    f"{live} slots of the cache are alive and {self.beams} more are needed, but the engine has "
-                    f"{capacity}; rebuild it with: seq2engine build BUNDLE --slots {self.total}"
-                )
-        elif live > capacity // 2:  # compaction alone would have to come again too soon
-            capacity = min(max(rounded(live + live // 2), rounded(needed)), self.total)
-        self.compact(capacity)
+        if self.session.limits.slots is None:
+            self.compact(self.fitting_capacity(live))
+        elif live + self.beams <= self.capacity:
+            self.compact(self.capacity)
+        else:
+            raise RequestError(
+                f"{live} slots of the cache are alive and {self.beams} more are needed, but the engine has "
+                f"{self.capacity}; rebuild it with: seq2engine build BUNDLE --slots {self.beams * self.max_steps}"
+            )
+
+    def fitting_capacity(self, live: int) -> int:
+        """How many slots to go on with. What there is stays where it will do: then only what moves is copied."""
+        wanted = slack(self.beams, live)
+        if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
+            return self.capacity
+        most = np.any(self.mask, axis=1).sum(axis=1) + self.beams * (self.max_steps - self.position)  # [B]
+        return min(rounded(live + wanted), int(most.max()))
 
     def compact_growing(self) -> None:
-        """A growing cache sheds its dead slots once they outnumber the living."""
-        if self.capacity >= 8 * self.beams:
-            live = self.live_slots()
-            if self.capacity > 2 * live:
-                self.compact(live)
+        """A growing cache is copied in every step, so one copy more is worth it as soon as enough of it is dead."""
+        live = self.live_slots()
+        if self.capacity > live + slack(self.beams, live):
+            self.compact(live)
 
     def live_slots(self) -> int:
         live = int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
@@ -138,18 +148,30 @@ class TreeStep:
         live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
         self.used = live.sum(axis=1)
         front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
-        slots = np.zeros((len(live), capacity), dtype=np.int64)  # the rest repeats slot 0: finite, and masked
         width = min(capacity, front.shape[1])
-        slots[:, :width] = front[:, :width]
+        slots = np.tile(np.arange(capacity), (len(live), 1))
+        slots[:, width:] = 0  # what is new, or not used, repeats some slot: finite, and masked
         valid = np.arange(capacity) < self.used[:, None]
-        slots[~valid] = 0
+        slots[:, :width] = np.where(valid[:, :width], front[:, :width], slots[:, :width])
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
         self.session.select(self.state, None, slots)
+        stays = np.arange(capacity) if capacity == self.capacity else -1
+        self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))
         if capacity > self.capacity:
             self.tally.growths += 1
         else:
             self.tally.compactions += 1
         self.capacity = capacity
+
+
+def slack(beams: int, live: int) -> int:
+    """Slots to hold beside the living ones, until the next compaction.
+
+    With s of them attention goes over s/2 slots too many in every step, and a compaction, which copies all that live,
+    comes every s/K steps. A copy of a slot costs about as much as three readings, so the sum is least for
+    s = sqrt(6 K live): some 80 slots beside 256 living ones of four beams.
+    """
+    return rounded(max(16, 8 * beams, math.isqrt(6 * beams * live)))
 
 
 def rounded(slots: int) -> int:

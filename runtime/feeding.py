@@ -19,6 +19,7 @@ from itertools import islice
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .cache import TreeStep, rounded
 from .generate import padded, search_over, start_of
 from .leaving import staying_rows
@@ -139,14 +140,14 @@ class _Rows:
         self.tokens = np.full((batch, options.width), start_of(session.config, options), dtype=np.int64)
         self.parents = np.tile(np.arange(options.width), (batch, 1))
         self.tree = TreeStep(session, self.encoded(sources), batch, options.width, options.max_length)
-        self.logits = np.zeros(0)
+        self.answer = Answer(np.zeros(0))
 
     def encoded(self, sources: list[_Source]) -> State:
         return self.session.encode(*padded([source.tokens for source in sources], self.session.config.pad_id))
 
     def step(self) -> None:
         self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
-        self.logits = self.tree(self.tokens, self.parents)
+        self.answer = self.tree(self.tokens, self.parents)
 
     def admit(self, rows: np.ndarray, sources: list[_Source]) -> None:
         self.lengths[self.free] = 0
@@ -181,10 +182,10 @@ class _Cohort:
         texts = [source.tokens for source in sources]
         self.search = search_over(self, texts, batch.session.config, batch.options, prefixes)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         going = self.rows[~self.done]
         assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it said it would"
-        return self.batch.logits[self.rows]
+        return self.batch.answer.of(self.rows)
 
     def attention(self) -> np.ndarray:
         return self.batch.tree.attention()[self.rows]

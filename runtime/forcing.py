@@ -26,7 +26,7 @@ class ForcedRun:
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """tokens [B] -> logits [B,V], valid until the next step."""
-        return self.tree(tokens[:, None], np.zeros((len(tokens), 1), dtype=np.int64))[:, 0]
+        return self.tree(tokens[:, None], np.zeros((len(tokens), 1), dtype=np.int64)).logits[:, 0]
 
     def tensor(self, name: str) -> np.ndarray:
         return self.session.tensor(self.state, name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import RequestError
+from .answers import finite
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
@@ -41,16 +41,16 @@ def greedy_search(
     parents = np.zeros((batch, 1), dtype=np.int64)
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
-        normaliser = log_sum_exp(logits, sources)
-        allowed = rules.opened(rules.allowed(logits, tokens, parents, length), normaliser, length)
-        tokens = allowed.argmax(axis=-1)  # [B, 1, V] -> [B, 1]
+        normaliser = finite(answer.normaliser, sources)
+        allowed = rules.opened(rules.answer(answer, tokens, parents, length), normaliser, length)
+        tokens = allowed.candidates.tokens[..., 0].copy()  # [B, 1]
         if options.alternatives:
-            missing = ~done & (np.take_along_axis(allowed, tokens[..., None], axis=-1)[:, 0, 0] == -np.inf)
+            missing = ~done & (allowed.candidates.logits[:, 0, 0] == -np.inf)
             lengths[sources[missing]] = 0
             done = done | missing
-        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
+        gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
         chosen[sources, length - 1] = tokens[:, 0]
@@ -59,7 +59,7 @@ def greedy_search(
             looks[sources, length - 1] = step.attention()[:, 0].argmax(axis=-1)
         lengths[sources[~done]] = length
         done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, logits, done)
+        yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
         rows = staying_rows(done)
         if rows is not None:
@@ -87,22 +87,3 @@ def hypotheses_of(
         for said, prices, looked, end in zip(tokens, log_probs, looks, lengths.tolist(), strict=True)
         if end
     ]
-
-
-def log_sum_exp(logits: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """[B,K,V] -> [B,K] in fp64: what to take off a logit to make it a log-probability.
-
-    Refuses rows that have none (NaN, inf, or no token allowed at all), naming the source.
-    """
-    top = logits.max(axis=-1, keepdims=True)  # [B, K, 1]; NaN wins a maximum, so one look at it finds them all
-    finite = np.isfinite(top).all(axis=(1, 2))
-    if not finite.all():
-        raise RequestError(
-            f"source {sources[~finite][0]}: the model's logits are not finite, expected numbers; "
-            "look for the first bad layer with: seq2engine parity BUNDLE"
-        )
-    shifted = logits - top
-    # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit of a
-    # source's score would depend on its place in the batch.
-    total = np.exp(shifted, out=shifted).sum(axis=-1)
-    return np.log(total.astype(np.float64)) + top[..., 0]

@@ -13,6 +13,7 @@ from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..export.contract import GraphSpec
 from ..model.config import ModelConfig
+from .answers import Answer
 from .session import Limits, Session, State
 
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
@@ -66,7 +67,7 @@ class OrtSession(Session):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         bound = state.get("binding")
         if bound is None or self.cache_form == "growing" or bound.shape != self_mask.shape:
@@ -76,7 +77,7 @@ class OrtSession(Session):
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
         if self.cache_form == "growing":
             state.update(bound.grown)
-        return bound.logits
+        return Answer(bound.logits)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.pop("binding", None)
@@ -167,8 +168,14 @@ def fitted(array: np.ndarray, axis: int, width: int) -> np.ndarray:
 
 
 def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """cache [B,H,L,E], slots [B,L'] -> [B,H,L',E]."""
-    batch, heads, _, width = cache.shape
+    """cache [B,H,L,E], slots [B,L'] -> [B,H,L',E]; the same array, where as many slots stay: few of them move."""
+    batch, heads, length, width = cache.shape
+    if slots.shape[1] == length:
+        for row, moves in enumerate(slots != np.arange(length)):
+            if moves.any():
+                first, last = np.flatnonzero(moves)[[0, -1]]
+                cache[row, :, first : last + 1] = np.take(cache[row], slots[row, first : last + 1], axis=1)
+        return cache
     result = np.empty((batch, heads, slots.shape[1], width), dtype=cache.dtype)
     for row in range(batch):
         np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer

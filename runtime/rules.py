@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import RequestError
+from .answers import Answer
 from .constraints import Constraint, PhraseConstraint, TrieConstraint
 from .search import SearchOptions, Special, Start
 
@@ -56,6 +57,17 @@ class Rules:
         listed = self.always.size or self.first.size or options.allowed is not None or self.constraints
         return not (self.remembers or forced or listed or options.min_length > 1)
 
+    def answer(
+        self,
+        answer: Answer,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        length: int,
+        normaliser: np.ndarray | None = None,
+    ) -> Answer:
+        """The answer as the rules leave it: see `allowed`. Without rules nobody looks at whole rows of logits."""
+        return answer if self.idle else Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+
     def allowed(
         self,
         logits: np.ndarray,
@@ -64,14 +76,12 @@ class Rules:
         length: int,
         normaliser: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits [B,K,V] with what the rules forbid at -inf; a copy, where there are rules.
+        """A copy of logits [B,K,V] with what the rules forbid at -inf.
 
         `tokens` and `parents` [B,K] are what the step was given, `length` counts the token to be chosen. With a
         `normaliser` [B,K] (log-sum-exp of the logits) rules see log-probabilities, as in beam search; greedy search has
         them see the logits themselves.
         """
-        if self.idle:
-            return logits
         if self.remembers:
             self.remember(tokens, parents)
         for constraint in self.constraints:
@@ -122,29 +132,29 @@ class Rules:
         logits[rows, :, forced[rows]] = 0.0 if normaliser is None else normaliser[rows]
         return logits
 
-    def opened(self, allowed: np.ndarray, normaliser: np.ndarray, length: int) -> np.ndarray:
+    def opened(self, answer: Answer, normaliser: np.ndarray, length: int) -> Answer:
         """Has alternatives say the token that sets them apart, at its own price, and nothing if there is none.
 
-        `allowed` [B,K,V] is what the other rules have left, `normaliser` [B,K] makes log-probabilities of it. Beams of
-        a source are one and the same until then.
+        `answer` is what the other rules have left, `normaliser` [B,K] makes log-probabilities of it. Beams of a source
+        are one and the same until then.
         """
         if not self.options.alternatives:
-            return allowed
+            return answer
         rows = np.flatnonzero((self.start_lengths + 1 == length) & (self.ranks >= 0))
         if not rows.size:
-            return allowed
-        first = allowed[rows, 0]  # [R, V]
+            return answer
+        first = answer.logits[rows, 0]  # [R, V]
         order = np.argsort(-first, axis=1, kind="stable")
         place = np.minimum(self.ranks[rows], first.shape[1] - 1)
         tokens = order[np.arange(len(rows)), place]
         price = first[np.arange(len(rows)), tokens] - normaliser[rows, 0]
         exists = self.ranks[rows] < first.shape[1]
         likely = exists & (np.exp(price) >= self.options.min_alternative_expansion_prob)
-        result = allowed.copy()
+        result = answer.logits.copy()
         result[rows] = -np.inf
         rows, tokens = rows[likely], tokens[likely]
-        result[rows, :, tokens] = allowed[rows, :, tokens]
-        return result
+        result[rows, :, tokens] = answer.logits[rows, :, tokens]
+        return Answer(result)
 
     def check_that_some_may_be_said(self, logits: np.ndarray, ended: np.ndarray) -> None:
         """Refuses a source that cannot go on. What has ended [B,K] only waits for company: nothing is asked of it.

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .greedy import hypotheses_of, log_sum_exp
+from .answers import finite
+from .greedy import hypotheses_of
 from .leaving import staying_rows
 from .rules import Rules
 from .search import Emitted, Search, SearchOptions, Special, Start, Step
@@ -51,12 +52,12 @@ def sampling_search(
     parents = np.tile(np.arange(count), (batch, 1))
     length = 0
     while not done.all():
-        logits = step(tokens, parents)
+        answer = step(tokens, parents)
         length += 1
-        normaliser = log_sum_exp(logits, sources)
-        allowed = rules.allowed(logits, tokens, parents, length)
-        tokens = drawn(probabilities(allowed, options), draws[sources, :, length - 1])
-        gained = np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - normaliser
+        normaliser = finite(answer.normaliser, sources)
+        allowed = rules.answer(answer, tokens, parents, length)
+        tokens = drawn(probabilities(allowed.logits, options), draws[sources, :, length - 1])
+        gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
         chosen[sources, :, length - 1] = tokens
@@ -65,7 +66,7 @@ def sampling_search(
             looks[sources, :, length - 1] = step.attention().argmax(axis=-1)
         lengths[sources] += ~done
         done = done | (tokens == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, logits, done.all(axis=1))
+        yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1))
 
         rows = staying_rows(done.all(axis=1))
         if rows is not None:

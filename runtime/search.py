@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ConfigError
+from .answers import Answer
 from .option_problems import problems_of, problems_with_model
 from .trie import Trie, trie_from_sequences
 
@@ -21,10 +22,10 @@ class Step(Protocol):
     """One decoder step for K beams of B sources.
 
     A call takes the tokens just chosen [B,K] and, for each, the beam [B,K] of the previous call that it continues
-    (ignored in the first call), and returns the next token's logits [B,K,V], which stay valid until the next call.
+    (ignored in the first call), and returns the answer for the next token, which stays valid until the next call.
     """
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray: ...
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer: ...
 
     def keep(self, rows: np.ndarray) -> None:
         """From the next call on only these sources (indices into the current B) are decoded."""
@@ -193,17 +194,17 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one step of a search did: the sources it worked on, its choice, and the logits it chose from.
+    """What one step of a search did: the sources it worked on, its choice, and the answer it chose from.
 
-    `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that go on, `logits`
-    [B,K,V] the model's answer (valid until the search goes on), `done` [B] the sources that need no more steps.
+    `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that go on, `answer` is
+    the model's (valid until the search goes on), `done` [B] the sources that need no more steps.
     """
 
     step: int
     sources: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
-    logits: np.ndarray
+    answer: Answer
     done: np.ndarray
 
 

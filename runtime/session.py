@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
+from .answers import Answer
 from .option_problems import problems_with_prefix
 from .search import SearchOptions
 
@@ -64,10 +65,10 @@ class Session(AbstractContextManager["Session"], Protocol):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
-        """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> logits [B,K,V] fp32.
+    ) -> Answer:
+        """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> an answer in fp32.
 
-        The state's cache then holds the K new slots. The logits are valid until the next call.
+        The state's cache then holds the K new slots. The answer is valid until the next call.
         """
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:

@@ -10,6 +10,7 @@ from ..export.bundle import Bundle
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
+from .answers import Answer
 from .fitting import fitted
 from .session import Limits, Session, State
 
@@ -58,7 +59,7 @@ class TorchSession(Session):
     @torch.inference_mode()
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         layers = range(self.config.decoder_layers)
         logits, cache = self.model.decode_step(
             torch.from_numpy(tokens),
@@ -73,7 +74,7 @@ class TorchSession(Session):
         for i, (k, v) in enumerate(cache):
             state[f"self_k.{i}"], state[f"self_v.{i}"] = k, v
         # An oracle in fp64 answers in fp64; everything else leaves in fp32, as the graphs do.
-        return logits.numpy() if self.precision == "fp64" else logits.float().numpy()
+        return Answer(logits.numpy() if self.precision == "fp64" else logits.float().numpy())
 
     @torch.inference_mode()
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:

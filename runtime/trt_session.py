@@ -17,6 +17,7 @@ from ..export.passport import Passport
 from ..export.profiles import sizes_from_ranges
 from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
+from .answers import Answer
 from .fitting import fitted
 from .session import Limits, Session, State
 from .trt_choice import check_files, check_machine, choose_engine, mend
@@ -125,7 +126,7 @@ class TrtSession(Session):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         engine = self.opened("decoder_step")
         state = own(state)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
@@ -146,7 +147,7 @@ class TrtSession(Session):
             state.update(plan.written)
             state.memory.swap()
             state.plan = None  # the next step has other shapes and the buffers change places
-        return plan.logits.values
+        return Answer(plan.logits.values)
 
     def plan_step(self, engine: Engine, state: TrtState, values: dict[str, np.ndarray]) -> StepPlan:
         if self.cache[0].name not in state:

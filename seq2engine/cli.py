@@ -155,6 +155,9 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
     )
+    sub.add_argument(
+        "--lengths", nargs="+", type=int, metavar="T", help="every case at each of these output lengths: cost curves"
+    )
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
@@ -330,17 +333,18 @@ def run_attention(args: argparse.Namespace) -> int:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    from seq2engine.benchmarks.cases import cases_from_text
+    from seq2engine.benchmarks.cases import cases_at_lengths, cases_for, cases_from_text
     from seq2engine.benchmarks.report import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
     from seq2engine.export.bundle import open_bundle, write_text
 
     bundle = open_bundle(args.bundle)
+    cases = cases_from_text(args.case) if args.case else cases_for(bundle.config)
     result = bench_bundle(
         bundle,
         backends=args.backend,
         precisions=args.precision,
-        cases=cases_from_text(args.case) if args.case else None,
+        cases=cases_at_lengths(cases, args.lengths) if args.lengths else cases,
         rounds=args.rounds,
         threads=args.threads,
         progress=progress_for(args),

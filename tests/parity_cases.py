@@ -7,6 +7,7 @@ import dataclasses
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.ort_session import OrtSession
 from seq2engine.runtime.parity import parity_of_sessions, random_sources
 from seq2engine.runtime.session import open_session
@@ -43,9 +44,9 @@ class Changed(OrtSession):
         self.reserved(state)
 
     def step(self, state, tokens, position, write_index, self_mask):
-        logits = super().step(state, tokens, position, write_index, self_mask)
+        logits = super().step(state, tokens, position, write_index, self_mask).logits
         self.answered(logits, position)
-        return logits
+        return Answer(logits)
 
     def encoded(self, state, mask):
         return state

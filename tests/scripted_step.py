@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.search import Emitted, Hypothesis, Search
 
 Prefix = tuple[int, ...]  # the tokens chosen so far, the start token not among them
@@ -43,7 +44,7 @@ class ScriptedStep:
         self.kept: list[list[int]] = []  # rows of every keep()
         self.answer = np.zeros(0)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         self.answer[...] = np.nan  # logits are valid until the next call and not a moment longer
         assert tokens.shape == parents.shape
         assert np.issubdtype(tokens.dtype, np.integer)
@@ -67,7 +68,7 @@ class ScriptedStep:
             ]
         )
         assert ((tokens >= 0) & (tokens < self.answer.shape[-1])).all()
-        return self.answer
+        return Answer(self.answer)
 
     def keep(self, rows: np.ndarray) -> None:
         assert self.prefixes is not None

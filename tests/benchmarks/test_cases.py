@@ -6,7 +6,15 @@ import dataclasses
 
 import pytest
 
-from seq2engine.benchmarks.cases import CASES, Case, case_problems, cases_for, cases_from_text, sources_for
+from seq2engine.benchmarks.cases import (
+    CASES,
+    Case,
+    case_problems,
+    cases_at_lengths,
+    cases_for,
+    cases_from_text,
+    sources_for,
+)
 from seq2engine.errors import RequestError
 from seq2engine.model.config import PRESETS, ModelConfig
 
@@ -66,3 +74,9 @@ def test_cases_from_text():
 def test_text_that_is_no_case_is_refused():
     with pytest.raises(RequestError, match="case 8x4, 1x1x-3x2, axbxcxd: expected batch x beam x source x target"):
         cases_from_text(["8x4", "1x1x3x2", "1x1x-3x2", "axbxcxd"])
+
+
+def test_cases_are_swept_over_output_lengths():
+    cases = cases_at_lengths(cases_from_text(["8x4x32x16", "8x4x32x99", "1x1x5x7"]), [64, 128])
+    assert [case.name for case in cases] == ["8x4x32x64", "8x4x32x128", "1x1x5x64", "1x1x5x128"]
+    assert cases[1] == Case("8x4x32x128", batch=8, beam=4, source=32, target=128)

@@ -27,6 +27,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.cache import CacheCounts
 from seq2engine.runtime.quality import ErrorRates, Quality
 
+SPLIT = {"encoder": 1, "step": 4, "search": 2, "compaction": 1, "copies": 0}  # eighths
 CASE = Case("pair", batch=2, beam=4, source=8, target=16)
 
 
@@ -43,7 +44,8 @@ def result(times, equal=None, load_before=0.1):
             equal=equal[name],
             equal_timed=equal[name],
             parts={part: Measure(taken, 2 * 16, ratio_interval(first, taken)) for part in PARTS},
-            cache=CacheCounts(steps=16, compactions=1, most_live=40, most_slots=48),
+            cache=CacheCounts(steps=16, compactions=1, most_live=20, most_slots=24),
+            split={piece: Samples(tuple(n * part // 8 for n in taken.nanoseconds)) for piece, part in SPLIT.items()},
         )
         for name, taken in times.items()
     }
@@ -92,7 +94,7 @@ def test_json_says_what_the_samples_come_to():
 @pytest.mark.parametrize("other", [None, 0, 99])
 def test_a_result_of_another_format_is_refused(other):
     values = {**json.loads(bench_json(result(STEADY))), "format": other}
-    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 2; .* seq2engine bench"):
+    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 3; .* seq2engine bench"):
         result_from_dict(values)
 
 
@@ -163,7 +165,7 @@ def test_one_arm_has_nobody_to_beat():
 def test_the_page_needs_nothing_else():
     page = bench_html(result(STEADY))
     assert not re.search(r"https?:|//|<script|<link|<img|<iframe|@import|url\(|\ssrc=", page)
-    assert page.count("<svg") == len(PARTS)
+    assert page.count("<svg") == len(PARTS) + 1  # and the split
     assert page.count("<") == page.count(">")
 
 
@@ -175,6 +177,36 @@ def test_bars_and_whiskers_are_drawn_to_scale():
     assert widths[:2] == pytest.approx([100 * 10 / full, 100 * 4.5 / full], abs=0.01)
     whisker = re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%"', page)[3]  # after the first arm's whisker and its ends
     assert [float(end) for end in whisker] == pytest.approx([100 * 1.7 / full, 100 * 7.3 / full], abs=0.01)
+
+
+def test_the_search_has_a_figure_of_its_own():
+    found = result(STEADY)
+    row = next(line for line in bench_table(found).splitlines() if line.startswith("onnxruntime fp32"))
+    assert re.sub(" +", " ", row) == (
+        "onnxruntime fp32 0.500 ms, 12.5% 2.00 ms, 50.0% 1.00 ms, 25.0% 0.500 ms, 12.5% 0.000 ms, 0.0% 1 20 24 1.50x"
+    )
+    page = bench_html(found)
+    assert "onnxruntime fp32, search 25.0%" in page
+    widths = [float(value) for value in re.findall(r'<rect x="[\d.]+%" y="\d+" width="([\d.]+)%"', page)]
+    assert widths == [12.5, 50, 25, 12.5, 0, 6.25, 25, 12.5, 6.25, 0]  # the second arm takes half the time
+    split = json.loads(bench_json(found))["cases"][0]["arms"]["torch fp32"]["split"]
+    assert {piece: values["share"] for piece, values in split.items()} == {p: n / 8 for p, n in SPLIT.items()}
+
+
+def test_cases_that_differ_in_length_make_a_curve():
+    short, long = result(STEADY), result({name: samples(*[20] * 8) for name in STEADY})
+    assert short.curves() == ()
+    (first,), (second,) = short.cases, long.cases
+    longer = dataclasses.replace(second, case=dataclasses.replace(CASE, name="longer", target=64))
+    found = dataclasses.replace(short, cases=(longer, first))
+    torch, onnxruntime = found.curves()
+    assert torch.costs == {16: 7 / 16, 64: 17.5 / 64}  # seven eighths of the time are not the encoder's
+    assert onnxruntime.growth == pytest.approx(17.5 / 64 / (3.5 / 16))
+    assert "16: 0.438, 64: 0.273" in bench_table(found)
+    assert bench_html(found).count("<polyline") == 2
+    assert result_from_dict(json.loads(bench_json(found))) == found
+    curve = json.loads(bench_json(found))["curves"][1]
+    assert (curve["arm"], curve["costs"]) == ("onnxruntime fp32", {"16": 3.5 / 16, "64": 17.5 / 64})
 
 
 def test_names_are_escaped():

@@ -13,11 +13,13 @@ from seq2engine.benchmarks import runner
 from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.result import PARTS
 from seq2engine.benchmarks.runner import bench_bundle, fixed_decode, repeated_step
+from seq2engine.benchmarks.split import PIECES
 from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
@@ -67,10 +69,10 @@ class Liar(Wrapped):
     """Never says the token it thinks is best for the last source."""
 
     def step(self, state, *inputs):
-        logits = np.array(self.session.step(state, *inputs))
+        logits = np.array(self.session.step(state, *inputs).logits)
         best = logits[-1].argmax(axis=-1)
         logits[-1, np.arange(len(best)), best] = -30
-        return logits
+        return Answer(logits)
 
 
 class Broken(Wrapped):
@@ -102,6 +104,16 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
             assert tuple(arm.parts) == PARTS
             assert {len(measure.samples.nanoseconds) for measure in arm.parts.values()} == {2}
             assert arm.cache.steps == case.case.target
+            assert tuple(arm.split) == PIECES
+            for pieces, whole in zip(
+                zip(*(times.nanoseconds for times in arm.split.values()), strict=True),
+                arm.parts["end_to_end"].samples.nanoseconds,
+                strict=True,
+            ):
+                assert min(pieces) >= 0
+                assert 0 < sum(pieces) <= whole  # all of a decode, and nothing twice
+            assert all(sum(arm.split[piece].nanoseconds) > 0 for piece in ("encoder", "step", "search", "copies"))
+            assert (sum(arm.split["compaction"].nanoseconds) > 0) == (arm.cache.compactions + arm.cache.growths > 0)
     assert [result.cases[0].arms["torch fp32"].parts[part].tokens for part in PARTS] == [15, 3, 27]
     assert {stage for stage, fraction in told if fraction == 1} == {stage for stage, _ in told}
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scripted_step import Script, ScriptedStep, from_seed, from_table, run
 
 from seq2engine.errors import RequestError
-from seq2engine.runtime import beam as beam_module
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.greedy import greedy_search
 from seq2engine.runtime.search import Emitted, Hypothesis, SearchOptions, Special
@@ -249,23 +248,3 @@ def test_a_beam_of_one_that_stops_at_once_is_greedy(seed: int, vocab: int) -> No
     )
     assert beam.tokens == greedy.tokens
     assert beam.score == pytest.approx(greedy.score, abs=1e-9)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    width=st.integers(1, 2000),
-    count=st.integers(1, 9),
-    levels=st.sampled_from([1, 2, 30, 10**6]),
-    hidden=st.booleans(),
-)
-def test_top_columns_are_those_of_a_full_stable_sort(
-    seed: int, width: int, count: int, levels: int, hidden: bool
-) -> None:
-    random = np.random.default_rng(seed)
-    rows = random.integers(0, levels, (3, width)).astype(np.float32)  # few levels: many ties
-    if hidden:
-        rows[random.random(rows.shape) < 0.99] = -np.inf
-    count = min(count, width)
-    expected = np.argsort(-rows, axis=1, kind="stable")[:, :count]
-    assert (beam_module._top_columns(rows, count) == expected).all()

@@ -17,6 +17,7 @@ from hugging_face_models import wandering_marian
 from scripted_step import run
 from transformers import GenerationConfig, MarianMTModel
 
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.greedy import greedy_search
 from seq2engine.runtime.search import Hypothesis, SearchOptions, Special
@@ -69,7 +70,7 @@ class MarianStep:
             self.states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         self.prefixes: torch.Tensor | None = None  # [B, K, T]
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         batch, beam = tokens.shape
         new = torch.from_numpy(tokens)[..., None]
         if self.prefixes is None:
@@ -84,7 +85,7 @@ class MarianStep:
                 decoder_input_ids=self.prefixes.flatten(0, 1),
                 use_cache=False,
             )
-        return answer.logits[:, -1].float().numpy().reshape(batch, beam, VOCAB)
+        return Answer(answer.logits[:, -1].float().numpy().reshape(batch, beam, VOCAB))
 
     def keep(self, rows: np.ndarray) -> None:
         assert self.prefixes is not None
@@ -204,7 +205,7 @@ def test_the_cases_are_about_what_they_claim() -> None:
         hypotheses, emitted = run(beam_search(MarianStep(marian(name), ids, mask), len(ids), SPECIAL, options))
         lengths[name] |= {len(best.tokens) if best.tokens[-1] == END else NEVER for best, *_ in hypotheses}
         sizes[name] |= {len(emission.sources) for emission in emitted}
-        likeliest[name] = float(torch.from_numpy(emitted[0].logits).softmax(dim=-1).max(dim=-1).values.mean())
+        likeliest[name] = float(torch.from_numpy(emitted[0].answer.logits).softmax(dim=-1).max(dim=-1).values.mean())
     assert lengths["flat, ends at once"] == {1}
     assert lengths["never ends"] == {NEVER}
     for name in ("flat", "middling", "peaky", "very peaky"):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seq2engine.errors import RequestError
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.cache import TreeStep
 from seq2engine.runtime.session import Limits
 
@@ -36,7 +37,7 @@ class PathSession:
         for b, k in np.ndindex(*tokens.shape):
             path = cache[b][self_mask[b, k]]
             logits[b, k, : len(path)] = path
-        return logits
+        return Answer(logits)
 
     def select(self, state, rows, slots):
         if rows is not None:
@@ -72,7 +73,7 @@ def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps
         tokens = rng.integers(0, 1000, (len(paths), beams))
         # Peaky: all beams follow one parent, so that whole branches die and compaction has something to do.
         parents = rng.integers(0, 1 if peaky else beams, (len(paths), beams))
-        logits = step(tokens, parents)
+        logits = step(tokens, parents).logits
         paths = [
             [(source[p] if t else []) + [int(token)] for p, token in zip(ps, ts, strict=True)]
             for source, ps, ts in zip(paths, parents, tokens, strict=True)

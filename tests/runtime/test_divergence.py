@@ -12,6 +12,7 @@ from scripted_step import from_table
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.divergence import Judge
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.parity import compare_decodes, parity_of_sessions, random_sources
@@ -116,7 +117,7 @@ class Scripted(Session):
             dtype=np.float64,
         )
         logits[..., 7] += self.noise  # a token nobody says, so that it only shows in what PyTorch errs
-        return logits if self.precision == "fp64" else logits.astype(np.float32)
+        return Answer(logits if self.precision == "fp64" else logits.astype(np.float32))
 
     def select(self, state, rows, slots):
         if rows is not None:

@@ -23,6 +23,7 @@ from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.runtime import beam as beam_module
 from seq2engine.runtime import greedy as greedy_module
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.cache import TreeStep
 from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import padded, search_over
@@ -94,7 +95,8 @@ class ExpandedStep:
 
     def __call__(self, tokens, parents):
         self.tree.keep((np.arange(len(tokens))[:, None] * self.beams + parents).ravel())
-        return self.tree(tokens.reshape(-1, 1), np.zeros((tokens.size, 1), dtype=np.int64)).reshape(*tokens.shape, -1)
+        answer = self.tree(tokens.reshape(-1, 1), np.zeros((tokens.size, 1), dtype=np.int64))
+        return Answer(answer.logits.reshape(*tokens.shape, -1))
 
     def keep(self, rows):
         self.tree.keep((rows[:, None] * self.beams + np.arange(self.beams)).ravel())
@@ -131,7 +133,7 @@ def decoded(session, sources, options, company):
                 emitted = next(search)
             except StopIteration as finished:
                 return finished.value, gaps
-            best = np.sort(emitted.logits, axis=-1)[..., -2:]
+            best = np.sort(emitted.answer.logits, axis=-1)[..., -2:]
             gaps.append(float((best[..., 1] - best[..., 0]).min()))
 
 

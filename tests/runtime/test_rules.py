@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 
 from seq2engine.errors import RequestError
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.beam import beam_search
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.greedy import greedy_search
@@ -86,7 +87,8 @@ def test_what_may_not_be_said(options: SearchOptions, said: list[int], expected:
 
 def test_without_rules_the_logits_are_not_even_copied() -> None:
     rules = Rules(SearchOptions(min_length=1), SPECIAL, [])
-    assert rules.allowed(FLAT, np.array([[0]]), np.array([[0]]), 1) is FLAT
+    answer = Answer(FLAT)
+    assert rules.answer(answer, np.array([[0]]), np.array([[0]]), 1) is answer
 
 
 def test_a_repeated_token_is_penalised_once_whatever_its_sign() -> None:

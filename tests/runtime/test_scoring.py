@@ -17,6 +17,7 @@ from seq2engine.export.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.scoring import TargetScore, perplexity_of, score_targets
 from seq2engine.runtime.search import SearchOptions
@@ -129,10 +130,8 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_logits_that_are_no_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(bundle, "onnxruntime", threads=1) as session:
-        step = session.step
-        monkeypatch.setattr(
-            session, "step", lambda *given: np.where(np.arange(2) == 1, np.nan, 1)[:, None, None] * step(*given)
-        )
+        step, broken = session.step, np.where(np.arange(2) == 1, np.nan, 1)[:, None, None]
+        monkeypatch.setattr(session, "step", lambda *given: Answer(broken * step(*given).logits))
         with pytest.raises(RequestError, match="source 1: the model's logits are not finite"):
             score_targets(session, [[3], [4]], [[5, 6], [7, 8]])
 

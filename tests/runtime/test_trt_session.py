@@ -73,7 +73,7 @@ def one_beam_step(session: Session, state: State, tokens: np.ndarray, step: int)
     batch, slots = len(tokens), session.limits.slots or step + 1
     place = np.full(batch, step)
     mask = np.broadcast_to(np.arange(slots) <= step, (batch, 1, slots))
-    return session.step(state, tokens, place, place, mask)
+    return session.step(state, tokens, place, place, mask).logits
 
 
 def greedy(session: Session, sources: list[list[int]], length: int) -> list[list[int]]:
@@ -118,7 +118,7 @@ class Tree:
             mask = np.pad(mask, ((0, 0), (0, 0), (0, max(slots - longest, 0))))[:, :, :slots]
         tokens = np.array([[path[-1] for path in beams] for beams in self.paths])
         position = np.array([len(beams[0]) - 1 for beams in self.paths])
-        logits = self.session.step(self.state, tokens, position, np.array(self.used), mask)
+        logits = self.session.step(self.state, tokens, position, np.array(self.used), mask).logits
         self.used = [used + self.beams for used in self.used]
         for row, source in enumerate(self.sources):
             check_logits(logits[row], [source] * self.beams, self.paths[row])
@@ -228,7 +228,7 @@ def test_the_number_of_beams_may_change_from_step_to_step(bundles: dict[str, Pat
             if beams > 1:
                 ahead[0, 1:, place] = False
             tokens = np.array([[20 + step, 30 + step, 40 + step][:beams]])
-            logits = session.step(state, tokens, np.array([step]), np.array([place]), ahead)
+            logits = session.step(state, tokens, np.array([step]), np.array([place]), ahead).logits
             paths = [[*prefix, token] for token in tokens[0].tolist()]
             check_logits(logits[0], SOURCES[:1] * beams, paths)
             prefix = paths[0]
@@ -247,7 +247,7 @@ def test_fp16_tensors_follow_the_passport(bundles: dict[str, Path], tmp_path: Pa
             tokens, place = np.full((3, 2), 7 + i), np.full(3, 2 * i)
             mask = np.broadcast_to(np.arange(BEAMS.slots) < 2 * i + 2, (3, 2, BEAMS.slots))
             step = (tokens, np.full(3, i), place, mask)
-            assert np.array_equal(session.step(state, *step), onnx_session.step(expected, *step))
+            assert np.array_equal(session.step(state, *step).logits, onnx_session.step(expected, *step).logits)
         for name in ("cross_k.0", "self_v.1"):
             assert session.tensor(state, name).dtype == np.float16
             assert np.array_equal(session.tensor(state, name), onnx_session.tensor(expected, name))
@@ -459,7 +459,7 @@ def test_a_wrong_step_is_refused_before_it_runs(
         for _ in range(2):  # as the first call and between two right ones
             with pytest.raises(RequestError, match=message):
                 session.step(state, **{**STEP, **changed})
-            check_logits(session.step(state, **right)[:, 0], SOURCES, [[7]] * 3)
+            check_logits(session.step(state, **right).logits[:, 0], SOURCES, [[7]] * 3)
 
 
 def rebuild(where: Path, ranges: str) -> str:

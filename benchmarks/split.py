@@ -1,0 +1,71 @@
+"""Where the time of a decode goes, seen from outside: a session and a tree that look at the clock around their work.
+
+    encoder      session.encode
+    step         session.step, which is the graph and the copies into and out of its own buffers
+    compaction   gathering living slots, and moving to more of them
+    copies       all other moves of caches: reserving, leaving the batch, taking the rows of others
+    search       everything else
+
+Nothing of this is in the decode loop itself, so a decode that is not watched pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from ..runtime.cache import TreeStep
+from ..runtime.session import Session, State
+
+PIECES = ("encoder", "step", "search", "compaction", "copies")
+
+Answer = TypeVar("Answer")
+
+
+class WatchedSession:
+    """A session that keeps count of the nanoseconds spent in it."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.spent = dict.fromkeys(PIECES, 0)
+        self.started = time.perf_counter_ns()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def counted(self, piece: str, started: int, answer: Answer) -> Answer:
+        """The answer of a call that began then; arguments are worked out in order, so it is done by now."""
+        self.spent[piece] += time.perf_counter_ns() - started
+        return answer
+
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        return self.counted("encoder", time.perf_counter_ns(), self.session.encode(source_ids, source_mask))
+
+    def step(self, state: State, *inputs: np.ndarray) -> Any:
+        return self.counted("step", time.perf_counter_ns(), self.session.step(state, *inputs))
+
+    def reserve(self, state: State, slots: int) -> None:
+        self.counted("copies", time.perf_counter_ns(), self.session.reserve(state, slots))
+
+    def replace(self, state: State, *given: Any) -> None:
+        self.counted("copies", time.perf_counter_ns(), self.session.replace(state, *given))
+
+    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        if rows is None:  # a compaction, which the tree counts as a whole
+            self.session.select(state, rows, slots)
+        else:
+            self.counted("copies", time.perf_counter_ns(), self.session.select(state, rows, slots))
+
+    def split(self) -> dict[str, int]:
+        """Nanoseconds of every piece; what nobody counted since the beginning is the search's."""
+        outside = time.perf_counter_ns() - self.started - sum(self.spent.values())
+        return {**self.spent, "search": outside}
+
+
+class WatchedTree(TreeStep):
+    """A tree over a watched session."""
+
+    def compact(self, capacity: int) -> None:
+        cast(WatchedSession, self.session).counted("compaction", time.perf_counter_ns(), super().compact(capacity))
