@@ -34,6 +34,9 @@ class RecitedStep:
     def keep(self, rows: np.ndarray) -> None:
         raise AssertionError("no source is done before the others")
 
+    def attention(self) -> np.ndarray:
+        raise AssertionError("nobody asks where it looks")
+
 
 def finish(search: Search) -> list[list[Hypothesis]]:
     while True:

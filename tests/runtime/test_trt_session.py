@@ -65,7 +65,7 @@ def test_open_session_opens_the_only_engine(
     with open_session(bundle.root, "tensorrt", "fp32") as session:
         assert session.backend == "tensorrt"
         assert session.precision == "fp32"
-        assert dataclasses.astuple(session.limits) == (4, 1, 16, 12, 12)
+        assert dataclasses.astuple(session.limits) == (4, 1, 16, 12, 12, False)
         assert greedy(session, SOURCES[:1], LENGTH) == [reference_greedy(MODEL, SOURCES[0], LENGTH)]
 
 
