@@ -97,7 +97,7 @@ def engines_from_onnx(
             plan.key: EngineJob(
                 stage=f"build: {graph} {precision}",
                 model=plan.model,
-                path=opened.inside(plan.entry.path),
+                path=opened.graph_path(precision, graph),
                 weight_bytes=opened.inside(plan.entry.data_path).stat().st_size,
                 profiles=plan.shapes,
                 targets=tuple(targets),

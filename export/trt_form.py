@@ -5,8 +5,9 @@ reads its inputs through Concat, Split and bias, and another for several queries
 values in a layout of its own, one copy launch for each. So:
 
     every form                cross-attention's query is folded into the products before it (export/trt_fold.py)
-    one beam                  cross-attention becomes an Attention op, which takes that query without a copy; a static
-                              cache is written late (export/trt_late_write.py), self-attention stays primitive
+    one beam                  where it was folded, cross-attention becomes an Attention op, which takes that query
+                              without a copy; a static cache is written late (export/trt_late_write.py),
+                              self-attention stays primitive
     beams in fp16 and bf16    what is ready at the same time is packed into one tensor, so that one launch lays out all
                               of it; a static cache is written late if K is fixed. Any number of beams.
 
@@ -75,11 +76,12 @@ def step_for_tensorrt(
     form.CopyFrom(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
     heads = heads_of(form)
-    fold_queries(form, heads, folder)
+    folded = fold_queries(form, heads, folder)
     if beams == 1:
         if cache_form == "static":
             write_late(form, beams, slots)
-        rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
+        if folded:
+            rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
     elif precision_of(form) != TensorProto.FLOAT and (beams is None or heads[1] >= SMALLEST_HEAD):
         if cache_form == "static" and beams:
             write_late(form, beams, slots)

@@ -40,7 +40,7 @@ def driven(trees: Sequence[TreeStep], drive: str, start: int, steps: int) -> Ite
             tokens[again] = start
             for tree in trees:
                 tree.restart(again)
-        answers = [tree(tokens, parents) for tree in trees]
+        answers = [tree(tokens, parents).logits for tree in trees]
         yield answers
         parents = rng.integers(beams, size=(batch, beams))
         best = np.argsort(-answers[0], axis=-1, kind="stable")[:, :, :beams]  # [B, K, K]

@@ -15,6 +15,7 @@ import onnx
 import torch
 
 from ..export.exposed_graph import ReferenceGraph, exposed_graph, numbers, real_tensors
+from .answers import Answer
 from .compare import ErrorTally, TensorResult
 from .generate import padded
 from .ort_session import gathered_slots, inference_session
@@ -148,7 +149,7 @@ class Lockstep(Session):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> np.ndarray:
+    ) -> Answer:
         fed = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         small = {name: torch.from_numpy(array.copy()) for name, array in fed.items()}
         exact, rounded = state[self.oracle.precision], state[self.reference.precision]
@@ -158,7 +159,7 @@ class Lockstep(Session):
         made = self.watch.call({**exact, **small}, {**rounded, **small}, given)
         for held, found in zip((exact, rounded, state["own"]), made, strict=True):
             held.update({name: found[f"new_{name}"] for name in self.cache})
-        return numbers(made[0]["logits"])
+        return Answer(numbers(made[0]["logits"]))
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         assert rows is None, "drives keep all their rows"

@@ -130,7 +130,7 @@ def machine_stage(device: Device, flavours: Sequence[str]) -> Stage:
 def build_stage(build: Build, bundle: Bundle, targets: Sequence[str], precision: str, flavour: str) -> Stage:
     ranges = dataclasses.replace(default_ranges(bundle.config), beam=Range(1, BEAM, BEAM))
     passport = build(bundle, targets, ranges, precision, flavour)
-    return Stage("build", True, engine_text(passport), json.loads(passport.to_json()))
+    return Stage("build", True, engine_text(passport, bundle.config), json.loads(passport.to_json()))
 
 
 def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:

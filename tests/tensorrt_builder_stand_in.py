@@ -158,15 +158,15 @@ class Builder:
         model.CopyFrom(network.model)
         if BuilderFlag.REFIT in config.flags:
             onnx.helper.set_model_props(model, {REFIT: "yes"})
-        return memoryview(engine_bytes(model, config.profiles[0], self.module.__name__))
+        return memoryview(engine_bytes(model, config.profiles, self.module.__name__))
 
 
 class RefittableEngine(AliasAwareEngine):
     """An engine that knows its graph, to be given other weights and written again."""
 
-    def __init__(self, runtime: Any, model: onnx.ModelProto, shapes: dict[str, Any], *rest: Any):
-        super().__init__(runtime, model, shapes, *rest)
-        self.model, self.saved_shapes = model, shapes
+    def __init__(self, runtime: Any, model: onnx.ModelProto, profiles: list[dict[str, Any]], *rest: Any):
+        super().__init__(runtime, model, profiles, *rest)
+        self.model, self.saved_profiles = model, profiles
 
     @property
     def refittable(self) -> bool:
@@ -180,7 +180,7 @@ class RefittableEngine(AliasAwareEngine):
         self.check_alive()
         if SerializationFlag.INCLUDE_REFIT not in config.flags:
             del self.model.metadata_props[:]
-        return memoryview(engine_bytes(self.model, self.saved_shapes, self.module.__name__))
+        return memoryview(engine_bytes(self.model, self.saved_profiles, self.module.__name__))
 
 
 class Refitter:

@@ -54,14 +54,14 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory):
-    """(model name, cache form) -> a bundle with both precisions. Shared: not to be written to."""
+    """(model name, cache form) -> a bundle in fp32 and fp16. Shared: not to be written to."""
 
     @cache
-    def export(name, cache_form):
+    def export(name, cache_form, precisions):
         folder = tmp_path_factory.mktemp("bundles") / f"{name}-{cache_form}"
-        return onnx_from_model(random_model(CONFIGS[name]), folder, ("fp32", "fp16"), cache_form)
+        return onnx_from_model(random_model(CONFIGS[name]), folder, precisions, cache_form)
 
-    return lambda name="tiny", cache_form="static": export(name, cache_form)
+    return lambda name="tiny", cache_form="static", precisions=("fp32", "fp16"): export(name, cache_form, precisions)
 
 
 @pytest.fixture
@@ -221,7 +221,9 @@ def built(bundles):
 
     @cache
     def build(name, cache_form, precision, beams):
-        bundle, reports, beam = bundles(name, cache_form), [], beam_ranges[beams]
+        quantised = precision not in ("fp32", "fp16")
+        bundle = bundles(name, cache_form, (precision,)) if quantised else bundles(name, cache_form)
+        reports, beam = [], beam_ranges[beams]
         passport = engines_from_onnx(
             bundle,
             ["sm86"],

@@ -246,7 +246,7 @@ def test_a_build_that_is_killed_leaves_no_half_engine_and_the_next_one_no_litter
         killed += build.returncode != 0
         check_whole(root, cache)
         if how == "SIGINT" and build.returncode != 0:
-            assert build.returncode == 130
+            assert build.returncode in (130, -signal.SIGINT)  # the latter while Python still imports
             assert error.endswith(b"interrupted; nothing half-written was left\n")
             assert litter(root) == litter(cache) == []
     assert killed

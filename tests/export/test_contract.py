@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from seq2engine.errors import ConfigError
-from seq2engine.export.contract import OPSET, PRECISIONS, TensorSpec, graph_specs
+from seq2engine.export.contract import OPSET, PRECISIONS, STORED, VOCABULARY, TensorSpec, graph_specs
 from seq2engine.model.config import ModelConfig
 
 # Every size differs from every other, so that no two axes can be mixed up unseen.
@@ -91,13 +91,13 @@ def test_the_number_of_layers_is_the_decoders():
 
 def test_every_unknown_choice_is_named_at_once():
     with pytest.raises(ConfigError) as error:
-        graph_specs(CONFIG, "fp8", "paged")
+        graph_specs(CONFIG, "fp6", "paged")
     assert str(error.value) == (
-        "unknown precision 'fp8', expected one of fp32, fp16; "
+        "unknown precision 'fp6', expected one of fp32, fp16, bf16, int8, int4, fp8; "
         "unknown cache form 'paged', expected one of static, growing"
     )
 
 
 def test_the_tables_of_choices_agree_with_each_other():
-    assert set(PRECISIONS) == {"fp32", "fp16"}
+    assert set(PRECISIONS) == set(STORED) == set(VOCABULARY) == {"fp32", "fp16", "bf16", "int8", "int4", "fp8"}
     assert OPSET == {"static": 24, "growing": 20}  # a higher one locks out runtimes for nothing

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.errors import BuildError
-from seq2engine.export import to_engine
+from seq2engine.export import build_jobs, to_engine
 from seq2engine.export.contract import GRAPHS, PRECISIONS, STORED
 from seq2engine.export.kernels import weights_from_engine
 from seq2engine.export.quantise import weights_from_graph
@@ -30,7 +30,7 @@ def build(bundle, ranges, precision, targets=("sm89",), **options):
 
 def refusal(bundle, ranges, precision, targets):
     with pytest.raises(BuildError) as error:
-        build(bundle, ranges, precision, targets)
+        build(bundle, ranges, precision, targets, rebuild=True)
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -74,7 +74,7 @@ def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle,
 def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatch):
     """Restored before the build, a weight is as large as ever, though the file says int8."""
 
-    def fold(trt, model, path, *rest):
+    def fold(trt, model, path, *rest, **named):
         full = onnx.load(path)
         arrays = weights_from_graph(full)
         for node in [node for node in full.graph.node if node.op_type == "DequantizeLinear"]:
@@ -86,10 +86,10 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
             full.graph.initializer.append(numpy_helper.from_array(half, f"{name}/folded"))
             cast = helper.make_node("Cast", [f"{name}/folded"], [name], name=f"{name}/Cast", to=TensorProto.FLOAT16)
             full.graph.node.insert(0, cast)
-        return real(trt, full, path, *rest)
+        return real(trt, full, path, *rest, **named)
 
-    real = to_engine.build_engine
-    monkeypatch.setattr(to_engine, "build_engine", fold)
+    real = build_jobs.build_engine
+    monkeypatch.setattr(build_jobs, "build_engine", fold)
     message = refusal(bundle, ranges, "int8", ("sm89",))
     assert message.startswith("encoder.engine was built in another precision than int8: it holds ")
 
