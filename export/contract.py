@@ -20,8 +20,9 @@ PRECISIONS = {
     "int8": "float16",
     "int4": "float16",
     "fp8": "float16",
+    "w8a8": "float32",
 }
-STORED = {**PRECISIONS, "int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
+STORED = {**PRECISIONS, "int8": "int8", "w8a8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
 # What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
 VOCABULARY = {**STORED, "int4": "int8"}
 QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISIONS[name])

@@ -5,6 +5,7 @@ logits leave in fp32, ids and masks stay as they are.
 
     fp16, bf16         weights, constants, activations and caches in that type
     int8, int4, fp8    weights of products and embeddings in that type (quantise.py), all the rest in fp16
+    w8a8               weights in int8, all the rest in fp32, for CPUs, which round activations to int8 as well
 
 An island is a node that stays in fp32 because fp16 cannot hold its numbers (islands.py); what goes in and out is cast:
 
@@ -52,6 +53,10 @@ def fp8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx
     return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, islands)
 
 
+def w8a8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+    return quantised_graph(model, "w8a8")
+
+
 PASSES: dict[str, Pass] = {
     "fp32": keep_fp32,
     "fp16": fp16_from_fp32,
@@ -59,6 +64,7 @@ PASSES: dict[str, Pass] = {
     "int8": int8_from_fp32,
     "int4": int4_from_fp32,
     "fp8": fp8_from_fp32,
+    "w8a8": w8a8_from_fp32,
 }
 
 

@@ -18,12 +18,20 @@ LACKS = {
     "sm80": {"float8_e4m3fn": "fp8 begins with Ada, sm89"},
     "sm86": {"float8_e4m3fn": "fp8 begins with Ada, sm89"},
 }
-NEAREST = {"fp32": "fp16", "bf16": "fp16", "fp8": "int8", "int4": "int8"}  # all of which every target runs
+NEAREST = {
+    "fp32": "fp16",
+    "bf16": "fp16",
+    "fp8": "int8",
+    "int4": "int8",
+    "w8a8": "int8",
+}  # all of which every target runs
 PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX builds for when no target is named
 
 
 def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
     """Why a target cannot run a precision, or graphs with these censuses: islands, too, need kernels."""
+    if precision == "w8a8":
+        return "it is a form for CPUs"
     lacks = LACKS.get(target, {})
     held = {name for census in censuses for name in (*census["products"], *census["product_weights"])}
     if STORED[precision] in lacks:

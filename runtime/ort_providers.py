@@ -18,6 +18,8 @@ import onnxruntime as ort
 from ..errors import SessionError
 
 CPU = "CPUExecutionProvider"
+# Fusions that lose on a CPU: the fused skip and norm took 8 times as long a number as its two parts (docs/LOG.md).
+SLOWER = ["SkipLayerNormFusion"]
 RECORD, NO_CPU = "session.record_ep_graph_assignment_info", "session.disable_cpu_ep_fallback"
 # What may be left to the CPU: arithmetic on shapes, which providers for GPUs put there by themselves.
 OF_SHAPES = frozenset({"Shape", "Size", "Squeeze", "Unsqueeze", "Range", "Cast", "Constant"})
@@ -82,7 +84,7 @@ def check_provider(provider: str) -> None:
 def arguments_for(provider: str, options: ort.SessionOptions, path: Path, precision: str) -> dict[str, Any]:
     """What else an InferenceSession gets, besides what is set in `options` here."""
     if provider == "cpu":
-        return {"providers": [CPU]}
+        return {"providers": [CPU], "disabled_optimizers": SLOWER}
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
     else:  # an older one, which cannot be asked afterwards

@@ -19,6 +19,7 @@ from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..export.candidate_graph import CANDIDATES, candidate_graph
 from ..export.contract import GraphSpec, TensorSpec
+from ..export.row_products import row_products
 from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
@@ -56,8 +57,7 @@ class OrtSession(Session):
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
         self.graphs, self.threads, self.provider = graphs, threads, provider
         self.sessions = {
-            name: self.inference_session(name, step_bytes(path) if name == "decoder_step" else None)
-            for name, path in graphs.items()
+            name: self.inference_session(name, changed_bytes(name, path, precision)) for name, path in graphs.items()
         }
         self.view: OrtSession | None = None  # with the latest shortlist
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
@@ -88,7 +88,8 @@ class OrtSession(Session):
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
             self.view = None  # first make room: a view has a decoder of its own
-            step = self.inference_session("decoder_step", step_bytes(self.graphs["decoder_step"], shortlist))
+            changed = changed_bytes("decoder_step", self.graphs["decoder_step"], self.precision, shortlist)
+            step = self.inference_session("decoder_step", changed)
             self.view = copy.copy(self)
             self.view.sessions = {**self.sessions, "decoder_step": step}
             self.view.shortlist = shortlist
@@ -207,15 +208,22 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
     method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def step_bytes(path: Path, shortlist: Shortlist | None = None) -> bytes:
-    """A decoder step in the form that reduces its own logits; its weights still lie beside `path`."""
+def changed_bytes(name: str, path: Path, precision: str, shortlist: Shortlist | None = None) -> bytes | None:
+    """A graph in the form that this runtime takes; its weights still lie beside `path`. None: as it is.
+
+    A decoder step reduces its own logits; products of `w8a8` are those of int8 numbers.
+    """
+    if name != "decoder_step" and precision != "w8a8":
+        return None
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
     if shortlist is not None:
         model = shortlist_graph(model, shortlist.tokens, path.parent)
-    return candidate_graph(model).SerializeToString()
+    if precision == "w8a8":
+        model = row_products(model)
+    return (candidate_graph(model) if name == "decoder_step" else model).SerializeToString()
 
 
 def inference_session(

@@ -15,8 +15,9 @@ from torch import nn
 
 from ..errors import SessionError
 from ..export.bundle import Bundle
-from ..export.contract import GRAPHS, QUANTISED, STORED
-from ..export.quantise import SCHEMES, weights_from_graph
+from ..export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED
+from ..export.quantise import scheme_of, weights_from_graph
+from ..export.row_products import LEAST, STEPS
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
@@ -29,7 +30,7 @@ DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    **dict.fromkeys(QUANTISED, torch.float16),
+    **{name: getattr(torch, PRECISIONS[name]) for name in QUANTISED},
 }
 STORES = {"static": write_slots, "growing": append_slots}
 
@@ -62,6 +63,8 @@ class TorchSession(Session):
         session = cls(model, computes_in, bundle.cache_form)
         if computes_in in bundle.precisions:
             keep_islands(model, {node for graph in GRAPHS for node in bundle.graph(computes_in, graph).islands})
+        if computes_in == "w8a8":
+            round_rows(model)
         return session
 
     def shortlisted(self, shortlist: Shortlist) -> TorchSession:
@@ -165,6 +168,18 @@ def keep_islands(model: Transformer, islands: set[str]) -> None:
             module.register_forward_pre_hook(cast)
 
 
+def round_rows(model: Transformer) -> None:
+    """Has every product round what it is given, row by row, as the CPU form of the graphs does."""
+
+    def rounded(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        scale = given[0].abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
+        return ((given[0] / scale * STEPS).round() / STEPS * scale, *given[1:])
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(rounded)
+
+
 @torch.no_grad()
 def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -> None:
     """Gives a model the weights of a bundle's quantised graphs, after a look that they are its own, rounded."""
@@ -172,7 +187,7 @@ def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -
         for name, array in weights_from_graph(onnx.load(bundle.graph_path(precision, graph))).items():
             weight = model.get_parameter(name)
             given = torch.from_numpy(np.ascontiguousarray(array))
-            furthest = SCHEMES[STORED[precision]].rounding * weight.abs().amax(dim=1, keepdim=True)
+            furthest = scheme_of(precision, STORED[precision]).rounding * weight.abs().amax(dim=1, keepdim=True)
             if not ((given - weight).abs() <= 1.01 * furthest + 2.0**-24).all():
                 raise SessionError(
                     f"{name} of the {precision} {graph} graph is not the checkpoint's, rounded; "

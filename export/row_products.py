@@ -1,0 +1,103 @@
+"""Products with int8 weights as a CPU computes them fastest: activations in int8 too, each row by its own scale.
+
+    x [.., in] --Abs-ReduceMax--> m [.., 1]
+    x / m -----QuantizeLinear---> u8 --MatMulIntegerToFloat with weight.int8, weight.scale--> * m --> y [.., out]
+
+A form derived for ONNX Runtime when a session opens; the portable graph restores the weights and multiplies in fp32. A
+row's scale is its own largest number, so a source's output depends on no other source. Weights of `w8a8` stay within
++-63: sums of two products then fit the 16 bits that processors without VNNI add them up in.
+
+A table that is gathered from restores the rows that are read, and no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+CONTRIB = "com.microsoft"
+STEPS = 127  # an activation is one of so many steps to either side of 0, and ZERO is 0
+ZERO = 128
+LEAST = 1e-30  # of a row's scale: a row of zeros has none
+CONSTANTS = {
+    "last": np.array([-1]),
+    "least": np.array(LEAST, dtype=np.float32),
+    "step": np.array(1 / STEPS, dtype=np.float32),
+    "zero": np.array(ZERO, dtype=np.uint8),
+}
+
+
+def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph with int8 weights, loaded or not -> the same graph with int8 products; names of tensors stay."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    turned = {node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.input[0] in restored}
+    rounded: set[str] = set()
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        weight = node.input[1] if node.op_type == "MatMul" else node.input[0] if node.op_type == "Gather" else ""
+        if node.op_type == "MatMul" and weight in restored:
+            nodes += product(node, *restored[weight].input[:2], rounded)
+        elif node.op_type == "MatMul" and weight in turned:
+            stored, scale = restored[turned[weight].input[0]].input[:2]
+            name = f"{stored}/turned"
+            if name not in rounded:  # the same tensor for every product that reads it
+                nodes.append(helper.make_node("Transpose", [stored], [name], name=f"{name}/Transpose", perm=[1, 0]))
+                rounded.add(name)
+            nodes += product(node, name, scale, rounded)
+        elif node.op_type == "Gather" and weight in restored:
+            nodes += gathered(node, *restored[weight].input[:2])
+        else:
+            nodes.append(node)
+    for unread in (turned, restored):  # a turned weight reads a restored one
+        read = {name for node in nodes for name in node.input}
+        nodes = [node for node in nodes if node.output[0] not in unread or node.output[0] in read]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(numpy_helper.from_array(array, path(name)) for name, array in CONSTANTS.items())
+    made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+    return made
+
+
+def path(name: str) -> str:
+    return f"row_products/{name}"
+
+
+def product(node: NodeProto, weight: str, scale: str, rounded: set[str]) -> list[NodeProto]:
+    x, y = node.input[0], node.output[0]
+    made = []
+    if x not in rounded:  # q|k|v of one x, or several products of it, share its rounding
+        rounded.add(x)
+        made += [
+            op("Abs", [x], f"{x}/size"),
+            op("ReduceMax", [f"{x}/size", path("last")], f"{x}/largest", keepdims=1),
+            op("Max", [f"{x}/largest", path("least")], f"{x}/scale"),
+            op("Div", [x, f"{x}/scale"], f"{x}/unit"),
+            op("QuantizeLinear", [f"{x}/unit", path("step"), path("zero")], f"{x}/uint8"),
+        ]
+    inputs = [f"{x}/uint8", weight, path("step"), scale, path("zero")]
+    return [
+        *made,
+        op("MatMulIntegerToFloat", inputs, f"{y}/unit", domain=CONTRIB),
+        op("Mul", [f"{y}/unit", f"{x}/scale"], y),
+    ]
+
+
+def gathered(node: NodeProto, table: str, scale: str) -> list[NodeProto]:
+    ids, y = node.input[1], node.output[0]
+    return [
+        op("Gather", [table, ids], f"{y}/int8"),
+        op("Cast", [f"{y}/int8"], f"{y}/steps", to=TensorProto.FLOAT),
+        op("Gather", [scale, ids], f"{y}/scales"),
+        op("Unsqueeze", [f"{y}/scales", path("last")], f"{y}/scale"),
+        op("Mul", [f"{y}/steps", f"{y}/scale"], y),
+    ]
+
+
+def op(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)
