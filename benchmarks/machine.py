@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..runtime.lanes import usable_cores
+
 LIBRARIES = {  # what is shown -> the distributions it may come from
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -50,13 +52,6 @@ def environment(threads: int, load_before: float | None) -> Environment:
         python=platform.python_version(),
         libraries={name: library_version(names) for name, names in LIBRARIES.items()},
     )
-
-
-def usable_cores() -> int:
-    """The cores this process may run on, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def load_average() -> float | None:

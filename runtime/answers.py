@@ -113,14 +113,22 @@ class Answer:
         return Answer(self.raw, reduced, self.shortlist, rows)
 
 
+class NotFiniteError(RequestError):
+    """Logits of a source, by its number in the batch, that no search can go on with."""
+
+    def __init__(self, source: int):
+        super().__init__(
+            f"source {source}: the model's logits are not finite, expected numbers; "
+            "look for the first bad layer with: seq2engine parity BUNDLE"
+        )
+        self.source = source
+
+
 def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
     """The normalisers [B,K], all of them numbers; a source without (NaN, inf, no token possible) is refused by name."""
     good = np.isfinite(normaliser).all(axis=1)
     if not good.all():
-        raise RequestError(
-            f"source {sources[~good][0]}: the model's logits are not finite, expected numbers; "
-            "look for the first bad layer with: seq2engine parity BUNDLE"
-        )
+        raise NotFiniteError(int(sources[~good][0]))
     return normaliser
 
 

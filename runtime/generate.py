@@ -13,6 +13,7 @@ from .answers import Shortlist
 from .beam import beam_search
 from .cache import TreeStep
 from .greedy import greedy_search
+from .lanes import in_lanes
 from .sampling import sampling_search
 from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
 from .session import Session, check_request
@@ -72,10 +73,25 @@ def generate(
 
     `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
     decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every source (an empty
-    one for none), are forced like the options' `prefix`.
+    one for none), are forced like the options' `prefix`. A large batch may be decoded in lanes, if there
+    is no `on_step`.
     """
     options = options or SearchOptions(max_length=session.limits.target)
-    with closing(decode(session, sources, options, prefixes)) as steps:
+    if on_step is not None:
+        return run_through(decode(session, sources, options, prefixes), on_step)
+    check_request(session.limits, session.config, [list(source) for source in sources], options, prefixes=prefixes)
+
+    def part(lane: Session, numbers: list[int]) -> list[list[Hypothesis]]:
+        own = None if prefixes is None else [prefixes[number] for number in numbers]
+        return run_through(decode(lane, [sources[number] for number in numbers], options, own))
+
+    found = in_lanes(session, sources, options.width, part)
+    by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}
+    return [by_number[number] for number in range(len(sources))]
+
+
+def run_through(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
+    with closing(search) as steps:
         while True:
             try:
                 emitted = next(steps)

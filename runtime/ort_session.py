@@ -6,7 +6,7 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..export.row_products import row_products
 from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
+from .lanes import usable_cores
 from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
@@ -30,6 +31,8 @@ from .session import Limits, Session, State
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
+# Rows from which on a thread is better off with a decode of its own; measured on two cores (docs/LOG.md).
+LANE_ROWS, MOST_LANE_ROWS = {"w8a8": 2}, 32
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -60,6 +63,7 @@ class OrtSession(Session):
             name: self.inference_session(name, changed_bytes(name, path, precision)) for name, path in graphs.items()
         }
         self.view: OrtSession | None = None  # with the latest shortlist
+        self.narrow: list[OrtSession] = []  # one of one thread, for lanes, once it is needed; views share it
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
@@ -94,6 +98,17 @@ class OrtSession(Session):
             self.view.sessions = {**self.sessions, "decoder_step": step}
             self.view.shortlist = shortlist
         return self.view
+
+    def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
+        threads = usable_cores() if self.threads is None else self.threads
+        wanted = threads * LANE_ROWS.get(self.precision, MOST_LANE_ROWS)
+        if threads == 1 or sources < threads or rows < wanted or self.provider != "cpu" or self.deterministic:
+            return (self,)
+        if not self.narrow:  # all lanes may run it at once: their states are their own
+            rest = (self.config, self.precision, self.cache_form)
+            self.narrow.append(OrtSession(self.graphs, self.specs, *rest, threads=1))
+        lane = self.narrow[0] if self.shortlist is None else self.narrow[0].shortlisted(self.shortlist)
+        return (lane,) * threads
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         width = self.width(source_ids.shape[1])
@@ -152,6 +167,7 @@ class OrtSession(Session):
 
     def close(self) -> None:
         self.sessions.clear()
+        self.narrow.clear()
         self.view = None
 
     def __exit__(self, *exc: object) -> None:

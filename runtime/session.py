@@ -66,6 +66,10 @@ class Session(AbstractContextManager["Session"], Protocol):
         other logits; the latest view is kept, as making one may take as long as opening a session.
         """
 
+    def lanes(self, sources: int, rows: int) -> Sequence[Session]:
+        """Sessions to decode so many sources with, rows of them in all, at the same time; one: this session alone."""
+        return (self,)
+
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         """ids int64 and mask bool [B,S] -> a state with `source_mask`, `cross_k/v.i` and `encoder_states`."""
 

@@ -25,6 +25,7 @@ RUNTIME_MAY = {
         "shortlist_graph",
         "islands",
         "quantise",
+        "row_products",
         "exposed_graph",
     },
     "model": {"config", "pairs", "tokenizers"},

@@ -93,11 +93,11 @@ def test_every_unknown_choice_is_named_at_once():
     with pytest.raises(ConfigError) as error:
         graph_specs(CONFIG, "fp6", "paged")
     assert str(error.value) == (
-        "unknown precision 'fp6', expected one of fp32, fp16, bf16, int8, int4, fp8; "
+        "unknown precision 'fp6', expected one of fp32, fp16, bf16, int8, int4, fp8, w8a8; "
         "unknown cache form 'paged', expected one of static, growing"
     )
 
 
 def test_the_tables_of_choices_agree_with_each_other():
-    assert set(PRECISIONS) == set(STORED) == set(VOCABULARY) == {"fp32", "fp16", "bf16", "int8", "int4", "fp8"}
+    assert set(PRECISIONS) == set(STORED) == set(VOCABULARY) == {"fp32", "fp16", "bf16", "int8", "int4", "fp8", "w8a8"}
     assert OPSET == {"static": 24, "growing": 20}  # a higher one locks out runtimes for nothing
