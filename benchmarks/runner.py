@@ -30,6 +30,7 @@ from ..runtime.beam import beam_search
 from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
 from ..runtime.greedy import greedy_search
+from ..runtime.lanes import in_lanes
 from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import Hypothesis, SearchOptions, Special
 from ..runtime.session import BACKENDS, Session, State, open_session
@@ -266,10 +267,15 @@ def fixed_decode(
 def split_decode(
     splits: list[dict[str, int]], session: Session, sources: list[list[int]], options: SearchOptions
 ) -> None:
-    """A fixed decode whose pieces are added to the list."""
-    watched = WatchedSession(session)
-    fixed_decode(cast(Session, watched), sources, options, WatchedTree)
-    splits.append(watched.split())
+    """A fixed decode, in lanes as a user's would be, whose pieces are added to the list: the mean of its lanes."""
+
+    def part(lane: Session, numbers: list[int]) -> dict[str, int]:
+        watched = WatchedSession(lane)
+        fixed_decode(cast(Session, watched), [sources[number] for number in numbers], options, WatchedTree)
+        return watched.split()
+
+    found = [split for _, split in in_lanes(session, sources, options.beam, part)]
+    splits.append({piece: sum(split[piece] for split in found) // len(found) for piece in PIECES})
 
 
 class SeenSession:
