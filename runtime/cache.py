@@ -66,8 +66,9 @@ class TreeStep:
             self.capacity += self.beams
         else:
             self.make_room()
-        rows, beams = np.arange(len(tokens))[:, None], np.arange(self.beams)
-        self.mask[rows, beams, self.used[:, None] + beams] = True
+        rows = np.arange(len(tokens))
+        for beam in range(self.beams):
+            self.mask[rows, beam, self.used + beam] = True
         answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.used += self.beams
         self.position += 1
@@ -108,6 +109,8 @@ class TreeStep:
 
     def descend(self, parents: np.ndarray) -> None:
         """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, of which there are none at first."""
+        if self.beams == 1:  # its own
+            return
         self.mask = np.take_along_axis(self.mask, parents[:, :, None], axis=1)
 
     def make_room(self) -> None:

@@ -46,6 +46,6 @@ def in_lanes(
             raise NotFiniteError(part[error.source]) from error
 
     if len(lanes) == 1:
-        return [(parts[0], run(lanes[0], parts[0]))]
+        return [(parts[0], run(session, parts[0]))]
     with ThreadPoolExecutor(len(lanes)) as pool:
         return list(zip(parts, pool.map(run, lanes, parts), strict=True))
