@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -52,9 +52,6 @@ class OrtAttention(OrtSession):
         answer = Answer(found.pop("logits"))
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
         return answer
-
-    def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
-        return (self,)
 
     def attention(self, state: State) -> np.ndarray:
         return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))

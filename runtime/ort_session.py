@@ -102,7 +102,10 @@ class OrtSession(Session):
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
         threads = usable_cores() if self.threads is None else self.threads
         wanted = threads * LANE_ROWS.get(self.precision, MOST_LANE_ROWS)
-        if threads == 1 or sources < threads or rows < wanted or self.provider != "cpu" or self.deterministic:
+        plain = (
+            type(self) is OrtSession and self.provider == "cpu" and not self.deterministic
+        )  # others do more in a step
+        if not plain or threads == 1 or sources < threads or rows < wanted:
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own
             rest = (self.config, self.precision, self.cache_form)
