@@ -75,7 +75,8 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
     """Restored before the build, a weight is as large as ever, though the file says int8."""
 
     def fold(trt, model, path, *rest, **named):
-        full = onnx.load(path)
+        full = onnx.ModelProto.FromString(model.SerializeToString())
+        onnx.load_external_data_for_model(full, str(path.parent))
         arrays = weights_from_graph(full)
         for node in [node for node in full.graph.node if node.op_type == "DequantizeLinear"]:
             name, array = node.output[0], arrays[node.output[0]]
