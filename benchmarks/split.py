@@ -12,7 +12,9 @@ Nothing of this is in the decode loop itself, so a decode that is not watched pa
 from __future__ import annotations
 
 import time
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,8 +22,6 @@ from ..runtime.cache import TreeStep
 from ..runtime.session import Session, State
 
 PIECES = ("encoder", "step", "search", "compaction", "copies")
-
-Answer = TypeVar("Answer")
 
 
 class WatchedSession:
@@ -35,28 +35,34 @@ class WatchedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def counted(self, piece: str, started: int, answer: Answer) -> Answer:
-        """The answer of a call that began then; arguments are worked out in order, so it is done by now."""
+    @contextmanager
+    def counted(self, piece: str) -> Iterator[None]:
+        started = time.perf_counter_ns()
+        yield
         self.spent[piece] += time.perf_counter_ns() - started
-        return answer
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
-        return self.counted("encoder", time.perf_counter_ns(), self.session.encode(source_ids, source_mask))
+        with self.counted("encoder"):
+            return self.session.encode(source_ids, source_mask)
 
     def step(self, state: State, *inputs: np.ndarray) -> Any:
-        return self.counted("step", time.perf_counter_ns(), self.session.step(state, *inputs))
+        with self.counted("step"):
+            return self.session.step(state, *inputs)
 
     def reserve(self, state: State, slots: int) -> None:
-        self.counted("copies", time.perf_counter_ns(), self.session.reserve(state, slots))
+        with self.counted("copies"):
+            self.session.reserve(state, slots)
 
     def replace(self, state: State, *given: Any) -> None:
-        self.counted("copies", time.perf_counter_ns(), self.session.replace(state, *given))
+        with self.counted("copies"):
+            self.session.replace(state, *given)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         if rows is None:  # a compaction, which the tree counts as a whole
             self.session.select(state, rows, slots)
         else:
-            self.counted("copies", time.perf_counter_ns(), self.session.select(state, rows, slots))
+            with self.counted("copies"):
+                self.session.select(state, rows, slots)
 
     def split(self) -> dict[str, int]:
         """Nanoseconds of every piece; what nobody counted since the beginning is the search's."""
@@ -68,4 +74,5 @@ class WatchedTree(TreeStep):
     """A tree over a watched session."""
 
     def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
-        cast(WatchedSession, self.session).counted("compaction", time.perf_counter_ns(), super().compact(capacity, due))
+        with cast(WatchedSession, self.session).counted("compaction"):
+            super().compact(capacity, due)

@@ -26,7 +26,7 @@ from ..errors import BundleError, ConfigError
 from ..model.config import ModelConfig, config_from_dict
 from ..model.tokenizers.base import FOLDER as TOKENIZER
 from ..model.tokenizers.base import Tokenizer
-from .contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, graph_specs
+from .contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, check_choices, graph_specs
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -93,6 +93,7 @@ class Bundle:
         return graph_specs(self.config, precision, self.cache_form)
 
     def require(self, precision: str) -> None:
+        check_choices(precision, self.cache_form)
         if precision not in self.manifest.graphs:
             raise BundleError(
                 f"{self.root} holds no {precision} graphs, only {', '.join(self.precisions)}; "

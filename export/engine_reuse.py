@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -39,8 +39,12 @@ def engines_of_jobs(
     rebuild: bool,
     workers: int,
     progress: Progress,
+    check: Callable[[str, Path], None],
 ) -> dict[str, EngineFacts]:
-    """Fills the file of every job, by its key: from the bundle's folder of engines, the cache, or by a build."""
+    """Fills the file of every job, by its key: from the bundle's folder of engines, the cache, or by a build.
+
+    `check` raises if the engine of a key is not what was asked for, wherever it is from; then nothing is kept.
+    """
     facts: dict[str, EngineFacts] = {}
     with ExitStack() as locks:
         for key, job in jobs.items():
@@ -54,10 +58,12 @@ def engines_of_jobs(
                     facts[key] = found
                     progress(job.stage, 1.0, "from the cache")
         missing = [key for key in jobs if key not in facts]
-        for key, built in zip(missing, build_jobs(trt, [jobs[k] for k in missing], workers, progress), strict=True):
-            facts[key] = built
-            if cache is not None:
-                cache.keep(key, jobs[key].file, built)
+        built = build_jobs(trt, [jobs[key] for key in missing], workers, progress)
+        facts |= dict(zip(missing, built, strict=True))
+        for key, job in jobs.items():
+            check(key, job.file)
+        for key in missing if cache is not None else ():
+            cache.keep(key, jobs[key].file, facts[key])
     return facts
 
 

@@ -7,6 +7,8 @@ again: so many launches around the layers and so many in each. A decoder layer w
 
 and around the layers are the embedding, the output product and in fp16 its cast; a static cache adds the wider mask and
 the write of all layers. Beams in fp16 lay out keys, values and queries first; in fp32 they change places with heads.
+bf16 is as fp16. Where weights are restored (int8, int4, fp8) the query is not folded, and a product that restores its
+weight takes no bias and ReLU along: two more a layer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class LaunchBudget:
     beams: bool  # more than one
     around: int
     per_layer: int
-    fused: bool = True  # every attention is one kernel
+    fused: bool  # every attention is one kernel
 
     def launches(self, config: ModelConfig) -> int:
         if self.graph == "encoder":  # which also projects the source once for each decoder layer
@@ -38,19 +40,29 @@ class LaunchBudget:
         return self.around + self.per_layer * config.decoder_layers
 
 
-BUDGETS = (
-    LaunchBudget("decoder_step", "fp16", "static", beams=False, around=5, per_layer=10),
-    LaunchBudget("decoder_step", "fp32", "static", beams=False, around=4, per_layer=10),
-    LaunchBudget("decoder_step", "fp16", "growing", beams=False, around=3, per_layer=10),
-    LaunchBudget("decoder_step", "fp32", "growing", beams=False, around=2, per_layer=10),
-    LaunchBudget("decoder_step", "fp16", "static", beams=True, around=6, per_layer=12),
-    LaunchBudget("decoder_step", "fp32", "static", beams=True, around=3, per_layer=14),
-    LaunchBudget("decoder_step", "fp16", "growing", beams=True, around=4, per_layer=12),
-    LaunchBudget("decoder_step", "fp32", "growing", beams=True, around=3, per_layer=14),
-    # Weight-only; what was promised, until it is built.
-    LaunchBudget("decoder_step", "int8", "static", beams=False, around=8, per_layer=12),
-    LaunchBudget("encoder", "fp16", "", beams=False, around=3, per_layer=8),
-    LaunchBudget("encoder", "fp32", "", beams=False, around=2, per_layer=15, fused=False),
+HALVES, RESTORED = ("fp16", "bf16"), ("int8", "int4", "fp8")
+# graph, precisions, cache form, beams, launches around the layers, in each, whether every attention is one kernel
+TABLE = (
+    ("decoder_step", HALVES, "static", False, 5, 10, True),
+    ("decoder_step", ("fp32",), "static", False, 4, 10, True),
+    ("decoder_step", RESTORED, "static", False, 5, 12, True),
+    ("decoder_step", HALVES, "growing", False, 3, 10, True),
+    ("decoder_step", ("fp32",), "growing", False, 2, 10, True),
+    ("decoder_step", RESTORED, "growing", False, 3, 12, True),
+    ("decoder_step", HALVES, "static", True, 6, 12, True),
+    ("decoder_step", ("fp32",), "static", True, 3, 14, True),
+    ("decoder_step", RESTORED, "static", True, 6, 14, True),
+    ("decoder_step", HALVES, "growing", True, 4, 12, True),
+    ("decoder_step", ("fp32",), "growing", True, 3, 14, True),
+    ("decoder_step", RESTORED, "growing", True, 4, 14, True),
+    ("encoder", HALVES, "", False, 3, 8, True),
+    ("encoder", ("fp32",), "", False, 2, 15, False),
+    ("encoder", RESTORED, "", False, 2, 10, True),
+)
+BUDGETS = tuple(
+    LaunchBudget(graph, precision, cache_form, beams, around, per_layer, fused)
+    for graph, precisions, cache_form, beams, around, per_layer, fused in TABLE
+    for precision in precisions
 )
 
 

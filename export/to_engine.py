@@ -108,7 +108,12 @@ def engines_from_onnx(
             for graph, plan in plans.items()
         }
         kept = None if cache is None else EngineCache(Path(cache))
-        facts = engines_of_jobs(trt, jobs, opened.root / "engines", kept, rebuild, workers, progress)
+        by_key = {plan.key: plan for plan in plans.values()}
+
+        def check(key: str, file: Path) -> None:
+            check_precision(by_key[key], precision, file)
+
+        facts = engines_of_jobs(trt, jobs, opened.root / "engines", kept, rebuild, workers, progress, check)
         passport = Passport(
             flavour=trt.__name__,
             version=trt.__version__,
@@ -117,9 +122,7 @@ def engines_from_onnx(
             cache_form=opened.cache_form,
             ranges=profiles[0],
             slots=slots,
-            engines={
-                graph: entry_of(plan, precision, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()
-            },
+            engines={graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()},
             narrower=profiles[1:],
             flags=flags,
             device=device,
@@ -217,13 +220,17 @@ def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Rang
     return f"{where}-{precision}-beam{beams}"
 
 
-def entry_of(plan: EnginePlan, precision: str, file: Path, facts: EngineFacts) -> EngineEntry:
-    """What the passport says of an engine, after a look that its weights are of the precision asked for."""
+def check_precision(plan: EnginePlan, precision: str, file: Path) -> None:
+    """Raises if an engine's weights are not of the precision asked for. Only TensorRT-RTX writes what it holds."""
+    engine = file.read_bytes()
+    if kernels_by_profile(engine, len(plan.shapes))[0].statements:
+        check_engine(weights_from_engine(engine), plan.entry.census, precision, file.name)
+
+
+def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
+    """What the passport says of an engine."""
     engine = file.read_bytes()
     widest, *narrower = kernels_by_profile(engine, len(plan.shapes))
-    weights = weights_from_engine(engine)
-    if widest.statements:  # only TensorRT-RTX writes its program into the engine
-        check_engine(weights, plan.entry.census, precision, file.name)
     spec, shapes = plan.spec, plan.shapes[0]
     in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
@@ -242,5 +249,5 @@ def entry_of(plan: EnginePlan, precision: str, file: Path, facts: EngineFacts) -
         peak_memory=facts.peak_memory,
         key=plan.key,
         narrower_launches=tuple(program.launches for program in narrower),
-        weight_bytes=weights,
+        weight_bytes=weights_from_engine(engine),
     )

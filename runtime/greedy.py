@@ -68,8 +68,8 @@ def greedy_search(
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
     return [
-        hypotheses_of(row[None], prices[None], looked[None], end[None], options)
-        for row, prices, looked, end in zip(chosen, log_probs, looks, lengths, strict=True)
+        hypotheses_of(row[None], prices[None], looked[None], end, options)
+        for row, prices, looked, end in zip(chosen, log_probs, looks, lengths[:, None], strict=True)
     ]
 
 

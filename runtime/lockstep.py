@@ -15,7 +15,7 @@ import onnx
 import torch
 
 from ..export.exposed_graph import ReferenceGraph, exposed_graph, numbers, real_tensors
-from .answers import Answer
+from .answers import Answer, Shortlist
 from .compare import ErrorTally, TensorResult
 from .generate import padded
 from .ort_session import gathered_slots, inference_session
@@ -170,6 +170,9 @@ class Lockstep(Session):
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         raise NotImplementedError("drives keep all their rows")
+
+    def shortlisted(self, shortlist: Shortlist) -> Lockstep:
+        raise NotImplementedError("drives take no shortlist")
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         return self.oracle.tensor(state[self.oracle.precision], name)

@@ -57,6 +57,8 @@ class TorchSession(Session):
             torch.set_num_threads(threads)
         bundle.reference_path()  # checks the hash
         computes_in, _, weights = precision.partition(":")
+        if weights and weights not in QUANTISED:
+            raise SessionError(f"PyTorch takes the weights of {', '.join(QUANTISED)} graphs here, not of {weights!r}")
         model = load_checkpoint(bundle.root)
         if (weights or precision) in QUANTISED:
             take_quantised_weights(model, bundle, weights or precision)

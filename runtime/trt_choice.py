@@ -22,6 +22,7 @@ PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular ru
 
 def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
     """The folder and passport of the named engine, or of the only one there is in this precision."""
+    bundle.require(precision)
     names = engine_names(bundle)
     if engine is not None:
         if engine not in names:

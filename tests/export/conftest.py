@@ -215,7 +215,7 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(bundles):
-    """(model name, cache form, precision, beams) -> real engines for sm86, built once per session."""
+    """(model name, cache form, precision, beams) -> real engines for sm86 (fp8: sm89), built once per session."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     beam_ranges = {1: ONE_BEAM, 4: FOUR_BEAMS, "any": ANY_BEAMS}
 
@@ -224,15 +224,16 @@ def built(bundles):
         quantised = precision not in ("fp32", "fp16")
         bundle = bundles(name, cache_form, (precision,)) if quantised else bundles(name, cache_form)
         reports, beam = [], beam_ranges[beams]
+        targets = ["sm89" if precision == "fp8" else "sm86"]
         passport = engines_from_onnx(
             bundle,
-            ["sm86"],
+            targets,
             ranges_with(beam),
             precision,
             flavour="tensorrt_rtx",
             progress=lambda stage, fraction, detail="": reports.append((stage, fraction)),
         )
-        folder = bundle.root / "engines" / engine_name("tensorrt_rtx", ["sm86"], precision, beam)
+        folder = bundle.root / "engines" / engine_name("tensorrt_rtx", targets, precision, beam)
         return Built(passport, folder, reports)
 
     def get(name="tiny", cache_form="static", precision="fp16", beams=1):

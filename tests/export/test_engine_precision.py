@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -12,7 +15,7 @@ from seq2engine.export.contract import GRAPHS, PRECISIONS, STORED
 from seq2engine.export.kernels import weights_from_engine
 from seq2engine.export.quantise import weights_from_graph
 from seq2engine.export.support import LACKS, NEAREST, unsupported
-from seq2engine.export.to_engine import engines_from_onnx
+from seq2engine.export.to_engine import check_precision, engines_from_onnx
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 
@@ -28,9 +31,9 @@ def build(bundle, ranges, precision, targets=("sm89",), **options):
     return engines_from_onnx(bundle, targets, ranges, precision, flavour="tensorrt_rtx", force=True, **options)
 
 
-def refusal(bundle, ranges, precision, targets):
+def refusal(bundle, ranges, precision, targets, **options):
     with pytest.raises(BuildError) as error:
-        build(bundle, ranges, precision, targets, rebuild=True)
+        build(bundle, ranges, precision, targets, **{"rebuild": True, **options})
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -75,7 +78,8 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
     """Restored before the build, a weight is as large as ever, though the file says int8."""
 
     def fold(trt, model, path, *rest, **named):
-        full = onnx.load(path)
+        full = onnx.ModelProto.FromString(model.SerializeToString())
+        onnx.load_external_data_for_model(full, str(path.parent))
         arrays = weights_from_graph(full)
         for node in [node for node in full.graph.node if node.op_type == "DequantizeLinear"]:
             name, array = node.output[0], arrays[node.output[0]]
@@ -92,6 +96,29 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
     monkeypatch.setattr(build_jobs, "build_engine", fold)
     message = refusal(bundle, ranges, "int8", ("sm89",))
     assert message.startswith("encoder.engine was built in another precision than int8: it holds ")
+
+
+def test_an_engine_of_another_precision_is_not_kept_for_the_next_build(bundle, ranges, monkeypatch, tmp_path):
+    """Neither does the cache keep it, nor is one taken from there that somehow came to be in it."""
+    cache = tmp_path / "cache"
+
+    def as_int8(plan, precision, file):
+        check_precision(dataclasses.replace(plan, entry=bundle.graph("int8", plan.graph)), "int8", file)
+
+    monkeypatch.setattr(to_engine, "check_precision", as_int8)
+    message = refusal(bundle, ranges, "fp16", ("sm120",), cache=cache)
+    assert "built in another precision than int8" in message
+    assert not list(cache.rglob("engine"))
+    monkeypatch.undo()
+    build(bundle, ranges, "fp16", ("sm120",), cache=cache, rebuild=True)
+    shutil.rmtree(bundle.root / "engines" / "sm120-fp16-beam1")
+    assert list(cache.rglob("engine"))
+    monkeypatch.setattr(to_engine, "check_precision", as_int8)
+    monkeypatch.setattr(build_jobs, "build_engine", None)  # the cache has it
+    assert "built in another precision than int8" in refusal(
+        bundle, ranges, "fp16", ("sm120",), cache=cache, rebuild=False
+    )
+    assert not (bundle.root / "engines" / "sm120-fp16-beam1").exists()
 
 
 # --- refused before any build -----------------------------------------------------------------------------------------

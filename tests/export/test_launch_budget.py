@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seq2engine.describe import engine_text, engine_values
-from seq2engine.export.contract import PRECISIONS, graph_specs
+from seq2engine.export.contract import CACHE_FORMS, PRECISIONS, graph_specs
 from seq2engine.export.kernels import kernels_from_engine
 from seq2engine.export.launch_budget import BUDGETS, budget_for, launches_allowed
 from seq2engine.export.precision import PASSES
@@ -23,7 +23,7 @@ from seq2engine.model.config import PRESETS, ModelConfig
 
 BASE = PRESETS["base"]
 TWO_LAYERS = dataclasses.replace(BASE, encoder_layers=2, decoder_layers=2)  # as the bundle "base" of conftest.py has
-STEPS = [row for row in BUDGETS if row.graph == "decoder_step" and row.precision in PRECISIONS]
+STEPS = [row for row in BUDGETS if row.graph == "decoder_step"]
 ENCODERS = [row for row in BUDGETS if row.graph == "encoder"]
 
 
@@ -54,18 +54,19 @@ def test_encoders_keep_within_the_budget(row, built):
     assert encoder.fused_attentions == (encoder.attentions if row.fused else 0)
 
 
-def test_six_layers_launch_what_the_table_says():
-    """The row that has the least room, at the depth of the base model."""
+@pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), ("int8", 80)])
+def test_six_layers_launch_what_the_table_says(precision, promised):
+    """The rows that have the least room, at the depth of the base model."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     config = ModelConfig(encoder_layers=1, source_vocab=64, target_vocab=64, max_source=64, max_target=64)
-    step = PASSES["fp16"](graphs_from_model(random_model(config), "static")["decoder_step"])
+    step = PASSES[precision](graphs_from_model(random_model(config), "static")["decoder_step"])
     ranges = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 32))
-    shapes = shapes_from_ranges(graph_specs(config, "fp16")["decoder_step"], ranges, "static", 32)
+    shapes = shapes_from_ranges(graph_specs(config, precision)["decoder_step"], ranges, "static", 32)
     form = step_for_tensorrt(step, "static", 1, 32)
     trt = load_tensorrt("tensorrt_rtx")
     kernels = kernels_from_engine(build_engine(trt, form, Path("step.onnx"), shapes, ["sm86"], lambda fraction: None))
     assert kernels.fused_attentions == 12
-    assert kernels.launches <= launches_allowed(config, "decoder_step", "fp16", "static", beams=False) <= 66
+    assert kernels.launches <= launches_allowed(config, "decoder_step", precision, "static", beams=False) <= promised
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,7 @@ def test_six_layers_launch_what_the_table_says():
         ("fp16", "static", False, 66),
         ("fp32", "static", False, 66),
         ("int8", "static", False, 80),
+        ("int8", "growing", False, 80),
         ("fp16", "static", True, 85),
         ("fp16", "growing", True, 85),
     ],
@@ -84,9 +86,10 @@ def test_the_budget_of_base_is_what_was_promised(precision, cache_form, beams, p
     assert launches_allowed(BASE, "decoder_step", precision, cache_form, beams) <= promised
 
 
-def test_each_engine_has_one_row_at_most():
+def test_every_engine_has_one_row():
     keys = [(row.graph, row.precision, row.cache_form, row.beams) for row in BUDGETS]
-    assert len(set(keys)) == len(keys)
+    steps = [("decoder_step", p, form, beams) for p in PRECISIONS for form in CACHE_FORMS for beams in (False, True)]
+    assert sorted(keys) == sorted(steps + [("encoder", precision, "", False) for precision in PRECISIONS])
 
 
 @pytest.mark.parametrize(

@@ -1,86 +1,34 @@
-"""The whole model: masks that hide what they should, steps that equal teacher forcing, and torch's own as a witness."""
+"""The whole model: masks that hide what they should, and torch's own as a witness."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from small_transformers import (
+    PAD,
+    VOCAB,
+    each_norm,
+    each_positions,
+    mask_of,
+    new_model,
+    random_ids,
+    seeds,
+    small_config,
+    small_model,
+    some_sources,
+    some_targets,
+    stepped,
+    teacher_forced,
+)
+from torch import nn
 
-from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
-from seq2engine.model.layers import KeyValue, Store, append_slots, sinusoids, write_slots
+from seq2engine.model.config import PRESETS
+from seq2engine.model.layers import sinusoids, write_slots
 from seq2engine.model.transformer import Embedding, Residual, Transformer
-
-VOCAB, PAD, START = 13, 0, 1
-NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
-each_norm = pytest.mark.parametrize("norm", NORMS)
-each_positions = pytest.mark.parametrize("positions", POSITIONS)
-each_store = pytest.mark.parametrize("store", [write_slots, append_slots], ids=["static", "growing"])
-seeds = st.integers(0, 2**31)
-# The variants that are not a matter of norm and positions, each at least once.
-VARIANTS = [
-    {"tie_output": False},
-    {"output_bias": True},
-    {"tie_output": False, "output_bias": True, "activation": "silu"},
-    {"activation": "gelu"},
-    {"scale_embeddings": False},
-    {"share_embeddings": False, "source_vocab": 7},
-    {"encoder_layers": 1, "decoder_layers": 3, "norm": "pre", "positions": "rotary"},
-    {"heads": 1, "norm_epsilon": 1e-3},
-]
-
-
-def small_config(**values: object) -> ModelConfig:
-    sizes = {"encoder_layers": 2, "decoder_layers": 2, "heads": 2, "d_model": 16, "d_ff": 24, "max_source": 12}
-    return ModelConfig(**sizes | {"source_vocab": VOCAB, "target_vocab": VOCAB, "max_target": 8} | values)
-
-
-def new_model(**values: object) -> Transformer:
-    """In double, so that a difference is a mistake and not rounding.
-
-    Queries and keys are short, so that attention is spread out: where it picks one slot, a wrong mask may not show.
-    """
-    model = random_model(small_config(**values), seed=1).double().requires_grad_(False)
-    for layer in (*model.encoder, *model.decoder):
-        layer.self_attn.qkv.weight *= 0.3
-    for layer in model.decoder:
-        layer.cross_attn.q.weight *= 0.3
-    return model
-
-
-small_model = cache(new_model)  # for tests that leave it as it is
-
-
-def random_ids(*shape: int, seed: int, vocab: int = VOCAB) -> Tensor:
-    return torch.randint(3, vocab, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def mask_of(lengths: list[int], width: int) -> Tensor:
-    """[B, width], True where a source has a token."""
-    return torch.arange(width) < torch.tensor(lengths)[:, None]
-
-
-def some_sources(model: Transformer) -> tuple[Tensor, Tensor]:
-    """Three sources of lengths 5, 2 and 4."""
-    mask = mask_of([5, 2, 4], 5)
-    return random_ids(3, 5, seed=0, vocab=model.config.source_vocab).masked_fill(~mask, PAD), mask
-
-
-def some_targets(length: int, batch: int = 3) -> Tensor:
-    return torch.cat((torch.full((batch, 1), START), random_ids(batch, length - 1, seed=9)), dim=1)
-
-
-def empty_cache(model: Transformer, batch: int, slots: int, store: Store) -> list[KeyValue]:
-    """A growing cache of no slots, or a static one full of what another decode may have left there."""
-    config = model.config
-    shape = (batch, config.heads, 0 if store is append_slots else slots, config.head_dim)
-    return [(torch.full(shape, 1e3).double(), torch.full(shape, -1e3).double()) for _ in model.decoder]
-
 
 # Embeddings
 
@@ -276,176 +224,6 @@ def test_a_row_of_padding_only_is_finite_and_harmless(norm: str, positions: str,
     assert states.isfinite().all()
     assert after.isfinite().all()
     torch.testing.assert_close(after[[0, 2]], before[[0, 2]])
-
-
-# Steps
-
-
-def stepped(
-    model: Transformer, target: Tensor, store: Store, first_slot: list[int] | None = None, first_position: int = 0
-) -> Tensor:
-    """The logits [B, T, V] of a target that is fed one token at a time."""
-    batch, length = target.shape
-    source, source_mask = some_sources(model)
-    _, cross = model.encode(source, source_mask)
-    offset = torch.tensor(first_slot or [0] * batch)
-    slots = length + int(offset.max())
-    cache = empty_cache(model, batch, slots, store)
-    logits = []
-    for t in range(length):
-        index = torch.arange(t + 1 if store is append_slots else slots)
-        self_mask = ((index >= offset[:, None]) & (index <= offset[:, None] + t))[:, None]  # [B, 1, L]
-        position = torch.full((batch,), first_position + t)
-        now, cache = model.decode_step(
-            target[:, t : t + 1], position, offset + t, self_mask, source_mask, cross, cache, store
-        )
-        logits.append(now)
-    return torch.cat(logits, dim=1)
-
-
-def teacher_forced(model: Transformer, target: Tensor) -> Tensor:
-    return model(*some_sources(model), target)
-
-
-@each_store
-@each_norm
-@each_positions
-def test_steps_equal_teacher_forcing(norm: str, positions: str, store: Store) -> None:
-    model = small_model(norm=norm, positions=positions)
-    target = some_targets(8)  # as long as the model goes
-    torch.testing.assert_close(stepped(model, target, store), teacher_forced(model, target), rtol=0, atol=1e-9)
-
-
-@each_store
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: ",".join(map(str, variant)))
-def test_steps_equal_teacher_forcing_in_every_variant(variant: dict[str, object], store: Store) -> None:
-    model = small_model(**variant)
-    target = some_targets(5)
-    torch.testing.assert_close(stepped(model, target, store), teacher_forced(model, target), rtol=0, atol=1e-9)
-
-
-def test_each_source_writes_at_its_own_slots() -> None:
-    model = small_model(positions="rotary")
-    target = some_targets(4)
-    found = stepped(model, target, write_slots, first_slot=[3, 0, 5])
-    torch.testing.assert_close(found, teacher_forced(model, target), rtol=0, atol=1e-9)
-
-
-@each_positions
-def test_each_source_stands_at_its_own_position(positions: str) -> None:
-    model = small_model(positions=positions)
-    target = some_targets(6)
-    source, source_mask = some_sources(model)
-    _, cross = model.encode(source, source_mask)
-    cache = empty_cache(model, 3, 6, write_slots)
-    for t in range(4):
-        step(model, target[:, t], torch.full((3,), t), source_mask, cross, cache)
-    at = torch.tensor([2, 0, 4])  # one source goes on; the others go back, and no longer see their later slots
-    found = step(model, target[range(3), at], at, source_mask, cross, cache)
-    expected = teacher_forced(model, target)[range(3), at]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-
-def step(
-    model: Transformer, tokens: Tensor, at: Tensor, source_mask: Tensor, cross: list[KeyValue], cache: list[KeyValue]
-) -> Tensor:
-    """Logits [B, V] of one token a source, each at its own place of a static cache."""
-    self_mask = (torch.arange(cache[0][0].shape[2]) <= at[:, None])[:, None]
-    return model.decode_step(tokens[:, None], at, at, self_mask, source_mask, cross, cache)[0][:, 0]
-
-
-def test_the_static_cache_is_written_in_place_and_the_growing_one_is_not() -> None:
-    model = small_model()
-    source, source_mask = some_sources(model)
-    _, cross = model.encode(source, source_mask)
-    arguments = (some_targets(1), torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
-    static = empty_cache(model, 3, 4, write_slots)
-    first = torch.tensor([True, False, False, False]).expand(3, 1, 4)
-    _, updated = model.decode_step(*arguments, first, source_mask, cross, static, write_slots)
-    for old, new in zip(static, updated, strict=True):
-        assert [tensor.data_ptr() for tensor in old] == [tensor.data_ptr() for tensor in new]
-        assert (new[0][:, :, 0].abs() < 1e3).all()
-        assert (new[0][:, :, 1:] == 1e3).all()
-        assert (new[1][:, :, 1:] == -1e3).all()
-    growing = empty_cache(model, 3, 4, append_slots)
-    _, grown = model.decode_step(*arguments, first[..., :1], source_mask, cross, growing, append_slots)
-    assert [tensor.shape[2] for pair in growing for tensor in pair] == [0] * 4
-    assert [tensor.shape[2] for pair in grown for tensor in pair] == [1] * 4
-
-
-# Beams
-
-
-def beam_logits(model: Transformer, tokens: Tensor, masks: list[Tensor], store: Store) -> list[Tensor]:
-    """Logits [B, K, V] of every step of a tree: tokens [T, B, K], masks [B, K, (t + 1) * K] over the slots so far."""
-    steps, batch, beams = tokens.shape
-    source, source_mask = some_sources(model)
-    _, cross = model.encode(source, source_mask)
-    cache = empty_cache(model, batch, steps * beams, store)
-    found = []
-    for t in range(steps):
-        unwritten = 0 if store is append_slots else (steps - t - 1) * beams
-        self_mask = nn.functional.pad(masks[t], (0, unwritten))
-        at = torch.full((batch,), t)
-        logits, cache = model.decode_step(tokens[t], at, at * beams, self_mask, source_mask, cross, cache, store)
-        found.append(logits)
-    return found
-
-
-@each_store
-@each_norm
-@each_positions
-def test_a_tree_by_hand(norm: str, positions: str, store: Store) -> None:
-    model = small_model(norm=norm, positions=positions)
-    # Slots, three a step:   0 1 2 are the start token, one for each beam
-    #                        3 4 5 say 4 5 6, all of them children of 0
-    #                        6 7 8 say 7 8 9, children of 4, 3 and 4
-    tokens = torch.tensor([[START] * 3, [4, 5, 6], [7, 8, 9]])
-    looks = [[{0}, {1}, {2}], [{0, 3}, {0, 4}, {0, 5}], [{0, 4, 6}, {0, 3, 7}, {0, 4, 8}]]
-    masks = [
-        torch.tensor([[slot in beam for slot in range(3 * t + 3)] for beam in beams]).expand(3, -1, -1)
-        for t, beams in enumerate(looks)
-    ]
-    found = beam_logits(model, tokens[:, None].expand(-1, 3, -1), masks, store)
-    for beam, path in enumerate([[START, 5, 7], [START, 4, 8], [START, 5, 9]]):
-        expected = teacher_forced(model, torch.tensor([path] * 3))
-        torch.testing.assert_close(found[2][:, beam], expected[:, 2], rtol=0, atol=1e-9)
-
-
-@each_store
-@settings(max_examples=15, deadline=None)
-@given(
-    variant=st.sampled_from([(norm, positions) for norm in NORMS for positions in POSITIONS]),
-    steps=st.integers(1, 8),
-    beams=st.integers(1, 4),
-    seed=seeds,
-)
-def test_every_beam_of_a_random_tree_equals_its_own_path(
-    variant: tuple[str, str], steps: int, beams: int, seed: int, store: Store
-) -> None:
-    model = small_model(norm=variant[0], positions=variant[1])
-    batch = 3  # each source has a tree of its own
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, VOCAB, (steps, batch, beams), generator=generator)
-    parents = torch.randint(0, beams, (steps, batch, beams), generator=generator)
-    paths = [[[] for _ in range(beams)] for _ in range(batch)]  # slots from the root to every beam
-    found_paths, masks = [], []
-    for t in range(steps):
-        paths = [
-            [(row[parents[t, b, k]] if t else []) + [t * beams + k] for k in range(beams)]
-            for b, row in enumerate(paths)
-        ]
-        found_paths.append(paths)
-        mask = torch.zeros(batch, beams, (t + 1) * beams, dtype=torch.bool)
-        for b in range(batch):
-            for k in range(beams):
-                mask[b, k, paths[b][k]] = True
-        masks.append(mask)
-    found = beam_logits(model, tokens, masks, store)
-    said = tokens.transpose(0, 1).flatten(1)  # [B, T * K]: the token of every slot
-    for t, k in [(t, k) for t in range(steps) for k in range(beams)]:
-        path = torch.stack([said[b, found_paths[t][b][k]] for b in range(batch)])
-        torch.testing.assert_close(found[t][:, k], teacher_forced(model, path)[:, t], rtol=0, atol=1e-9)
 
 
 # torch's own Transformer

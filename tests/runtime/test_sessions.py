@@ -126,10 +126,25 @@ def test_bad_options_are_listed_together():
 def test_what_cannot_be_opened_says_why(bundle):
     with pytest.raises(SessionError, match="unknown backend 'onnx', expected one of torch, onnxruntime, tensorrt"):
         open_session(bundle, "onnx")
-    with pytest.raises(BundleError, match="holds no bf16 graphs"):
+    with pytest.raises(SessionError, match="ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here"):
         open_session(bundle, precision="bf16")
-    with pytest.raises(SessionError, match="PyTorch runs fp64, fp32, fp16 here"):
+    with pytest.raises(BundleError, match=r"holds no int8 graphs, only fp32, fp16; .* --precision fp32 fp16 int8"):
+        open_session(bundle, precision="int8")
+    with pytest.raises(BundleError, match="holds no int8 graphs"):  # whose rounded weights PyTorch would take
         open_session(bundle, "torch", "int8")
+    with open_session(bundle, "torch", "bf16") as session:  # rounds the reference by itself
+        assert session.precision == "bf16"
+
+
+@pytest.mark.parametrize("precision", ["int3", "fp61", "", "FP16", "fp64:int3"])
+def test_an_unknown_precision_is_refused_with_the_known_ones(bundle, precision):
+    """And not with a command that would refuse it once more."""
+    with pytest.raises(ConfigError, match=f"unknown precision '{precision}', expected one of fp32, fp16, bf16, int8"):
+        open_session(bundle, precision=precision)
+    with pytest.raises(ConfigError, match=f"unknown precision '{precision}', expected one of fp32, fp16, bf16, int8"):
+        open_session(bundle, "tensorrt", precision=precision)
+    with pytest.raises(SessionError, match=r"PyTorch (runs fp64, fp32, fp16, bf16, int8|takes the weights of int8)"):
+        open_session(bundle, "torch", precision)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder_step"])
