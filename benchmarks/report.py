@@ -18,6 +18,8 @@ from .wording import (
     CURVE_HEAD,
     HEAD,
     LABELS,
+    SCENARIO_HEADS,
+    SCENARIO_NOTES,
     SPLIT_HEAD,
     arm_rows,
     busy_text,
@@ -30,6 +32,7 @@ from .wording import (
     measures,
     outputs_text,
     quality_rows,
+    scenario_rows,
     settings_text,
     split_rows,
     versus,
@@ -62,6 +65,9 @@ def bench_table(result: BenchResult) -> str:
         lines += [text_table(CURVE_HEAD, curve_rows(curves)), ""]
     if result.quality:
         lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
+    for scenario, head in SCENARIO_HEADS.items():
+        if rows := scenario_rows(result, scenario):
+            lines += [text_table(head, rows), ""]
     lines += [text_table(ARM_HEAD, arm_rows(result)), "", *failed_text(result), *filter(None, [ceiling_text(result)])]
     lines.append(conditions(result))
     if result.environment.busy:
@@ -88,6 +94,12 @@ def bench_html(result: BenchResult) -> str:
     ]
     if curves := result.curves():
         blocks += curves_html(curves)
+    if result.scenarios:
+        blocks.append(heading_html("How it is used"))
+        blocks += map(note_html, SCENARIO_NOTES)
+    for scenario, head in SCENARIO_HEADS.items():
+        if rows := scenario_rows(result, scenario):
+            blocks.append(table_html(head, rows))
     for case in result.cases:
         blocks += case_html(case, result)
     if result.quality:

@@ -13,6 +13,7 @@ from ..runtime.quality import Quality, quality_from_dict
 from .cases import Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment
+from .scenarios import Scenario
 from .timing import Ratio, Samples, ratio_interval
 
 FORMAT = 4
@@ -112,6 +113,7 @@ class BenchResult:
     cases: tuple[CaseResult, ...]
     quality: dict[str, tuple[Quality, ...]]  # of every arm on the references, if there were any
     ceiling: Ceiling | None
+    scenarios: tuple[Scenario, ...]
     environment: Environment
     rounds: int
     warmup: int
@@ -212,9 +214,15 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
             "cases": tuple(case_from_dict(case) for case in values["cases"]),
             "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
             "ceiling": Ceiling(**values["ceiling"]) if values["ceiling"] else None,
+            "scenarios": tuple(map(scenario_from_dict, values["scenarios"])),
             "environment": Environment(**{**machine, "features": tuple(machine["features"])}),
         }
     )
+
+
+def scenario_from_dict(values: dict[str, Any]) -> Scenario:
+    samples = {name: Samples(tuple(taken["nanoseconds"])) for name, taken in values["samples"].items()}
+    return Scenario(values["scenario"], values["arm"], values["figures"], samples)
 
 
 def case_from_dict(values: dict[str, Any]) -> CaseResult:

@@ -35,6 +35,7 @@ from .machine import environment, load_average, usable_cores
 from .peers.arms import WIDTHS, PeerDecode, Peers, decode_with_peers, open_peers
 from .peers.processes import ENVIRONMENTS
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
+from .scenarios import QUERIES, run_scenarios
 from .split import PIECES
 from .timing import Samples, interleaved, ratio_interval
 
@@ -58,6 +59,9 @@ def bench_bundle(
     environments: Path = ENVIRONMENTS,
     quick: bool = True,
     export_times: bool = False,
+    scenarios: Sequence[str] = (),
+    bound_ms: float | None = None,
+    queries: int = QUERIES,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
@@ -66,6 +70,7 @@ def bench_bundle(
     `provider` is where the arms of ONNX Runtime compute. `peers` are other libraries with the same weights, timed end
     to end among our arms: names, or "all", of which those that fail are listed as failed. What is not `quick` also
     takes the machine's ceiling and every arm's peak memory in a process of its own; `export_times` exports again.
+    `scenarios` (scenarios.py) take the sizes of the first case; `bound_ms` is a server's.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
@@ -96,6 +101,7 @@ def bench_bundle(
         rest = REST if threads > 1 and len(arms) + len(theirs.running) > 1 else 0.0
         results = tuple(bench_case(sessions, theirs, case, rounds, rest, seed, progress) for case in chosen)
         arms |= {name: arm_of_peer(theirs, name) for name in theirs.timed}
+        streams = run_scenarios(scenarios, sessions, chosen[0], bound_ms, seed, queries, progress)
         beams = sorted({case.beam for case in chosen})
         quality = {} if references is None else quality_of_arms(opened, sessions, references, beams, progress)
     for done, name in enumerate(sessions):
@@ -114,6 +120,7 @@ def bench_bundle(
         cases=results,
         quality=quality,
         ceiling=ceiling,
+        scenarios=streams,
         environment=environment(threads, load_before),
         rounds=rounds,
         warmup=WARMUP,

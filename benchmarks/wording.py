@@ -70,6 +70,39 @@ def curve_rows(curves: Iterable[Curve]) -> list[tuple[str, ...]]:
     ]
 
 
+SCENARIO_HEADS = {
+    "single": ("single stream, ms", "first token p50", "p90", "per token p50", "p90", "end to end p50", "p90", "p99"),
+    "offline": ("offline", "sources/s", "tokens/s"),
+    "server": ("server", "queries/s", "bound, ms", "p50, ms", "p90", "p99"),
+}
+SCENARIO_FIGURES = {
+    "single": (
+        *(f"{part}_{p}_ms" for part in ("first_token", "per_token") for p in ("p50", "p90")),
+        *(f"end_to_end_{p}_ms" for p in ("p50", "p90", "p99")),
+    ),
+    "offline": ("sources_per_second", "tokens_per_second"),
+    "server": ("queries_per_second", "bound_ms", "p50_ms", "p90_ms", "p99_ms"),
+}
+
+
+SCENARIO_NOTES = (
+    "Sources of ragged lengths that end where they end, with the sizes of the first case; definitions after MLPerf "
+    "LoadGen. Single stream: the next query comes as soon as the last is done. Offline: all sources are there at once.",
+    "Server: queries come at random to one worker that takes them one by one; queries per second are the largest rate "
+    "at which 99 % are done within the bound, which is the same for all arms. Waiting is computed from the times of real "
+    "decodes.",
+)
+
+
+def scenario_rows(result: BenchResult, scenario: str) -> list[tuple[str, ...]]:
+    """Under the scenario's head, one row for every arm; none where it was not run."""
+    return [
+        (found.arm, *(number(found.figures[name]) for name in SCENARIO_FIGURES[scenario]))
+        for found in result.scenarios
+        if found.scenario == scenario
+    ]
+
+
 def arm_rows(result: BenchResult) -> list[tuple[str, ...]]:
     """Under ARM_HEAD: what an arm costs beside time."""
     return [

@@ -38,6 +38,16 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     for flag in AXES:
         sub.add_argument(f"--{flag}", nargs="+", type=int, metavar="N", help=f"a sweep with these values of {flag}")
+    sub.add_argument(
+        "--scenario",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="also single (stream), offline and server, as in MLPerf",
+    )
+    sub.add_argument(
+        "--bound", type=float, metavar="MS", help="p99 of a server (default: 4 times the first arm's median)"
+    )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     sub.add_argument("--quick", action="store_true", help="without the machine's ceiling and the arms' memory")
@@ -84,6 +94,8 @@ def run_arms(
         peers=args.peers,
         quick=args.quick,
         export_times=args.export_times,
+        scenarios=args.scenario,
+        bound_ms=args.bound,
     )
     report = bundle.root / "reports" / "bench.html"
     write_text(report, bench_html(result))

@@ -59,6 +59,7 @@ def result(times, equal=None, load_before=0.1):
         failed={},
         cases=(CaseResult(CASE, arms),),
         ceiling=None,
+        scenarios=(),
         quality={"torch fp32": (Quality("greedy", 7, ErrorRates(0.25, 0.5), ErrorRates(0.125, 0.375)),)},
         environment=Environment(
             "Some CPU", ("avx2",), 2, 1, load_before, 0.5, "Linux", "3.11.7", {"torch": "2.13.0", "numpy": "2.4.6"}
