@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from seq2engine.benchmarks.cases import Case, sources_for
-from seq2engine.benchmarks.runner import fixed_decode, repeated_step
+from seq2engine.benchmarks.fixed_decode import fixed_decode, repeated_step
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model

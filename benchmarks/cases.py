@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -50,6 +51,20 @@ def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
     if wrong := [text for text, sizes in fields.items() if len(sizes) != 4 or not all(map(str.isdecimal, sizes))]:
         raise RequestError(f"case {', '.join(wrong)}: expected batch x beam x source x target, such as 8x4x32x32")
     return tuple(Case(text, *map(int, fields[text])) for text in texts)
+
+
+GRID = {"batch": (1, 8, 32), "beam": (1, 4), "source": (32, 128), "target": (32, 128)}  # of a sweep
+
+
+def cases_from_grid(config: ModelConfig, grid: Mapping[str, Sequence[int]]) -> tuple[Case, ...]:
+    """Every combination of the sizes, those of `GRID` where none are given, its lengths cut to what a model takes."""
+    usual = {
+        **GRID,
+        "source": [min(length, config.max_source) for length in GRID["source"]],
+        "target": [min(length, config.max_target) for length in GRID["target"]],
+    }
+    axes = [grid.get(axis) or usual[axis] for axis in GRID]
+    return tuple(Case("x".join(map(str, each)), *each) for each in dict.fromkeys(product(*axes)))
 
 
 def cases_at_lengths(cases: Sequence[Case], lengths: Sequence[int]) -> tuple[Case, ...]:

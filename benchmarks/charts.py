@@ -1,12 +1,15 @@
-"""Two pictures as inline SVG: decodes as split bars, and the cost of a token as a line."""
+"""A benchmark in pictures: who wins where as a heat map, and bars, split decodes and curves as inline SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from .result import CaseResult, Curve
+from .result import PARTS, BenchResult, CaseResult, Curve
 from .split import PIECES
+from .timing import ratio_interval
+from .wording import LABELS, number, share_text
 
 SHADES = {  # how strongly each piece of a bar is painted, and in which of the page's colours
     "encoder": ("--soft", 0.55),
@@ -17,14 +20,86 @@ SHADES = {  # how strongly each piece of a bar is painted, and in which of the p
 }
 LINES = ("--accent", "--bad", "--good", "--warn", "--soft")
 WIDTH, HEIGHT, LEFT, BOTTOM = 360, 180, 34, 24  # of the line chart; a phone shows it in its own size
+HOT = 4.0  # times the fastest, and more: painted as hot as can be
+STICKY = "position:sticky;left:0;background:var(--paper);min-width:7rem"  # arms stay in sight when cases are scrolled
+
+
+def heat_html(result: BenchResult) -> str:
+    """Arms down, cases across: the time end to end and how many times the fastest arm's that is, painted by it.
+
+    The fastest arm of a case is bold, and so is every one that the rounds do not tell from it; an arm whose outputs
+    differ has a sign for that.
+    """
+    best = {case.case.name: fastest(case) for case in result.cases}
+    head = "".join(f'<th style="white-space:normal">{escape(case.case.name)}</th>' for case in result.cases)
+    lines = []
+    for arm in result.arms:
+        cells = "".join(heat_cell(case, arm, best[case.case.name], result.seed) for case in result.cases)
+        lines.append(f'<tr><th style="{STICKY};white-space:normal">{escape(arm)}</th>{cells}</tr>')
+    corner = f'<th style="{STICKY}">end to end, ms</th>'
+    table = f"<thead><tr>{corner}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{table}</table></div>'
+
+
+def heat_cell(case: CaseResult, arm: str, best: str, seed: int) -> str:
+    if arm not in case.arms:
+        return '<td class="number">did not run</td>'
+    mine, theirs = (case.arms[name].parts["end_to_end"].samples for name in (arm, best))
+    times = mine.median / theirs.median
+    warmth = 100 * min(1.0, math.log(times) / math.log(HOT))
+    paint = f"color-mix(in srgb, color-mix(in srgb, var(--bad) {warmth:.0f}%, var(--good)) 28%, var(--paper))"
+    wins = arm == best or ratio_interval(mine, theirs, seed).verdict == "unsure"
+    weight = "font-weight:700;" if wins else ""
+    sign = "" if case.same(arm) else '<span title="outputs differ"> \u2260</span>'
+    text = f"{number(mine.median)}{sign}<br><small>{times:.2f}x</small>"
+    return f'<td class="number" style="{weight}background:{paint}">{text}</td>'
+
+
+def fastest(case: CaseResult) -> str:
+    return min(case.arms, key=lambda name: case.arms[name].parts["end_to_end"].samples.median)
+
+
+def bars_html(case: CaseResult, first: str) -> str:
+    """The three parts side by side, or below each other where there is no room; each has a scale of its own."""
+    charts = "".join(bars_svg(case, part, first) for part in PARTS)
+    style = "display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.4rem 2rem;margin:.8rem 0"
+    return f'<div style="{style}">{charts}</div>'
+
+
+def bars_svg(case: CaseResult, part: str, first: str) -> str:
+    """One bar per arm. Lengths are percentages, so that text keeps its size when the page is narrow."""
+    samples = {name: arm.parts[part].samples for name, arm in case.arms.items() if part in arm.parts}
+    full = max(max(times.p90, times.median) for times in samples.values()) * 1.02
+    shapes = [f'<text x="0" y="14" style="font-weight:600">{LABELS[part]}, ms</text>']
+    y = 24
+    for name, times in samples.items():
+        low, middle, high = (f"{100 * value / full:.2f}%" for value in (times.p10, times.median, times.p90))
+        colour = "var(--soft)" if name == first else "var(--accent)"
+        whisker = 'style="stroke:var(--ink);stroke-width:1.5"'
+        shapes += [
+            f'<text x="0" y="{y + 12}">{escape(name)}</text>',
+            f'<text x="100%" y="{y + 12}" text-anchor="end">{number(times.median)}</text>',
+            f'<rect x="0" y="{y + 18}" width="{middle}" height="12" rx="2" style="fill:{colour};opacity:.8"/>',
+            f'<line x1="{low}" x2="{high}" y1="{y + 24}" y2="{y + 24}" {whisker}/>',
+            *(f'<line x1="{end}" x2="{end}" y1="{y + 20}" y2="{y + 28}" {whisker}/>' for end in (low, high)),
+        ]
+        y += 40
+    said = ", ".join(f"{name} {number(times.median)} ms" for name, times in samples.items())
+    title = f"{LABELS[part]}: {said}"
+    return f'<svg role="img" aria-label="{escape(title)}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
 
 
 def split_svg(case: CaseResult) -> str:
     """One bar per arm, all as long as the slowest lets them be, in pieces that add up to the time end to end."""
-    totals = {name: sum(sum(times.nanoseconds) for times in arm.split.values()) for name, arm in case.arms.items()}
+    totals = {
+        name: sum(sum(times.nanoseconds) for times in arm.split.values())
+        for name, arm in case.arms.items()
+        if arm.split
+    }
     full = max(totals.values())
     shapes, y, said = [], 4, []
-    for name, arm in case.arms.items():
+    for name in totals:
+        arm = case.arms[name]
         shares = {piece: arm.share(piece) for piece in PIECES}
         said.append(f"{name} " + ", ".join(f"{piece} {share_text(share)}" for piece, share in shares.items()))
         shapes.append(f'<text x="0" y="{y + 12}">{escape(name)}, search {share_text(shares["search"])}</text>')
@@ -53,12 +128,8 @@ def painted(piece: str) -> str:
     return f'style="fill:var({colour});opacity:{strength}"'
 
 
-def share_text(share: float) -> str:
-    return f"{100 * share:.1f}%"
-
-
 def curves_svg(curves: Sequence[Curve]) -> str:
-    """Milliseconds per output token against the output length, from zero up, one line per arm."""
+    """Milliseconds per output token against a size, from zero up, one line per arm; names stand below."""
     longest = max(max(curve.costs) for curve in curves)
     highest = max(max(curve.costs.values()) for curve in curves) * 1.08
     across, up = (WIDTH - LEFT - 8) / longest, (HEIGHT - BOTTOM - 8) / highest
@@ -73,17 +144,21 @@ def curves_svg(curves: Sequence[Curve]) -> str:
         ]
     for length in sorted({length for curve in curves for length in curve.costs}):
         shapes.append(f'<text x="{LEFT + length * across:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{length}</text>')
-    for number, curve in enumerate(curves):
-        colour = f"var({LINES[number % len(LINES)]})"
+    for place, curve in enumerate(curves):
+        colour = f"var({LINES[place % len(LINES)]})"
+        dashes = f"stroke-dasharray:{3 * (place // len(LINES))} 3;" if place >= len(LINES) else ""
         points = [(LEFT + length * across, ground - cost * up) for length, cost in curve.costs.items()]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        shapes.append(f'<polyline points="{path}" style="fill:none;stroke:{colour};stroke-width:2"/>')
+        shapes.append(f'<polyline points="{path}" style="fill:none;stroke:{colour};{dashes}stroke-width:2"/>')
         shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour}"/>' for x, y in points]
-        shapes.append(
-            f'<text x="{LEFT + 6}" y="{ground - 8 - 15 * number}" style="fill:{colour}">{escape(curve.arm)}</text>'
-        )
+        y = HEIGHT + 12 + 15 * place
+        stroke = f'style="stroke:{colour};{dashes}stroke-width:2"'
+        shapes += [
+            f'<line x1="{LEFT}" x2="{LEFT + 20}" y1="{y - 4}" y2="{y - 4}" {stroke}/>',
+            f'<text x="{LEFT + 26}" y="{y}">{escape(curve.arm)}</text>',
+        ]
     label = escape("; ".join(f"{curve.arm}: {costs_text(curve.costs)}" for curve in curves))
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" style="width:100%;max-width:{WIDTH + 120}px"'
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT + 8 + 15 * len(curves)}" style="width:100%;max-width:{WIDTH + 120}px"'
     return f'<svg role="img" aria-label="{label}" {size}>{"".join(shapes)}</svg>'
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,8 +15,10 @@ from ..runtime.lanes import usable_cores
 LIBRARIES = {  # what is shown -> the distributions it may come from
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "onnx": ("onnx",),
     "numpy": ("numpy",),
 }
+SOURCES = Path(__file__).resolve().parent.parent  # where .git is, if these sources are a working copy
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "sve")
 
 
@@ -31,6 +35,8 @@ class Environment:
     platform: str
     python: str
     libraries: dict[str, str]
+    governor: str | None = None  # how the clock rate is chosen; None where the system does not say
+    commit: str | None = None  # of this package's sources, "-dirty" behind it if they were changed; None if unknown
 
     @property
     def busy(self) -> bool:
@@ -51,7 +57,22 @@ def environment(threads: int, load_before: float | None) -> Environment:
         platform=platform.platform(),
         python=platform.python_version(),
         libraries={name: library_version(names) for name, names in LIBRARIES.items()},
+        governor=governor(),
+        commit=commit(),
     )
+
+
+def governor(setting: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) -> str | None:
+    return setting.read_text().strip() if setting.is_file() else None
+
+
+def commit(sources: Path = SOURCES) -> str | None:
+    """What git calls these sources; None where they are no working copy, or there is no git."""
+    if not (sources / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(sources), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def load_average() -> float | None:

@@ -11,11 +11,14 @@ from ..errors import ConfigError
 from ..runtime.cache import CacheCounts
 from ..runtime.quality import Quality, quality_from_dict
 from .cases import Case
+from .ceiling import Ceiling, least_ms
 from .machine import Environment
+from .scenarios import Scenario
 from .timing import Ratio, Samples, ratio_interval
 
-FORMAT = 3
+FORMAT = 4
 PARTS = ("encoder", "step", "end_to_end")
+AXES = ("batch", "beam", "source", "target")
 
 
 @dataclass(frozen=True)
@@ -34,22 +37,21 @@ class Measure:
 @dataclass(frozen=True)
 class ArmResult:
     """One arm in one case. Of its sources, `equal` have the first arm's tokens when decoded as a user would, and
-    `equal_timed` in the decode of fixed length that is timed. `split` are the pieces of the end to end times."""
+    `equal_timed` in the decode of fixed length that is timed. `split` are the pieces of the end to end times.
+
+    A peer is only seen from outside: it has the part end to end, no cache and no split. `setting` is its best one.
+    """
 
     equal: int
     equal_timed: int
     parts: dict[str, Measure]
-    cache: CacheCounts
-    split: dict[str, Samples]
+    cache: CacheCounts | None = None
+    split: dict[str, Samples] = dataclasses.field(default_factory=dict)
+    setting: str = ""
 
     def share(self, piece: str) -> float:
         """What part of all time end to end a piece took."""
         return sum(self.split[piece].nanoseconds) / sum(sum(samples.nanoseconds) for samples in self.split.values())
-
-    def decoding(self) -> Samples:
-        """The times end to end without the encoder's, whose cost is no output token's."""
-        pieces = [samples.nanoseconds for piece, samples in self.split.items() if piece != "encoder"]
-        return Samples(tuple(map(sum, zip(*pieces, strict=True))))
 
 
 @dataclass(frozen=True)
@@ -64,31 +66,40 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one output position of a case costs on an arm, the encoder aside: milliseconds by output length."""
+    """What an output token costs on an arm, end to end, as one size grows and the others stay: ms by that size."""
 
-    batch: int
-    beam: int
-    source: int
+    axis: str  # batch, beam, source or target
+    others: dict[str, int]
     arm: str
     costs: dict[int, float]
 
-    def __str__(self) -> str:
-        return f"batch {self.batch}, beam {self.beam}, source {self.source}, {self.arm}"
+    @property
+    def case(self) -> str:
+        """The sizes that stay."""
+        return ", ".join(f"{name} {size}" for name, size in self.others.items())
 
     @property
     def growth(self) -> float:
-        """How many times as much a token costs at the longest output as at the shortest."""
+        """How many times as much a token costs at the largest size as at the smallest."""
         return self.costs[max(self.costs)] / self.costs[min(self.costs)]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A backend in a precision: what it loaded, and how long that took."""
+    """A backend in a precision, or a peer: what it loaded, how long that took, and what else it costs.
+
+    `peak_bytes` is the most memory a process has had that did nothing else. None is what was not measured.
+    """
 
     backend: str
     precision: str
     bytes: int
     load_ms: float
+    version: str = ""
+    peer: bool = False
+    peak_bytes: int | None = None
+    export_seconds: float | None = None
+    build_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +109,11 @@ class BenchResult:
     model: dict[str, Any]  # the fields of its config
     cache_form: str
     arms: dict[str, Arm]
+    failed: dict[str, str]  # peers that did not run, or not to the end, and why
     cases: tuple[CaseResult, ...]
     quality: dict[str, tuple[Quality, ...]]  # of every arm on the references, if there were any
+    ceiling: Ceiling | None
+    scenarios: tuple[Scenario, ...]
     environment: Environment
     rounds: int
     warmup: int
@@ -113,17 +127,27 @@ class BenchResult:
         return next(iter(self.arms))
 
     def curves(self) -> tuple[Curve, ...]:
-        """The cost of a token against the output length, wherever cases differ in nothing else."""
-        lengths: dict[tuple[int, int, int], dict[int, CaseResult]] = {}
-        for case in self.cases:
-            sizes = case.case
-            lengths.setdefault((sizes.batch, sizes.beam, sizes.source), {})[sizes.target] = case
-        return tuple(
-            Curve(*sizes, arm, {n: found[n].arms[arm].decoding().median / n for n in sorted(found)})
-            for sizes, found in lengths.items()
-            if len(found) > 1
-            for arm in self.arms
-        )
+        """The cost of a token against each size, wherever cases differ in nothing else."""
+        found = []
+        for axis in AXES:
+            groups: dict[tuple[int, ...], dict[int, CaseResult]] = {}
+            for case in self.cases:
+                others = tuple(getattr(case.case, name) for name in AXES if name != axis)
+                groups.setdefault(others, {})[getattr(case.case, axis)] = case
+            for others, cases in groups.items():
+                sizes = dict(zip([name for name in AXES if name != axis], others, strict=True))
+                for arm in self.arms:
+                    costs = {n: cost_of_token(cases[n].arms[arm]) for n in sorted(cases) if arm in cases[n].arms}
+                    if len(costs) > 1:
+                        found.append(Curve(axis, sizes, arm, costs))
+        return tuple(found)
+
+    def of_ceiling(self, case: CaseResult, arm: str, part: str) -> float | None:
+        """The shortest time the machine could take over the time that it took; None where no ceiling was measured."""
+        if self.ceiling is None:
+            return None
+        least = least_ms(case.case, self.model, self.arms[arm].precision, part, self.ceiling)
+        return least / case.arms[arm].parts[part].samples.median
 
     def to_json(self) -> str:
         """All fields, and beside the raw samples what they come to, for readers that are not this package."""
@@ -132,10 +156,12 @@ class BenchResult:
         for case, case_values in zip(self.cases, values["cases"], strict=True):
             for name, arm in case.arms.items():
                 for part, measure in arm.parts.items():
-                    case_values["arms"][name]["parts"][part]["summary"] = summary(measure)
+                    of_ceiling = self.of_ceiling(case, name, part)
+                    case_values["arms"][name]["parts"][part]["summary"] = {**summary(measure), "of_ceiling": of_ceiling}
                 for piece in arm.split:
                     case_values["arms"][name]["split"][piece]["share"] = arm.share(piece)
-                case_values["arms"][name]["slots_of_greedy"] = slots_of_greedy(case, name)
+                if arm.cache is not None:
+                    case_values["arms"][name]["slots_of_greedy"] = slots_of_greedy(case.case, arm.cache)
         return json.dumps(values, indent=1) + "\n"
 
 
@@ -152,14 +178,20 @@ def summary(measure: Measure) -> dict[str, Any]:
     }
 
 
-def slots_of_greedy(case: CaseResult, arm: str) -> float:
+def cost_of_token(arm: ArmResult) -> float:
+    whole = arm.parts["end_to_end"]
+    return whole.samples.median / whole.tokens
+
+
+def slots_of_greedy(case: Case, cache: CacheCounts) -> float:
     """The cache that a case had at most against greedy search's, which in the end has a slot for every token."""
-    return case.arms[arm].cache.most_slots / case.case.target
+    return cache.most_slots / case.target
 
 
 def winner(case: CaseResult, part: str, seed: int) -> tuple[str, str, Ratio] | None:
     """The fastest arm, the next one, and how far it is ahead of that; None if there is only one arm."""
-    ranked = sorted(case.arms, key=lambda name: case.arms[name].parts[part].samples.median)
+    having = [name for name, arm in case.arms.items() if part in arm.parts]
+    ranked = sorted(having, key=lambda name: case.arms[name].parts[part].samples.median)
     if len(ranked) < 2:
         return None
     best, second = ranked[:2]
@@ -181,9 +213,16 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
             "arms": {name: Arm(**arm) for name, arm in values["arms"].items()},
             "cases": tuple(case_from_dict(case) for case in values["cases"]),
             "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
+            "ceiling": Ceiling(**values["ceiling"]) if values["ceiling"] else None,
+            "scenarios": tuple(map(scenario_from_dict, values["scenarios"])),
             "environment": Environment(**{**machine, "features": tuple(machine["features"])}),
         }
     )
+
+
+def scenario_from_dict(values: dict[str, Any]) -> Scenario:
+    samples = {name: Samples(tuple(taken["nanoseconds"])) for name, taken in values["samples"].items()}
+    return Scenario(values["scenario"], values["arm"], values["figures"], samples)
 
 
 def case_from_dict(values: dict[str, Any]) -> CaseResult:
@@ -192,8 +231,9 @@ def case_from_dict(values: dict[str, Any]) -> CaseResult:
             equal=arm["equal"],
             equal_timed=arm["equal_timed"],
             parts={part: measure_from_dict(measure) for part, measure in arm["parts"].items()},
-            cache=CacheCounts(**arm["cache"]),
+            cache=CacheCounts(**arm["cache"]) if arm["cache"] else None,
             split={piece: Samples(tuple(found["nanoseconds"])) for piece, found in arm["split"].items()},
+            setting=arm["setting"],
         )
         for name, arm in values["arms"].items()
     }

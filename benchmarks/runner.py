@@ -12,41 +12,36 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
-
-import numpy as np
+from pathlib import Path
 
 from seq2engine.progress import Progress, silent
 
 from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
-from ..runtime.answers import Answer
-from ..runtime.beam import beam_search
-from ..runtime.cache import CacheCounts, TreeStep
 from ..runtime.generate import generate, padded
-from ..runtime.greedy import greedy_search
-from ..runtime.lanes import in_lanes
 from ..runtime.quality import Quality, References, quality_of_session
-from ..runtime.search import Hypothesis, SearchOptions, Special
-from ..runtime.session import BACKENDS, Session, State, open_session
+from ..runtime.search import SearchOptions
+from ..runtime.session import BACKENDS, Session, open_session
 from ..runtime.trt_choice import choose_engine
 from .cases import Case, case_problems, cases_for, sources_for
+from .ceiling import ceiling_of
+from .fixed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, repeated_step, split_decode
+from .footprint import build_seconds, export_seconds, peak_of_arm
 from .machine import environment, load_average, usable_cores
+from .peers.arms import WIDTHS, PeerDecode, Peers, decode_with_peers, open_peers
+from .peers.processes import ENVIRONMENTS
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
-from .split import PIECES, WatchedSession, WatchedTree
+from .scenarios import QUERIES, run_scenarios
+from .split import PIECES
 from .timing import Samples, interleaved, ratio_interval
 
 ROUNDS, WARMUP = 20, 2
 LEAD = {"encoder": 3, "step": 3, "end_to_end": 0}  # right after another arm a short call takes twice its usual time
 REST = 0.05  # seconds; ONNX Runtime's idle workers spin for some 40 ms and would slow down the arm that comes next
-NEVER = -1  # no token has this id: as the end token it makes every decode run to its maximum length
-
-Tokens = list[tuple[int, ...]]  # the best hypothesis of every source
 
 
 def bench_bundle(
@@ -60,19 +55,31 @@ def bench_bundle(
     progress: Progress = silent,
     references: References | None = None,
     provider: str | None = None,
+    peers: Sequence[str] = (),
+    environments: Path = ENVIRONMENTS,
+    quick: bool = True,
+    export_times: bool = False,
+    scenarios: Sequence[str] = (),
+    bound_ms: float | None = None,
+    queries: int = QUERIES,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
     Without `threads` every arm gets all cores this process may use. An arm that fails ends the run. With `references`
     every arm also decodes their texts, with each case's number of beams, and its error rates stand beside its times.
-    `provider` is where the arms of ONNX Runtime compute.
+    `provider` is where the arms of ONNX Runtime compute. `peers` are other libraries with the same weights, timed end
+    to end among our arms: names, or "all", of which those that fail are listed as failed. What is not `quick` also
+    takes the machine's ceiling and every arm's peak memory in a process of its own; `export_times` exports again.
+    `scenarios` (scenarios.py) take the sizes of the first case; `bound_ms` is a server's.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
     threads = usable_cores() if threads is None else threads
     check_bench(opened, backends, precisions, chosen, rounds, threads)
     load_before = load_average()
+    ceiling = None if quick else ceiling_of(threads)
     with ExitStack() as stack:
+        theirs = stack.enter_context(open_peers(peers, opened, threads, progress, environments))
         arms: dict[str, Arm] = {}
         sessions: dict[str, Session] = {}
         for precision in precisions:
@@ -91,23 +98,63 @@ def bench_bundle(
                 arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms)
                 progress(f"bench: load {name}", 1.0)
         # Without worker threads nobody spins, so nobody has to wait.
-        rest = REST if threads > 1 and len(arms) > 1 else 0.0
-        results = tuple(bench_case(sessions, case, rounds, rest, seed, progress) for case in chosen)
+        rest = REST if threads > 1 and len(arms) + len(theirs.running) > 1 else 0.0
+        results = tuple(bench_case(sessions, theirs, case, rounds, rest, seed, progress) for case in chosen)
+        arms |= {name: arm_of_peer(theirs, name) for name in theirs.timed}
+        streams = run_scenarios(scenarios, sessions, chosen[0], bound_ms, seed, queries, progress)
         beams = sorted({case.beam for case in chosen})
         quality = {} if references is None else quality_of_arms(opened, sessions, references, beams, progress)
+    for done, name in enumerate(sessions):
+        progress("bench: memory", done / len(sessions))
+        if not quick:
+            arms[name] = with_peak(arms[name], opened, threads, provider, chosen, seed)
+        arms[name] = with_times(arms[name], opened, export_times)
+    progress("bench: memory", 1.0)
     return BenchResult(
         bundle=str(opened.root),
         checkpoint_sha256=opened.manifest.checkpoint_sha256,
         model=dataclasses.asdict(opened.config),
         cache_form=opened.cache_form,
         arms=arms,
+        failed=theirs.failed,
         cases=results,
         quality=quality,
+        ceiling=ceiling,
+        scenarios=streams,
         environment=environment(threads, load_before),
         rounds=rounds,
         warmup=WARMUP,
         seed=seed,
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def arm_of_peer(peers: Peers, name: str) -> Arm:
+    """A peer's arm from those of its processes that were timed."""
+    workers = peers.timed[name]
+    return Arm(
+        backend=name,
+        precision=WIDTHS[peers.kinds[name].precision],
+        bytes=max(worker.bytes for worker in workers),
+        load_ms=1000 * max(worker.load_seconds for worker in workers),
+        version=workers[0].version,
+        peer=True,
+        peak_bytes=max(worker.peak for worker in workers),
+    )
+
+
+def with_peak(arm: Arm, bundle: Bundle, threads: int, provider: str | None, cases: Sequence[Case], seed: int) -> Arm:
+    where = provider if arm.backend == "onnxruntime" else None
+    peak = peak_of_arm(bundle, arm.backend, arm.precision, threads, where, cases, seed)
+    return dataclasses.replace(arm, peak_bytes=peak)
+
+
+def with_times(arm: Arm, bundle: Bundle, export_again: bool) -> Arm:
+    """The arm with the time that its engines took to build, and its graphs to export, where that is asked for."""
+    return dataclasses.replace(
+        arm,
+        build_seconds=build_seconds(bundle, arm.precision) if arm.backend == "tensorrt" else None,
+        export_seconds=export_seconds(bundle, arm.precision) if export_again and arm.backend != "torch" else None,
     )
 
 
@@ -175,9 +222,15 @@ def blaming(arm: str, where: str) -> Iterator[None]:
 
 
 def bench_case(
-    sessions: dict[str, Session], case: Case, rounds: int, rest: float, seed: int, progress: Progress
+    sessions: dict[str, Session],
+    peers: Peers,
+    case: Case,
+    rounds: int,
+    rest: float,
+    seed: int,
+    progress: Progress,
 ) -> CaseResult:
-    """Decodes on every arm and compares, then times the three parts."""
+    """Decodes on every arm and compares, then times the three parts, of which peers have only the whole."""
     first = next(iter(sessions))
     config = sessions[first].config
     sources = sources_for(case, config, seed)
@@ -190,6 +243,8 @@ def bench_case(
         with blaming(name, f"case {case.name}"):
             usual[name] = best_tokens(generate(session, sources, options))
             fixed[name] = fixed_decode(session, sources, options)
+    theirs = decode_with_peers(peers, case, sources)
+    agreed = agreement(theirs, sessions[first], sources, options)
     progress(stage, 1.0)
 
     ids, mask = padded(sources, config.pad_id)
@@ -200,26 +255,55 @@ def bench_case(
             calls["encoder"][name] = partial(session.encode, ids, mask)
             calls["step"][name] = repeated_step(session, ids, mask, case, fixed[first].trail)
             calls["end_to_end"][name] = partial(split_decode, splits[name], session, sources, options)
+    calls["end_to_end"] |= {name: decode.worker.run for name, decode in theirs.items()}
     times = {
         part: interleaved(calls[part], rounds, WARMUP, progress, f"bench: {case.name}, {part}", LEAD[part], rest)
         for part in PARTS
     }
-    return CaseResult(
-        case,
-        {
-            name: ArmResult(
-                equal=count_equal(usual[name], usual[first]),
-                equal_timed=count_equal(fixed[name].tokens, fixed[first].tokens),
-                parts={part: measure(times[part], name, first, case, part, seed) for part in PARTS},
-                cache=fixed[name].counts,
-                split={
-                    piece: Samples(tuple(split[piece] for split in splits[name][-rounds:]))  # none of the warm-up
-                    for piece in PIECES
-                },
-            )
-            for name in sessions
-        },
-    )
+    peers.take_memory(theirs)
+    ours = {
+        name: ArmResult(
+            equal=count_equal(usual[name], usual[first]),
+            equal_timed=count_equal(fixed[name].tokens, fixed[first].tokens),
+            parts={part: measure(times[part], name, first, case, part, seed) for part in PARTS},
+            cache=fixed[name].counts,
+            split={
+                piece: Samples(tuple(split[piece] for split in splits[name][-rounds:]))  # none of the warm-up
+                for piece in PIECES
+            },
+        )
+        for name in sessions
+    }
+    others = {
+        name: ArmResult(
+            *agreed[name],
+            parts={"end_to_end": measure(times["end_to_end"], name, first, case, "end_to_end", seed)},
+            setting=decode.worker.setting,
+        )
+        for name, decode in theirs.items()
+    }
+    return CaseResult(case, ours | others)
+
+
+def agreement(
+    theirs: dict[str, PeerDecode], session: Session, sources: list[list[int]], options: SearchOptions
+) -> dict[str, tuple[int, int]]:
+    """Of how many sources each peer says what we say with its search: as a user would, and at the length timed.
+
+    No peer can be told to ignore the end token; at a fixed length it is forbidden until the last position instead.
+    """
+    ours: dict[tuple[str, int], Tokens] = {}
+    for semantics in dict.fromkeys(decode.semantics for decode in theirs.values()):
+        for least in (0, options.max_length):
+            asked = dataclasses.replace(options, min_length=least, semantics=semantics)
+            ours[semantics, least] = best_tokens(generate(session, sources, asked))
+    return {
+        name: (
+            count_equal(decode.usual, ours[decode.semantics, 0]),
+            count_equal(decode.fixed, ours[decode.semantics, options.max_length]),
+        )
+        for name, decode in theirs.items()
+    }
 
 
 def measure(times: dict[str, Samples], name: str, first: str, case: Case, part: str, seed: int) -> Measure:
@@ -227,90 +311,5 @@ def measure(times: dict[str, Samples], name: str, first: str, case: Case, part: 
     return Measure(times[name], tokens[part], ratio_interval(times[first], times[name], seed))
 
 
-def best_tokens(hypotheses: list[list[Hypothesis]]) -> Tokens:
-    return [nbest[0].tokens for nbest in hypotheses]
-
-
 def count_equal(tokens: Tokens, wanted: Tokens) -> int:
     return sum(mine == theirs for mine, theirs in zip(tokens, wanted, strict=True))
-
-
-@dataclass(frozen=True)
-class FixedDecode:
-    """A decode that ran to its full length: its tokens, its cache, and the choices (tokens, parents) of every step."""
-
-    tokens: Tokens
-    counts: CacheCounts
-    trail: list[tuple[np.ndarray, np.ndarray]]
-
-
-def fixed_decode(
-    session: Session, sources: list[list[int]], options: SearchOptions, tree: type[TreeStep] = TreeStep
-) -> FixedDecode:
-    """`generate`, but no source ends before the maximum length: every arm does the same work, whatever it says."""
-    state = session.encode(*padded(sources, session.config.pad_id))
-    step = tree(session, state, len(sources), options.beam, options.max_length)
-    search = greedy_search if options.beam == 1 else beam_search
-    steps = search(step, len(sources), Special(session.config.start_id, NEVER), options)
-    trail = []
-    while True:
-        try:
-            emitted = next(steps)
-        except StopIteration as finished:
-            tokens = best_tokens(finished.value)
-            break
-        trail.append((emitted.tokens, emitted.parents))
-    assert all(len(row) == options.max_length for row in tokens)
-    return FixedDecode(tokens, step.counts, trail)
-
-
-def split_decode(
-    splits: list[dict[str, int]], session: Session, sources: list[list[int]], options: SearchOptions
-) -> None:
-    """A fixed decode, in lanes as a user's would be, whose pieces are added to the list: the mean of its lanes."""
-
-    def part(lane: Session, numbers: list[int]) -> dict[str, int]:
-        watched = WatchedSession(lane)
-        fixed_decode(cast(Session, watched), [sources[number] for number in numbers], options, WatchedTree)
-        return watched.split()
-
-    found = [split for _, split in in_lanes(session, sources, options.beam, part)]
-    splits.append({piece: sum(split[piece] for split in found) // len(found) for piece in PIECES})
-
-
-class SeenSession:
-    """A session that keeps what its latest step was given: the inputs, and the state's tensors as they were before."""
-
-    def __init__(self, session: Session):
-        self.session = session
-        self.given: tuple[State, State, list[np.ndarray]] = ({}, {}, [])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
-
-    def step(self, state: State, *inputs: np.ndarray) -> Answer:
-        self.given = state, dict(state), [array.copy() for array in inputs]
-        return self.session.step(state, *inputs)
-
-
-def repeated_step(
-    session: Session, ids: np.ndarray, mask: np.ndarray, case: Case, trail: list[tuple[np.ndarray, np.ndarray]]
-) -> Callable[[], Answer]:
-    """The step halfway through a decode that made these choices, to be called again and again.
-
-    Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.
-    """
-    seen = SeenSession(session)
-    step = TreeStep(cast(Session, seen), session.encode(ids, mask), case.batch, case.beam, case.target)
-    start = np.full((case.batch, case.beam), session.config.start_id, dtype=np.int64)
-    step(start, np.tile(np.arange(case.beam), (case.batch, 1)))
-    for tokens, parents in trail[: case.target // 2]:
-        step(tokens, parents)
-    state, before, inputs = seen.given
-
-    def again() -> Answer:
-        if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same
-            state.update(before)
-        return session.step(state, *inputs)  # a static cache gets the same slots again
-
-    return again

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
+from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_plan import add_plan_flags, run_plan
@@ -172,20 +173,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_json(sub)
 
     sub = add("bench", run_bench, "time encoder, step and whole decodes, outputs compared first")
-    add_bundle(sub)
-    sub.add_argument("--backend", nargs="+", default=["torch", "onnxruntime"], help="arms (default: torch onnxruntime)")
-    sub.add_argument("--precision", nargs="+", default=["fp32"], help="(default: fp32)")
-    sub.add_argument(
-        "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
-    )
-    sub.add_argument(
-        "--lengths", nargs="+", type=int, metavar="T", help="every case at each of these output lengths: cost curves"
-    )
+    add_bench_flags(sub)
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     add_provider(sub)
-    sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
-    sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
     add_json(sub)
     return parser
 
@@ -390,29 +381,7 @@ def run_attention(args: argparse.Namespace) -> int:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    from seq2engine.benchmarks.cases import cases_at_lengths, cases_for, cases_from_text
-    from seq2engine.benchmarks.report import bench_html, bench_table
-    from seq2engine.benchmarks.runner import bench_bundle
-    from seq2engine.export.bundle import open_bundle, write_text
-
-    bundle = open_bundle(args.bundle)
-    cases = cases_from_text(args.case) if args.case else cases_for(bundle.config)
-    result = bench_bundle(
-        bundle,
-        backends=args.backend,
-        precisions=args.precision,
-        cases=cases_at_lengths(cases, args.lengths) if args.lengths else cases,
-        rounds=args.rounds,
-        threads=args.threads,
-        progress=progress_for(args),
-        references=references_from_args(args),
-        provider=args.provider,
-    )
-    report = bundle.root / "reports" / "bench.html"
-    write_text(report, bench_html(result))
-    write_text(report.with_suffix(".json"), result.to_json())
-    print(result.to_json().rstrip() if args.json else f"{bench_table(result)}\nreport: {report}")
-    return 0
+    return compare_benches(args) if args.bundle[0] == COMPARE else run_arms(args, references_from_args, progress_for)
 
 
 def as_json(values: dict[str, Any]) -> str:

@@ -136,7 +136,7 @@ def test_parity_and_its_reports(cli, own_bundle):
 
 
 def test_bench_and_its_reports(cli, own_bundle):
-    code, text, _ = cli("bench", own_bundle, "--case", "2x2x8x6", "--rounds", "3", "--threads", "1")
+    code, text, _ = cli("bench", own_bundle, "--case", "2x2x8x6", "--rounds", "3", "--threads", "1", "--quick")
     assert code == 0
     assert "onnxruntime" in text
     assert "<!doctype html>" in (own_bundle / "reports" / "bench.html").read_text()
@@ -253,7 +253,9 @@ def test_a_failed_parity_exits_with_1(cli, tmp_path):
 
 def test_bench_refusals(cli, bundle):
     assert_refused(cli("bench", bundle, "--case", "8x4"), "8x4", "8x4x32x32")
-    assert_refused(cli("bench", bundle, "--backend", "torch", "abacus"), "abacus")
+    assert_refused(cli("bench", bundle, "--backend", "torch", "abacus", "--quick"), "abacus")
+    assert_refused(cli("bench", bundle, bundle), "2 bundles, expected one")
+    assert_refused(cli("bench", bundle, "--case", "1x1x4x4", "--batch", "2"), "cases and a sweep, expected either")
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path):

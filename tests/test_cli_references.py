@@ -48,7 +48,18 @@ def test_parity_counts_both_sides(bundle, references, cli):
 
 def test_bench_counts_every_arm(bundle, references, cli):
     code, out, _ = cli(
-        "bench", bundle.root, "--references", references, "--count", 8, "--case", "1x1x4x4", "--rounds", 1, "--json"
+        "bench",
+        bundle.root,
+        "--references",
+        references,
+        "--count",
+        8,
+        "--case",
+        "1x1x4x4",
+        "--rounds",
+        1,
+        "--json",
+        "--quick",
     )
     assert code == 0
     quality = json.loads(out)["quality"]

@@ -84,6 +84,13 @@ class Worker(AbstractContextManager["Worker"]):
     settings: dict[str, Any]
     load_seconds: float = 0.0
     version: str = ""
+    bytes: int = 0  # of the files it loaded
+    peak: int = 0  # bytes of memory, when last asked
+
+    @property
+    def setting(self) -> str:
+        """What it was told, in words."""
+        return ", ".join(f"{name} {value}" for name, value in self.settings.items() if name != "precision")
 
     def ask(self, **request: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -143,7 +150,7 @@ def open_worker(
     except BaseException:
         worker.__exit__()
         raise
-    worker.load_seconds, worker.version = loaded["seconds"], loaded["version"]
+    worker.load_seconds, worker.version, worker.bytes = loaded["seconds"], loaded["version"], loaded["bytes"]
     return worker
 
 

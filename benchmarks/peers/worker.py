@@ -1,7 +1,7 @@
 """A peer in a process and an environment of its own, whose python runs this file by path: it imports nothing of ours.
 
 One JSON object a line comes in, one goes out:
-    load     folder, settings            -> seconds, version
+    load     folder, settings            -> seconds, version, bytes of what it read
     prepare  sources, beam, length, forced -> what is to be decoded from now on
     run                                  -> decodes it
     tokens                               -> what the last run said, end tokens and padding cut off
@@ -10,6 +10,7 @@ One JSON object a line comes in, one goes out:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 
 class HuggingFacePeer:
     """`generate` of transformers, eager."""
+
+    libraries: tuple[str, ...] = ("torch", "transformers")
 
     def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
         import torch
@@ -33,6 +36,7 @@ class HuggingFacePeer:
         import transformers
 
         self.version = f"transformers {transformers.__version__}"
+        self.read = [folder / "model.safetensors"]
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         if settings.get("compiled"):
             model.generation_config.cache_implementation = "static"
@@ -67,6 +71,8 @@ class HuggingFacePeer:
 class OptimumPeer(HuggingFacePeer):
     """Optimum's ONNX Runtime model, exported by itself."""
 
+    libraries = ("torch", "optimum.onnxruntime")
+
     def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
         import onnxruntime
         from optimum.onnxruntime import ORTModelForSeq2SeqLM
@@ -75,6 +81,7 @@ class OptimumPeer(HuggingFacePeer):
         exported = folder / "optimum"
         if not (exported / "config.json").is_file():
             ORTModelForSeq2SeqLM.from_pretrained(folder, export=True).save_pretrained(exported)
+        self.read = [path for path in exported.iterdir() if path.is_file()]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = settings["threads"]
         return ORTModelForSeq2SeqLM.from_pretrained(exported, session_options=options)
@@ -82,6 +89,8 @@ class OptimumPeer(HuggingFacePeer):
 
 class OpenVinoPeer(HuggingFacePeer):
     """Optimum Intel's OpenVINO model, exported by itself; `precision` is float32, bf16 or int8 (weights)."""
+
+    libraries = ("torch", "optimum.intel")
 
     def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
         from optimum.intel import OVModelForSeq2SeqLM
@@ -91,6 +100,7 @@ class OpenVinoPeer(HuggingFacePeer):
         exported = folder / f"openvino-{'int8' if int8 else 'float'}"
         if not (exported / "config.json").is_file():
             OVModelForSeq2SeqLM.from_pretrained(folder, export=True, load_in_8bit=int8).save_pretrained(exported)
+        self.read = [path for path in exported.iterdir() if path.is_file()]
         config = {
             "INFERENCE_NUM_THREADS": str(settings["threads"]),
             "PERFORMANCE_HINT": "LATENCY",
@@ -102,6 +112,8 @@ class OpenVinoPeer(HuggingFacePeer):
 class CTranslate2Peer:
     """`translate_batch`; with several workers the batch is cut into as many parts."""
 
+    libraries = ("ctranslate2",)
+
     def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
         import ctranslate2
 
@@ -110,6 +122,7 @@ class CTranslate2Peer:
         converted = folder / f"ctranslate2-{settings['precision']}"
         if not (converted / "model.bin").is_file():
             self.convert(folder, converted, settings["precision"])
+        self.read = [path for path in converted.iterdir() if path.is_file()]
         self.translator = ctranslate2.Translator(
             str(converted),
             compute_type=settings["precision"],
@@ -159,7 +172,7 @@ class CTranslate2Peer:
         return [cut([int(word[1:]) for word in answer.hypotheses[0]], self.ids) for answer in self.output]
 
 
-PEERS = {
+PEERS: dict[str, Any] = {
     "ctranslate2": CTranslate2Peer,
     "hugging_face": HuggingFacePeer,
     "optimum": OptimumPeer,
@@ -180,19 +193,42 @@ def distribution_version(name: str) -> str:
     return version(name)
 
 
-def peak_bytes() -> int:
+def peak_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """The most memory this process has had.
+
+    Where the kernel keeps it for the program alone, it is read there: getrusage counts what the parent had before exec.
+    """
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def bring_in(peer: Any, folder: Path, settings: dict[str, Any]) -> None:
+    """Imports what the peer needs, as importing a library is not loading a model.
+
+    CTranslate2 imports torch for its converters if it can: a model that is converted needs neither, and their memory
+    would be charged to it.
+    """
+    if peer is CTranslate2Peer and (folder / f"ctranslate2-{settings['precision']}" / "model.bin").is_file():
+        sys.modules["torch"] = sys.modules["transformers"] = None  # type: ignore[assignment]
+    for name in peer.libraries:
+        importlib.import_module(name)
+
+
 def answer_to(request: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
     verb = request.pop("do")
     if verb == "load":
-        folder = Path(request["folder"])
+        folder, peer = Path(request["folder"]), PEERS[request["peer"]]
+        ids = json.loads((folder / "ids.json").read_text())
+        bring_in(peer, folder, request["settings"])
         started = time.perf_counter()
-        peers["it"] = PEERS[request["peer"]](folder, json.loads((folder / "ids.json").read_text()), request["settings"])
-        return {"seconds": time.perf_counter() - started, "version": peers["it"].version}
+        it = peers["it"] = peer(folder, ids, request["settings"])
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "version": it.version, "bytes": sum(path.stat().st_size for path in it.read)}
     if verb == "prepare":
         peers["it"].prepare(**request)
     elif verb == "run":

@@ -10,7 +10,7 @@ import pytest
 
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.machine import Environment
-from seq2engine.benchmarks.report import bench_html, bench_json, bench_table, number
+from seq2engine.benchmarks.report import bench_html, bench_json, bench_table
 from seq2engine.benchmarks.result import (
     PARTS,
     Arm,
@@ -22,6 +22,7 @@ from seq2engine.benchmarks.result import (
     winner,
 )
 from seq2engine.benchmarks.timing import Samples, ratio_interval
+from seq2engine.benchmarks.wording import number
 from seq2engine.errors import ConfigError
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.cache import CacheCounts
@@ -55,7 +56,10 @@ def result(times, equal=None, load_before=0.1):
         model=dataclasses.asdict(PRESETS["tiny"]),
         cache_form="static",
         arms={name: Arm(*name.split(" "), bytes=2_500_000, load_ms=12.5) for name in times},
+        failed={},
         cases=(CaseResult(CASE, arms),),
+        ceiling=None,
+        scenarios=(),
         quality={"torch fp32": (Quality("greedy", 7, ErrorRates(0.25, 0.5), ErrorRates(0.125, 0.375)),)},
         environment=Environment(
             "Some CPU", ("avx2",), 2, 1, load_before, 0.5, "Linux", "3.11.7", {"torch": "2.13.0", "numpy": "2.4.6"}
@@ -88,13 +92,14 @@ def test_json_says_what_the_samples_come_to():
         "spread": 0.0,
         "tokens_per_second": 8000.0,
         "verdict": "faster",
+        "of_ceiling": None,
     }
 
 
 @pytest.mark.parametrize("other", [None, 0, 99])
 def test_a_result_of_another_format_is_refused(other):
     values = {**json.loads(bench_json(result(STEADY))), "format": other}
-    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 3; .* seq2engine bench"):
+    with pytest.raises(ConfigError, match=rf"format {other}, this version reads 4; .* seq2engine bench"):
         result_from_dict(values)
 
 
@@ -200,13 +205,14 @@ def test_cases_that_differ_in_length_make_a_curve():
     longer = dataclasses.replace(second, case=dataclasses.replace(CASE, name="longer", target=64))
     found = dataclasses.replace(short, cases=(longer, first))
     torch, onnxruntime = found.curves()
-    assert torch.costs == {16: 7 / 16, 64: 17.5 / 64}  # seven eighths of the time are not the encoder's
-    assert onnxruntime.growth == pytest.approx(17.5 / 64 / (3.5 / 16))
-    assert "16: 0.438, 64: 0.273" in bench_table(found)
+    assert torch.costs == {16: 8 / 32, 64: 20 / 32}  # the tokens are those of the measure
+    assert (torch.axis, torch.others) == ("target", {"batch": 2, "beam": 4, "source": 8})
+    assert onnxruntime.growth == pytest.approx(5)
+    assert "16: 0.250, 64: 0.625" in bench_table(found)
     assert bench_html(found).count("<polyline") == 2
     assert result_from_dict(json.loads(bench_json(found))) == found
     curve = json.loads(bench_json(found))["curves"][1]
-    assert (curve["arm"], curve["costs"]) == ("onnxruntime fp32", {"16": 3.5 / 16, "64": 17.5 / 64})
+    assert (curve["arm"], curve["costs"]) == ("onnxruntime fp32", {"16": 4 / 32, "64": 20 / 32})
 
 
 def test_names_are_escaped():

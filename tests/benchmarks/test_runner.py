@@ -11,8 +11,9 @@ import torch
 
 from seq2engine.benchmarks import runner
 from seq2engine.benchmarks.cases import Case, sources_for
+from seq2engine.benchmarks.fixed_decode import fixed_decode, repeated_step
 from seq2engine.benchmarks.result import PARTS
-from seq2engine.benchmarks.runner import bench_bundle, fixed_decode, repeated_step
+from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.benchmarks.split import PIECES
 from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import RequestError, SessionError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seq2engine.benchmarks.cases import Case, sources_for
-from seq2engine.benchmarks.runner import fixed_decode
+from seq2engine.benchmarks.fixed_decode import fixed_decode
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.cache import slack

@@ -1,0 +1,216 @@
+"""Two benchmark results against each other: which differences are real, by interval and not by eye."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seq2engine.tables import text_table
+
+from ..errors import RequestError
+from .cases import Case
+from .result import PARTS, BenchResult, result_from_dict
+from .timing import COVERAGE, FEWEST_ROUNDS, RESAMPLES, Ratio, Samples
+from .wording import LABELS, interval_text, number
+
+SLOWER = 1.05  # times as long: what is slower than that for sure fails a comparison
+Timed = tuple[Samples, Samples | None]  # an arm, and the one beside it that it is taken against
+COMPARED_HEAD = ("case", "part", "arm", "before, ms", "after, ms", "times as long", "verdict")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One part of one case on one arm that both results have. `ratio` is after over before: above 1 is slower."""
+
+    case: str
+    part: str
+    arm: str
+    before: Samples
+    after: Samples
+    ratio: Ratio
+
+    def verdict(self, slower: float) -> str:
+        """slower, where the whole interval is beyond that many times as long; faster; or no real difference."""
+        if self.ratio.rounds < FEWEST_ROUNDS:
+            return "too few rounds"
+        if self.ratio.low > slower:
+            return "SLOWER"
+        if self.ratio.high < 1:
+            return "faster"
+        return "slower, within the limit" if self.ratio.low > 1 else "no real difference"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """True where nothing is slower for sure. `warnings` are reasons why times may differ though the code does not."""
+
+    differences: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+    only: tuple[str, ...]  # what one result alone has
+    slower: float
+
+    def __bool__(self) -> bool:
+        return not self.regressions
+
+    @property
+    def regressions(self) -> tuple[Difference, ...]:
+        return tuple(found for found in self.differences if found.verdict(self.slower) == "SLOWER")
+
+    def to_json(self) -> str:
+        rows = [
+            {
+                "case": found.case,
+                "part": found.part,
+                "arm": found.arm,
+                "before_ms": found.before.median,
+                "after_ms": found.after.median,
+                "ratio": found.ratio.value,
+                "low": found.ratio.low,
+                "high": found.ratio.high,
+                "verdict": found.verdict(self.slower),
+            }
+            for found in self.differences
+        ]
+        values = {"ok": bool(self), "slower": self.slower, "warnings": self.warnings, "only": self.only}
+        return json.dumps({**values, "differences": rows}, indent=1) + "\n"
+
+
+def result_from_file(path: Path) -> BenchResult:
+    try:
+        return result_from_dict(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(
+            f"{path} is no benchmark result ({type(error).__name__}: {error}); make one with: seq2engine bench BUNDLE"
+        ) from error
+
+
+def compare_results(
+    before: BenchResult, after: BenchResult, slower: float = SLOWER, relative: bool = False, anyway: bool = False
+) -> Comparison:
+    """Every part of every case and arm that both have; cases are the same if their sizes are.
+
+    Results of other models or machines are refused unless they are to be compared `anyway`. With `relative`, an arm's
+    time is taken against the first arm's of the same run: a slow day, which hits both, is then no difference.
+    """
+    if slower < 1:
+        raise RequestError(f"--slower {slower:g}, expected at least 1")
+    strange, warnings = other_models_or_machines(before, after), other_conditions(before, after)
+    if strange and not anyway:
+        raise RequestError(f"cannot compare: {'; '.join(strange)}; compare all the same with: --anyway")
+    old, new = timed(before), timed(after)
+    if not old.keys() & new.keys():
+        raise RequestError("the two results have no case and arm in common; measure both with the same cases and arms")
+    if relative and before.first != after.first:
+        raise RequestError(f"--relative needs one first arm, found {before.first} and {after.first}; leave it out")
+    differences = []
+    for (case, arm, part), samples in old.items():
+        if (case, arm, part) in new and not (relative and arm == before.first):
+            first = (case, before.first, part) if relative else None
+            now, then = new[case, arm, part], samples
+            ratio = (
+                ratio_of_runs((now, new[first]), (then, old[first]))
+                if first
+                else ratio_of_runs((now, None), (then, None))
+            )
+            differences.append(Difference(named(case), part, arm, samples, new[case, arm, part], ratio))
+    only = tuple(
+        f"only {which}: {named(case)}, {arm}, {LABELS[part]}"
+        for which, these, those in (("before", old, new), ("after", new, old))
+        for case, arm, part in these
+        if (case, arm, part) not in those
+    )
+    return Comparison(tuple(differences), (*strange, *warnings), only, slower)
+
+
+def timed(result: BenchResult) -> dict[tuple[tuple[int, ...], str, str], Samples]:
+    """All samples by the sizes of the case, the arm and the part."""
+    return {
+        (sizes(case.case), arm, part): found.parts[part].samples
+        for case in result.cases
+        for part in PARTS
+        for arm, found in case.arms.items()
+        if part in found.parts
+    }
+
+
+def sizes(case: Case) -> tuple[int, ...]:
+    return case.batch, case.beam, case.source, case.target
+
+
+def named(case: tuple[int, ...]) -> str:
+    return "x".join(map(str, case))
+
+
+def ratio_of_runs(after: Timed, before: Timed, seed: int = 0) -> Ratio:
+    """The ratio of medians, after over before, with its bootstrap interval.
+
+    The runs share no rounds, so the rounds of each are drawn alone; an arm and the one beside it share theirs.
+    """
+    generator = np.random.default_rng(seed)
+    medians, values = [], []
+    for samples, beside in (after, before):
+        rounds = len(samples.nanoseconds)
+        drawn = generator.integers(0, rounds, (RESAMPLES, rounds))
+        medians.append(drawn_medians(samples, drawn) / (1 if beside is None else drawn_medians(beside, drawn)))
+        values.append(samples.median / (1 if beside is None else beside.median))
+    tail = 100 * (1 - COVERAGE) / 2
+    low, high = np.percentile(medians[0] / medians[1], (tail, 100 - tail))
+    fewest = min(len(samples.nanoseconds) for samples, _ in (after, before))
+    return Ratio(values[0] / values[1], float(low), float(high), fewest)
+
+
+def drawn_medians(samples: Samples, drawn: np.ndarray) -> np.ndarray:
+    """[RESAMPLES, rounds] -> [RESAMPLES]"""
+    return np.median(np.array(samples.nanoseconds, dtype=np.float64)[drawn], axis=1)
+
+
+def other_models_or_machines(before: BenchResult, after: BenchResult) -> list[str]:
+    here, there = before.environment, after.environment
+    changed = sorted(name for name in before.model if before.model[name] != after.model.get(name))
+    found = [f"the models differ in {', '.join(changed)}"] if changed else []
+    return found + [
+        f"{what} differs, {one} before and {other} after"
+        for what, one, other in (
+            ("the processor", here.cpu, there.cpu),
+            ("the number of cores", here.cores, there.cores),
+            ("the number of threads", here.threads, there.threads),
+        )
+        if one != other
+    ]
+
+
+def other_conditions(before: BenchResult, after: BenchResult) -> list[str]:
+    """What else may make times differ though the code does not."""
+    here, there = before.environment, after.environment
+    found = []
+    if before.model == after.model and before.checkpoint_sha256 != after.checkpoint_sha256:
+        found.append("the weights differ, though not their sizes")
+    if here.governor != there.governor:
+        found.append(f"the governor differs, {here.governor} before and {there.governor} after")
+    return found + [
+        f"the machine was busy {when} (load {machine.load_before} on {machine.cores} cores)"
+        for when, machine in (("before", here), ("after", there))
+        if machine.busy
+    ]
+
+
+def comparison_table(comparison: Comparison) -> str:
+    rows = [
+        (
+            found.case,
+            LABELS[found.part],
+            found.arm,
+            number(found.before.median),
+            number(found.after.median),
+            interval_text(found.ratio),
+            found.verdict(comparison.slower),
+        )
+        for found in comparison.differences
+    ]
+    lost = len(comparison.regressions)
+    said = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
+    lines = [text_table(COMPARED_HEAD, rows), "", *comparison.only]
+    return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), said])

@@ -1,0 +1,92 @@
+"""What an arm costs beside time: the peak memory of a process that does nothing else, and the time to export it again.
+
+As a program (`python -m seq2engine.benchmarks.footprint REQUEST`) it is that process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SessionError
+from ..export.bundle import Bundle
+from ..runtime.generate import generate
+from ..runtime.search import SearchOptions
+from ..runtime.session import open_session
+from .cases import Case, sources_for
+from .fixed_decode import fixed_decode
+from .peers.worker import peak_bytes
+
+
+def peak_of_arm(
+    bundle: Bundle,
+    backend: str,
+    precision: str,
+    threads: int,
+    provider: str | None,
+    cases: Sequence[Case],
+    seed: int,
+) -> int:
+    """Peak bytes of a fresh process that opens the arm's session and decodes every case, as a user would and timed."""
+    request = {
+        "bundle": str(bundle.root),
+        "backend": backend,
+        "precision": precision,
+        "threads": threads,
+        "provider": provider,
+        "cases": [dataclasses.asdict(case) for case in cases],
+        "seed": seed,
+    }
+    command = [sys.executable, "-m", "seq2engine.benchmarks.footprint", json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise SessionError(f"{backend} {precision} failed in a process of its own, where its memory is taken: {said}")
+    return int(done.stdout.splitlines()[-1])
+
+
+def decode_all(request: dict[str, Any]) -> None:
+    with open_session(
+        request["bundle"],
+        request["backend"],
+        request["precision"],
+        request["threads"],
+        provider=request["provider"],
+    ) as session:
+        for case in (Case(**values) for values in request["cases"]):
+            sources = sources_for(case, session.config, request["seed"])
+            options = SearchOptions(max_length=case.target, beam=case.beam)
+            generate(session, sources, options)
+            fixed_decode(session, sources, options)
+
+
+def export_seconds(bundle: Bundle, precision: str) -> float:
+    """How long it takes to make this precision's graphs of the bundle's reference weights."""
+    from ..export.to_onnx import onnx_from_model
+    from ..model.checkpoint import load_checkpoint
+
+    bundle.reference_path()
+    model = load_checkpoint(bundle.root)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        onnx_from_model(model, Path(folder) / "again", (precision,), bundle.cache_form)
+        return time.perf_counter() - started
+
+
+def build_seconds(bundle: Bundle, precision: str) -> float:
+    """What the passport says of the engines' build."""
+    from ..runtime.trt_choice import choose_engine
+
+    return sum(entry.build_seconds for entry in choose_engine(bundle, precision, None)[1].engines.values())
+
+
+if __name__ == "__main__":
+    decode_all(json.loads(sys.argv[1]))
+    print(peak_bytes())

@@ -1,0 +1,62 @@
+"""The ceiling: small enough to measure here, and a bound that can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.ceiling import WIDTHS, Ceiling, ceiling_of, encoder_work, least_ms, step_work
+from seq2engine.export.contract import PRECISIONS
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS, ModelConfig
+
+MODEL = dataclasses.asdict(ModelConfig(encoder_layers=2, decoder_layers=3, d_model=10, heads=2, d_ff=20))
+CASE = Case("case", batch=2, beam=3, source=4, target=8)
+
+
+def test_it_is_measured_with_the_threads_of_an_arm_and_leaves_the_process_as_it_was() -> None:
+    before = torch.get_num_threads()
+    found = ceiling_of(threads=2, buffer=1 << 20, sizes=(32,))
+    assert found.read_bytes_per_second > 1e6
+    assert found.flops_per_second > 1e6
+    assert torch.get_num_threads() == before
+
+
+def test_the_work_of_a_step() -> None:
+    weights = 3 * (6 * 100 + 2 * 200) + 10 * 32000
+    work = step_work(CASE, MODEL, width=1.0)
+    assert work.bytes == weights + 4 * 2 * 10 * 3 * (2 * 4 + 6 * 4)  # cross K/V of two sources, four slots of six beams
+    assert work.flops == 2 * weights * 6 + 3 * 4 * 10 * 6 * (4 + 4)
+
+
+def test_the_weights_counted_are_those_of_the_model() -> None:
+    """All matrices of the decoder but the cross K/V's, which the encoder's side has; biases and norms are small."""
+    config = dataclasses.replace(PRESETS["tiny"], d_model=64)
+    model = random_model(config)
+    case = Case("one", 1, 1, 0, 0)  # no cache, no attention
+    values = dataclasses.asdict(config)
+    counted = sum(work(case, values, 1.0).bytes for work in (encoder_work, step_work))
+    tables = {"source_embedding.tokens.weight", "target_embedding.tokens.weight"}
+    matrices = sum(
+        tensor.numel()
+        for name, tensor in model.state_dict().items()
+        if tensor.ndim == 2 and name not in tables and "positions" not in name
+    )
+    assert counted == matrices
+
+
+@pytest.mark.parametrize(("bandwidth", "flops"), [(1e6, 1e15), (1e15, 1e6)])
+def test_the_slower_of_both_is_the_bound(bandwidth: float, flops: float) -> None:
+    ceiling = Ceiling(bandwidth, flops)
+    work = step_work(CASE, MODEL, 4.0)
+    step = least_ms(CASE, MODEL, "fp32", "step", ceiling)
+    assert step == pytest.approx(1000 * (work.bytes / bandwidth if bandwidth < flops else work.flops / flops))
+    whole = least_ms(CASE, MODEL, "fp32", "end_to_end", ceiling)
+    assert whole == pytest.approx(least_ms(CASE, MODEL, "fp32", "encoder", ceiling) + 8 * step)
+
+
+def test_every_precision_has_a_width() -> None:
+    assert set(WIDTHS) >= set(PRECISIONS)

@@ -1,0 +1,124 @@
+"""Two results against each other, made up so that every verdict can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from seq2engine.benchmarks.comparison import Comparison, compare_results, comparison_table
+from seq2engine.benchmarks.result import BenchResult
+from seq2engine.cli import main
+from seq2engine.errors import RequestError
+
+from .test_report import NOISY, STEADY, result, samples
+
+
+def scaled(factor: float) -> BenchResult:
+    times = {name: samples(*[n * factor / 1e6 for n in taken.nanoseconds]) for name, taken in STEADY.items()}
+    return result(times)
+
+
+def verdicts(found: Comparison) -> set[str]:
+    return {difference.verdict(found.slower) for difference in found.differences}
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "fine"),
+    [
+        (1.0, "no real difference", True),
+        (0.5, "faster", True),
+        (1.04, "slower, within the limit", True),
+        (1.06, "SLOWER", False),
+    ],
+)
+def test_a_steady_change_is_seen_for_what_it_is(factor: float, verdict: str, fine: bool) -> None:
+    found = compare_results(result(STEADY), scaled(factor))
+    assert verdicts(found) == {verdict}
+    assert len(found.differences) == 6  # two arms, three parts
+    assert bool(found) is fine
+    assert found.differences[0].ratio.value == pytest.approx(factor)
+
+
+def test_noise_is_no_difference() -> None:
+    assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no real difference"}
+
+
+def test_few_rounds_prove_nothing() -> None:
+    few = {name: samples(8, 8, 8) for name in STEADY}
+    slow = {name: samples(80, 80, 80) for name in STEADY}
+    found = compare_results(result(few), result(slow))
+    assert verdicts(found) == {"too few rounds"}
+    assert found
+
+
+def test_relative_times_forgive_a_slow_day_but_not_a_slow_arm() -> None:
+    slow_day = compare_results(result(STEADY), scaled(3), relative=True)
+    assert [found.arm for found in slow_day.differences] == ["onnxruntime fp32"] * 3
+    assert verdicts(slow_day) == {"no real difference"}
+    slow_arm = {**STEADY, "onnxruntime fp32": samples(*[8] * 8)}
+    assert verdicts(compare_results(result(STEADY), result(slow_arm), relative=True)) == {"SLOWER"}
+
+
+def test_other_models_and_machines_are_refused_unless_told_otherwise() -> None:
+    mine = result(STEADY)
+    other = dataclasses.replace(
+        mine,
+        model={**mine.model, "d_model": 7},
+        environment=dataclasses.replace(mine.environment, cpu="Other", threads=9),
+    )
+    with pytest.raises(RequestError) as refused:
+        compare_results(mine, other)
+    assert str(refused.value) == (
+        "cannot compare: the models differ in d_model; the processor differs, Some CPU before and Other after; "
+        "the number of threads differs, 1 before and 9 after; compare all the same with: --anyway"
+    )
+    assert "warning: the models differ in d_model" in comparison_table(compare_results(mine, other, anyway=True))
+
+
+def test_other_conditions_are_warnings() -> None:
+    mine = result(STEADY)
+    other = dataclasses.replace(
+        mine,
+        checkpoint_sha256="cd" * 32,
+        environment=dataclasses.replace(mine.environment, governor="powersave", load_before=8.0),
+    )
+    assert compare_results(mine, other).warnings == (
+        "the weights differ, though not their sizes",
+        "the governor differs, None before and powersave after",
+        "the machine was busy after (load 8.0 on 2 cores)",
+    )
+
+
+def test_what_one_result_alone_has_is_named() -> None:
+    alone = result({"torch fp32": STEADY["torch fp32"]})
+    assert "only before: 2x4x8x16, onnxruntime fp32, end to end" in compare_results(result(STEADY), alone).only
+    stranger = result({"other fp32": STEADY["torch fp32"]})
+    with pytest.raises(RequestError, match="no case and arm in common"):
+        compare_results(result(STEADY), stranger)
+    with pytest.raises(RequestError, match="--relative needs one first arm, found torch fp32 and onnxruntime fp32"):
+        compare_results(result(STEADY), result({"onnxruntime fp32": STEADY["torch fp32"]}), relative=True)
+    with pytest.raises(RequestError, match=r"--slower 0\.5, expected at least 1"):
+        compare_results(result(STEADY), alone, slower=0.5)
+
+
+def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "a.json", tmp_path / "b.json"
+    before.write_text(result(STEADY).to_json())
+    after.write_text(scaled(1.2).to_json())
+    assert main(["bench", "compare", str(before), str(before)]) == 0
+    assert "0 of 6 measurements take surely more than 1.05 times as long" in capsys.readouterr().out
+    assert main(["bench", "compare", str(before), str(after), "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["ok"] is False
+    assert values["differences"][0]["verdict"] == "SLOWER"
+    assert main(["bench", "compare", str(before), str(after), "--slower", "1.3"]) == 0
+    capsys.readouterr()
+    for wrong, said in (
+        ([str(before)], "compare takes two results"),
+        ([str(before), str(tmp_path / "none.json")], "none.json is no benchmark result"),
+    ):
+        assert main(["bench", "compare", *wrong]) == 1
+        assert said in capsys.readouterr().err
