@@ -25,6 +25,8 @@ RUNTIME_MAY = {
         "shortlist_graph",
         "islands",
         "quantise",
+        "audit",
+        "census",
         "exposed_graph",
     },
     "model": {"config", "pairs", "tokenizers"},
