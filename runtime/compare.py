@@ -9,18 +9,13 @@ same inputs, against the same model in fp64 (the oracle):
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..export.contract import PRECISIONS, QUANTISED
-from .findings import Finding
-from .next_token import NextToken
-from .quality import Quality
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,6 @@ EPSILON = {  # unit in the last place of a 1.0, in the type that a precision com
     "bf16": 2.0**-7,
     **dict.fromkeys(QUANTISED, 2.0**-10),
 }
-
-LEVELS = ("encoder", "steps", "decodes")
 
 LOWEST, PER_OCTAVE, BINS = -96, 16, 16 * 144  # errors from 2^-96 to 2^48 in bins of 1/16 octave (4 %)
 
@@ -268,57 +261,6 @@ class DecodeResult:
 
     def __bool__(self) -> bool:
         return not self.reason
-
-
-@dataclass(frozen=True)
-class ParityResult:
-    """Everything one parity found. True if the candidate says what PyTorch says, as well as PyTorch can say it."""
-
-    backend: str
-    precision: str
-    cache_form: str
-    sources: int
-    max_length: int
-    tensors: tuple[TensorResult, ...]
-    decodes: tuple[DecodeResult, ...]
-    quality: dict[str, tuple[Quality, ...]] = field(default_factory=dict)  # who spoke -> how well, if references tell
-    next_token: dict[str, NextToken] = field(default_factory=dict)  # who -> its next-token distributions
-    finding: Finding | None = None  # what the hunt found, where there was something to hunt for
-
-    @property
-    def candidate(self) -> str:
-        return f"{self.backend} {self.precision}"
-
-    def level(self, name: str) -> tuple[TensorResult | DecodeResult, ...]:
-        return self.decodes if name == "decodes" else tuple(t for t in self.tensors if t.level == name)
-
-    @property
-    def first_failure(self) -> tuple[str, TensorResult | DecodeResult] | None:
-        """The level and the result at which the candidate first went wrong, in the order data flows."""
-        return next(((level, part) for level in LEVELS for part in self.level(level) if not part), None)
-
-    @property
-    def reason(self) -> str:
-        if self.first_failure:
-            level, part = self.first_failure
-            return f"{level}: {part.reason}"
-        median, worst = (max(getattr(t, f"{which}_ratio") for t in self.tensors) for which in ("median", "worst"))
-        said = "; ".join(decode.summary for decode in self.decodes)
-        return f"errs at most {times(median)} as much as PyTorch at the median, {times(worst)} at worst; {said}"
-
-    def __bool__(self) -> bool:
-        return self.first_failure is None
-
-    def to_json(self) -> str:
-        """Not a number and infinity become null: JSON has neither."""
-        values = {"verdict": bool(self), "reason": self.reason, **dataclasses.asdict(self)}
-        for tensor, described in zip(self.tensors, values["tensors"], strict=True):
-            described.update(verdict=bool(tensor), median_ratio=tensor.median_ratio, worst_ratio=tensor.worst_ratio)
-        for decode, described in zip(self.decodes, values["decodes"], strict=True):
-            described.update(verdict=bool(decode), equal=decode.equal)
-            for divergence, told in zip(decode.divergences, described["divergences"], strict=True):
-                told.update(top_two_budgets=divergence.budgets(divergence.top_two))
-        return json.dumps(finite(values), indent=1, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:

@@ -17,17 +17,19 @@ from typing import cast
 
 from ..errors import RequestError
 from ..export.bundle import Bundle
+from ..export.contract import oracle_of
 from ..export.exposed_graph import Call, ReferenceGraph
 from ..model.config import ModelConfig
 from .cache import TreeStep
 from .causes import cause_of
-from .compare import ParityResult, TensorResult
+from .compare import TensorResult
 from .drives import DRIVES, driven, width_of
 from .evidence import Evidence
 from .findings import Finding, layer_of
 from .generate import padded
 from .lockstep import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched
-from .parity import FEWEST_SOURCES, random_sources, sample_of
+from .parity_result import ParityResult
+from .parity_sources import FEWEST_SOURCES, random_sources, sample_of
 from .session import open_session
 from .torch_session import TorchSession
 
@@ -61,7 +63,7 @@ class Hunter:
         bundle, precision = self.bundle, self.precision
         self.oracle, self.reference = (
             cast(TorchSession, self.opened.enter_context(open_session(bundle, "torch", who, self.threads)))
-            for who in ("fp64", precision)
+            for who in (oracle_of(precision), precision)
         )
         specs = bundle.specs(precision)
         self.trios = {
@@ -219,7 +221,7 @@ def finding_of(
     step = min([*steps, *(divergence.step for divergence in bugs)], default=0)
     rows = [divergence.source for divergence in bugs[:1]]
     chosen = hunt_sources(bundle.config, sources, rows)
-    command = " ".join([command, *(f"--row={row}" for row in rows)])
+    command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
     found = hunt(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command)
     if found is not None:
         return found

@@ -1,9 +1,13 @@
-"""Running for parity: a candidate beside PyTorch at its precision (the reference) and PyTorch in fp64 (the oracle).
+"""Running for parity: candidates beside PyTorch at their precision (the reference) and in fp64 (the oracle).
 
+    the graphs               checker, contract, census
     sources -> encoder           every tensor of the encoder, real positions only
             -> teacher forcing   the oracle's own outputs fed step by step: logits of each step, then the caches;
-                                 then beams that change their parents, and rows that stand at different steps
-            -> free decodes      greedy and beam, reference against candidate, token by token
+                                 then beams that change their parents, rows that stand at different steps, and steps
+                                 up to the maximum length, layer by layer
+            -> free decodes      greedy and beam against a speaker (PyTorch in fp32, or another), token by token
+            -> quality           where references are given
+            -> invariance        a sample alone, in other batches, with more padding
             -> the hunt          where something is wrong: the first tensor inside the graphs that is, and why
 
 Everything is run in batches of mixed lengths and compared at once, so memory does not grow with the sources.
@@ -13,32 +17,55 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from seq2engine.progress import Progress, silent
 
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
-from ..model.config import ModelConfig
-from ..model.tokenizers.base import Tokenizer
-from .compare import DecodeResult, Divergence, ErrorTally, ParityResult, TensorResult
-from .divergence import Judge, Parted, fork_of, traced
+from .against import Against, Speaker, speaker_of
+from .bootstrap import Rate, check_metrics, rates_from_outputs
+from .company import companies_of
+from .divergence import Judge
+from .drift import drift_of
 from .drives import compare_drives
-from .forcing import ForcedRun, error_spread, forced_tokens
-from .generate import generate, padded
-from .next_token import NextToken, NextTokenTally
+from .free_decodes import Arm, Said, compare_decodes, search_name
+from .graph_level import graphs_of
+from .hunt import finding_of
+from .parity_result import ParityResult
+from .parity_sources import FEWEST_SOURCES, TENSOR_SOURCES, random_sources, sample_of, sources_of
 from .quality import Quality, References, quality_from_outputs
 from .search import SearchOptions
 from .session import Session, check_request, open_session
+from .tensor_level import compare_tensors, usual_spread
 
-Outputs = dict[tuple[str, str], dict[int, tuple[int, ...]]]  # (who, search) -> source -> tokens
 
-TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
-FEWEST_SOURCES = 16  # and never on fewer: a ratio of errors of one single row was measured at up to 17 in good exports
-FEWEST_ROWS = 8  # for the same reason a step is judged by itself only while that many sources are not finished
+@dataclass(frozen=True)
+class ParityOptions:
+    """What is compared, and how. `sources` are ids; without them `count` random ones of `seed` are drawn.
+
+    With `references` (texts and what should be said of them) their texts are the sources, and both sides' scores in
+    these `metrics` are part of the result. Decodes are compared with PyTorch's in fp32, or with those of `against`.
+    `command` is how the same is run again, for what the hunt tells.
+    """
+
+    sources: Sequence[Sequence[int]] | None = None
+    count: int = 64
+    seed: int = 0
+    beam: int = 4
+    max_length: int | None = None
+    batch: int = 32
+    threads: int | None = None
+    engine: str | None = None
+    references: References | None = None
+    deterministic: bool = False
+    provider: str | None = None
+    command: str = "seq2engine parity BUNDLE"
+    against: Against | None = None
+    metrics: Sequence[str] = ("errors",)
 
 
 def parity_of(
@@ -57,37 +84,124 @@ def parity_of(
     references: References | None = None,
     deterministic: bool = False,
     provider: str | None = None,
-    command: str = "seq2engine parity BUNDLE",
 ) -> ParityResult:
-    """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources.
+    """Holds a bundle's graphs on a backend against its reference weights, on given or `count` random sources."""
+    options = ParityOptions(
+        sources, count, seed, beam, max_length, batch, threads, engine, references, deterministic, provider
+    )
+    return parities_of(bundle, [precision], backend, options, progress)[0]
 
-    With `references` (texts and what should be said of them) their texts are the sources, and both sides' error rates
-    are part of the result. `command` is how the same is run again, for what the hunt tells.
-    """
+
+def parities_of(
+    bundle: Bundle | str | os.PathLike[str],
+    precisions: Sequence[str],
+    backend: str = "onnxruntime",
+    options: ParityOptions | None = None,
+    progress: Progress = silent,
+) -> list[ParityResult]:
+    """Several precisions of a bundle: those that are held against the same decodes share them."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    if references is not None:
-        sources = sources_of(opened, references, count, seed)
-    with (
-        open_session(
-            opened, backend, precision, threads, engine, deterministic=deterministic, provider=provider
-        ) as candidate,
-        open_session(opened, "torch", oracle_of(precision), threads) as oracle,
-        open_session(opened, "torch", precision, threads) as reference,
-    ):
-        if sources is None:
-            sources = sources_of(opened, None, count, seed, candidate.limits.source)
-        outputs: Outputs = {}
-        result = parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch, progress, outputs)
-    if references is not None:
-        result = dataclasses.replace(result, quality=quality_of_outputs(outputs, references, opened.tokenizer()))
-    if result or backend == "torch":
-        return result
-    progress("parity: hunt", 0.0)
-    from .hunt import finding_of  # it needs torch and onnx
+    options = options or ParityOptions()
+    check_metrics(options.metrics)
+    groups: dict[str, dict[str, Speaker]] = {}
+    for precision in precisions:
+        speaker = speaker_of(opened, backend, precision, options.against)
+        groups.setdefault(speaker.name, {})[precision] = speaker
+    found = [
+        result for group in groups.values() for result in group_parities(opened, backend, group, options, progress)
+    ]
+    return sorted(found, key=lambda result: list(precisions).index(result.precision))
 
-    finding = finding_of(opened, result, sources, beam, threads, command)
-    progress("parity: hunt", 1.0)
-    return dataclasses.replace(result, finding=finding)
+
+def group_parities(
+    bundle: Bundle, backend: str, group: dict[str, Speaker], options: ParityOptions, progress: Progress
+) -> list[ParityResult]:
+    """Precisions that are held against one speaker."""
+    sources, references = options.sources, options.references
+    if references is not None:
+        sources = sources_of(bundle, references, options.count, options.seed)
+    outputs: Outputs | None = None if references is None else {}
+    with Sessions(bundle, backend, options) as sessions:
+        compared = [sessions.compared(precision, speaker) for precision, speaker in group.items()]
+        speaker = next(iter(group.values()))
+        if sources is None:
+            limit = compared[0].candidate.limits.source
+            sources = sources_of(bundle, None, options.count, options.seed, limit)
+        found = parities_of_sessions(
+            compared,
+            sessions.speaker(speaker),
+            sources,
+            options.beam,
+            options.max_length,
+            options.batch,
+            progress,
+            outputs,
+            speaker.name,
+        )
+    finished = []
+    for result in found:
+        if outputs is not None and references is not None:
+            result = with_quality(result, outputs, references, bundle, options.metrics)
+        if backend != "torch":
+            result = dataclasses.replace(result, graphs=graphs_of(bundle, result.precision))
+        if not result and backend != "torch":
+            result = hunted(result, bundle, sources, options, progress)
+        finished.append(with_names(result, bundle, sources))
+    return finished
+
+
+Outputs = dict[tuple[str, str], Said]  # (who, search) -> source -> tokens
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate with PyTorch in fp64 and at its precision; and a judge where it parts from the speaker, if another
+    precision is to explain that.
+    """
+
+    oracle: Session
+    reference: Session
+    candidate: Session
+    judges: tuple[Session, Session] | None = None
+
+
+class Sessions(ExitStack):
+    """Opens every session once, and closes all of them."""
+
+    def __init__(self, bundle: Bundle, backend: str, options: ParityOptions):
+        super().__init__()
+        self.bundle, self.backend, self.options = bundle, backend, options
+        self.opened: dict[str, Session] = {}
+
+    def torch(self, precision: str) -> Session:
+        if precision not in self.opened:
+            self.opened[precision] = self.enter_context(
+                open_session(self.bundle, "torch", precision, self.options.threads)
+            )
+        return self.opened[precision]
+
+    def compared(self, precision: str, speaker: Speaker) -> Compared:
+        candidate = self.enter_context(
+            open_session(
+                self.bundle,
+                self.backend,
+                precision,
+                self.options.threads,
+                self.options.engine,
+                deterministic=self.options.deterministic,
+                provider=self.options.provider,
+            )
+        )
+        own = (oracle_of(precision), precision)
+        judges = None if speaker.judges == own else (self.torch(speaker.judges[0]), self.torch(speaker.judges[1]))
+        return Compared(self.torch(own[0]), self.torch(own[1]), candidate, judges)
+
+    def speaker(self, speaker: Speaker) -> Session:
+        if speaker.backend == "torch" and speaker.bundle is self.bundle:
+            return self.torch(speaker.precision)
+        return self.enter_context(
+            open_session(speaker.bundle, speaker.backend, speaker.precision, self.options.threads)
+        )
 
 
 def parity_of_sessions(
@@ -99,40 +213,88 @@ def parity_of_sessions(
     max_length: int | None = None,
     batch: int = 32,
     progress: Progress = silent,
-    outputs: Outputs | None = None,
 ) -> ParityResult:
+    """One candidate over opened sessions, its decodes against the reference's."""
+    compared = [Compared(oracle, reference, candidate)]
+    return parities_of_sessions(compared, reference, sources, beam, max_length, batch, progress)[0]
+
+
+def parities_of_sessions(
+    compared: Sequence[Compared],
+    speaker: Session,
+    sources: Sequence[Sequence[int]],
+    beam: int = 4,
+    max_length: int | None = None,
+    batch: int = 32,
+    progress: Progress = silent,
+    outputs: Outputs | None = None,
+    name: str = "PyTorch",
+) -> list[ParityResult]:
     """The same over opened sessions. Decodes are cut at `max_length`, or at 64 tokens if the model can do as many.
 
-    `outputs` is filled with what both sides said.
+    `outputs` is filled with what all sides said.
     """
     if batch < 1:
         raise ConfigError(f"batch {batch}, expected at least 1")
-    limits = candidate.limits
-    longest = longest_of(limits.target, max_length)
+    everyone = [*(one.candidate for one in compared), speaker]
+    longest = longest_of(min(session.limits.target for session in everyone), max_length)
     searches = [SearchOptions(longest, width) for width in sorted({1, beam})]
     rows = [list(source) for source in sources]
-    check_request(dataclasses.replace(limits, batch=None), candidate.config, rows, searches[-1])
-    batch = min(batch, limits.batch or batch)
+    for session in everyone:
+        check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
+        batch = min(batch, session.limits.batch or batch)
     shown = sample_of(rows, TENSOR_SOURCES)
     if len(shown) < FEWEST_SOURCES:
-        shown += random_sources(candidate.config, FEWEST_SOURCES - len(shown), 0, limits.source)
-    outputs = {} if outputs is None else outputs
-    tensors, usual, next_token = compare_tensors(oracle, reference, candidate, shown, searches[0], batch, progress)
-    tensors += compare_drives(oracle, reference, candidate, sample_of(shown, FEWEST_SOURCES), longest, beam, batch)
-    decodes = [
-        compare_decodes(oracle, reference, candidate, rows, search, batch, usual, progress, outputs)
-        for search in searches
-    ]
-    return ParityResult(
-        backend=candidate.backend,
-        precision=candidate.precision,
-        cache_form=candidate.cache_form,
-        sources=len(rows),
-        max_length=longest,
-        tensors=tensors,
-        decodes=tuple(decodes),
-        next_token=next_token,
-    )
+        limit = min(session.limits.source for session in everyone)
+        shown += random_sources(compared[0].candidate.config, FEWEST_SOURCES - len(shown), 0, limit)
+    fewer = sample_of(shown, FEWEST_SOURCES)
+    found, arms = [], []
+    for one in compared:
+        three = (one.oracle, one.reference, one.candidate)
+        tensors, usual, next_token = compare_tensors(*three, shown, searches[0], batch, progress)
+        drift, at_length = drift_of(*three, fewer, longest, batch)
+        tensors += (*compare_drives(*three, fewer, longest, beam, batch), at_length)
+        if one.judges is not None:
+            usual = usual_spread(*one.judges, fewer, searches[0], batch)
+        arms.append(Arm(one.candidate, Judge(*(one.judges or three[:2]), batch, usual)))
+        found.append(
+            ParityResult(
+                backend=one.candidate.backend,
+                precision=one.candidate.precision,
+                cache_form=one.candidate.cache_form,
+                sources=len(rows),
+                max_length=longest,
+                tensors=tensors,
+                decodes=(),
+                companies=companies_of(*three, fewer, longest, batch),
+                drift=drift,
+                next_token=next_token,
+                speaker=name,
+            )
+        )
+    for search in searches:
+        said: Said | None = None if outputs is None else outputs.setdefault((name, search_name(search)), {})
+        decodes = compare_decodes(speaker, arms, rows, search, batch, name, progress, said)
+        found = [
+            dataclasses.replace(result, decodes=(*result.decodes, decode))
+            for result, decode in zip(found, decodes, strict=True)
+        ]
+    if outputs is not None:
+        outputs.update({(arm.name, search): said for arm in arms for search, said in arm.said.items()})
+    return found
+
+
+def hunted(
+    result: ParityResult,
+    bundle: Bundle,
+    sources: Sequence[Sequence[int]],
+    options: ParityOptions,
+    progress: Progress,
+) -> ParityResult:
+    progress("parity: hunt", 0.0)
+    finding = finding_of(bundle, result, sources, options.beam, options.threads, options.command)
+    progress("parity: hunt", 1.0)
+    return dataclasses.replace(result, finding=finding)
 
 
 def longest_of(most: int, max_length: int | None) -> int:
@@ -140,160 +302,36 @@ def longest_of(most: int, max_length: int | None) -> int:
     return min(most, SearchOptions.max_length) if max_length is None else max_length
 
 
-def quality_of_outputs(
-    outputs: Outputs, references: References, tokenizer: Tokenizer
-) -> dict[str, tuple[Quality, ...]]:
-    """The error rates of everyone who spoke, in every search that came to its end."""
-    found: dict[str, tuple[Quality, ...]] = {}
-    for (who, search), said in outputs.items():
-        if len(said) == len(references):
-            texts = {text: tokenizer.decode_target(said[row]) for row, text in enumerate(references)}
-            found[who] = (*found.get(who, ()), quality_from_outputs(search, texts, references))
-    return found
-
-
-def sources_of(
-    bundle: Bundle, references: References | None, count: int, seed: int, longest: int | None = None
-) -> list[list[int]]:
-    """The texts of the references in ids; without references, random sources."""
-    if references is not None:
-        tokenizer = bundle.tokenizer()
-        return [tokenizer.encode_source(text) for text in references]
-    if count < 1:
-        raise ConfigError(f"{count} random sources, expected at least 1")
-    return random_sources(bundle.config, count, seed, longest)
-
-
-def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
-    """Ragged random sources, the extremes first: one token, the longest there may be, one token over and over.
-
-    Lengths are drawn evenly on a logarithmic scale: many short ones beside a few long ones find a mask that leaks.
-    """
-    rng = np.random.default_rng(seed)
-    limit = min(config.max_source, longest or config.max_source)
-    tokens = np.array([token for token in range(config.source_vocab) if token != config.pad_id] or [config.pad_id])
-    drawn = np.exp(rng.uniform(0.0, np.log(limit + 1), size=count)).astype(int)
-    lengths = [1, limit, *drawn.clip(1, limit).tolist()][:count]
-    sources = [rng.choice(tokens, size=length).tolist() for length in lengths]
-    if count > 2:
-        sources[2] = [sources[2][0]] * max(len(sources[2]), limit // 2)
-    return sources
-
-
-def sample_of(sources: list[list[int]], count: int) -> list[list[int]]:
-    """At most that many of the sources, evenly over their lengths, shortest and longest included, in their order."""
-    if len(sources) <= count:
-        return list(sources)
-    by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    chosen = np.linspace(0, len(sources) - 1, count).round().astype(int)
-    return [sources[i] for i in sorted(by_length[place] for place in chosen)]
-
-
-def mixed_batches(count: int, batch: int) -> list[list[int]]:
-    """Indices in batches that reach over the whole list: sources sorted by length still meet in ragged batches."""
-    batches = -(-count // batch)
-    return [list(range(first, count, batches)) for first in range(batches)]
-
-
-def compare_tensors(
-    oracle: Session,
-    reference: Session,
-    candidate: Session,
-    sources: Sequence[Sequence[int]],
-    options: SearchOptions,
-    batch: int,
-    progress: Progress = silent,
-) -> tuple[tuple[TensorResult, ...], float, dict[str, NextToken]]:
-    """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next;
-    the spread of the errors that PyTorch usually makes in the logits of a step; and both sides' next tokens.
-    """
-    layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
-    encoder = {name: ErrorTally() for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
-    caches = {f"self_{layer}": ErrorTally() for layer in layers}
-    logits = ErrorTally()
-    by_step = [ErrorTally() for _ in range(options.max_length)]
-    spreads: list[np.ndarray] = []
-    speakers = {f"{who} {candidate.precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
-
-    batches = mixed_batches(len(sources), batch)
-    for done, rows in enumerate(batches):
-        progress("parity: tensors", done / len(batches))
-        chosen = [sources[row] for row in rows]
-        targets = [found[0].tokens for found in generate(oracle, chosen, options)]
-        fed, counts = forced_tokens(targets, oracle.config)
-        runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference, candidate)]
-        _, real = padded(chosen, oracle.config.pad_id)
-        for name, tally in encoder.items():
-            tally.add(*(positions_of(run.tensor(name))[real] for run in runs))
-        for step in range(fed.shape[1]):
-            answers = [run.step(fed[:, step])[counts[:, step]] for run in runs]
-            logits.add(*answers)
-            by_step[step].add(*answers)
-            spreads.append(error_spread(answers[0], answers[1]))
-            for next_token, answer in zip(speakers.values(), answers[1:], strict=True):
-                next_token.add(answers[0], answer)
-        for name, tally in caches.items():
-            # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
-            tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
-    progress("parity: tensors", 1.0)
-
-    def results(level: str, tallies: dict[str, ErrorTally]) -> Iterator[TensorResult]:
-        return (tally.result(level, name, candidate.precision) for name, tally in tallies.items())
-
-    steps = enumerate(by_step)
-    found = (
-        *results("encoder", encoder),
-        *results("steps", {**caches, "logits": logits}),
-        *(t.result("steps", "logits", candidate.precision, step) for step, t in steps if t.rows >= FEWEST_ROWS),
-    )
-    said = {who: next_token.result() for who, next_token in speakers.items()}
-    return found, float(np.median(np.concatenate(spreads))), said
-
-
-def positions_of(tensor: np.ndarray) -> np.ndarray:
-    """Position by position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
-    return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
-
-
-def compare_decodes(
-    oracle: Session,
-    reference: Session,
-    candidate: Session,
-    sources: Sequence[Sequence[int]],
-    options: SearchOptions,
-    batch: int,
-    usual: float = 0.0,
-    progress: Progress = silent,
-    outputs: Outputs | None = None,
-) -> DecodeResult:
-    """Both decode every source freely; where they part, the oracle says by how much.
-
-    `usual` is the spread of the errors that PyTorch usually makes: what a step's budget rests on where PyTorch happens
-    to be luckier than that.
-    """
-    judge = Judge(oracle, reference, batch, usual)
-    search = "greedy" if options.beam == 1 else f"beam {options.beam}"
-    divergences: list[Divergence] = []
-    batches = mixed_batches(len(sources), batch)
-    for done, rows in enumerate(batches):
-        progress(f"parity: {search}", done / len(batches))
-        chosen = [sources[row] for row in rows]
-        try:
-            who = "PyTorch"
-            wanted = traced(reference, chosen, options)
-            who = candidate.backend
-            given = traced(candidate, chosen, options)
-        except RequestError as error:  # the request was checked before, so it is the model's answer that is wrong
-            return DecodeResult(search, len(sources), failure=f"{who} stopped in batch {done}: {error}")
-        if outputs is not None:
-            for name, said in (("PyTorch", wanted), (candidate.backend, given)):
-                kept = outputs.setdefault((f"{name} {candidate.precision}", search), {})
-                kept.update(zip(rows, said.tokens, strict=True))
-        parted = [
-            Parted(row, source, wanted.tokens[i], given.tokens[i], fork_of(wanted, given, i, oracle.config.end_id))
-            for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
-            if wanted.tokens[i] != given.tokens[i]
+def with_quality(
+    result: ParityResult, outputs: Outputs, references: References, bundle: Bundle, metrics: Sequence[str]
+) -> ParityResult:
+    """With the scores of both sides, in every search that came to its end."""
+    tokenizer = bundle.tokenizer()
+    names = (result.speaker, result.candidate)
+    searches = [decode.search for decode in result.decodes if not decode.failure]
+    quality: dict[str, tuple[Quality, ...]] = {}
+    rates: tuple[Rate, ...] = ()
+    for search in searches:
+        texts = [
+            {text: tokenizer.decode_target(outputs[name, search][row]) for row, text in enumerate(references)}
+            for name in names
         ]
-        divergences += judge.greedy(parted) if options.beam == 1 else judge.beams(parted, options.length_penalty)
-    progress(f"parity: {search}", 1.0)
-    return DecodeResult(search, len(sources), tuple(sorted(divergences, key=lambda d: d.source)))
+        for name, side in zip(names, texts, strict=True):
+            quality[name] = (*quality.get(name, ()), quality_from_outputs(search, side, references))
+        rates += rates_from_outputs(search, texts[0], texts[1], references, metrics)
+    return dataclasses.replace(result, quality=quality, rates=rates)
+
+
+def with_names(result: ParityResult, bundle: Bundle, sources: Sequence[Sequence[int]]) -> ParityResult:
+    """With the texts of what parts, where the bundle takes text, so that a report can be read."""
+    parted = [divergence for decode in result.decodes for divergence in decode.divergences]
+    if not parted or not bundle.takes_text:
+        return result
+    tokenizer = bundle.tokenizer()
+    ids = sorted({token for divergence in parted for token in (*divergence.reference, *divergence.candidate)})
+    rows = sorted({divergence.source for divergence in parted})
+    return dataclasses.replace(
+        result,
+        words=dict(zip(ids, tokenizer.target_tokens(ids), strict=True)),
+        texts={row: " ".join(tokenizer.source_tokens(sources[row])) for row in rows},
+    )

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from collections.abc import Sequence
 from html import escape
 
 from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
-from .compare import (
-    DIVERGENCE_FACTOR,
-    FACTORS,
-    LEVELS,
-    DecodeResult,
-    Divergence,
-    ParityResult,
-    TensorResult,
-    times,
+from . import parity_plots as plots
+from .compare import DIVERGENCE_FACTOR, Divergence
+from .parity_result import ParityResult
+from .parity_rows import (
+    COMPANY_HEAD,
+    DECODE_HEAD,
+    GRAPH_HEAD,
+    LEVEL_HEAD,
+    NEXT_TOKEN_HEAD,
+    TENSOR_HEAD,
+    allowed_text,
+    company_rows,
+    decode_rows,
+    graph_rows,
+    level_rows,
+    next_token_rows,
+    number,
+    rate_head,
+    rate_rows,
+    tensor_rows,
 )
-from .quality import QUALITY_HEAD, quality_row
 
-EXAMPLES = 6  # diverging decodes that are shown in full
-LEVEL_HEAD = ("level", "verdict", "what was found")
-TENSOR_HEAD = ("tensor", "verdict", "median ratio", "worst", "rms", "PyTorch median, worst", "candidate median, worst")
-NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
-DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
+EXAMPLES, TEXT_EXAMPLES = 10, 3  # diverging decodes that are shown in full, on a page and in a terminal
 
 STYLE = """<style>
 .pair { margin: .9rem 0 1.4rem } .pair p { margin: 0 0 .3rem }
-.pair dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem .8rem; margin: 0; padding: .6rem .8rem;
-  background: var(--panel); border-radius: .4rem; font-size: .9rem }
+.pair dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: .5rem; margin: 0;
+  font-size: .9rem } .pair dl div { padding: .5rem .8rem; background: var(--panel); border-radius: .4rem }
 .pair dt { color: var(--soft) } .pair dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
 .pair .after { color: var(--soft) }
 mark { background: var(--bad); color: var(--paper); padding: 0 .3rem; border-radius: .25rem; font-weight: 600 }
@@ -42,119 +47,151 @@ mark.warn { background: var(--warn) }
 
 def parity_table(result: ParityResult) -> str:
     """The result as plain text."""
-    factors = FACTORS[result.precision]
-    allowed = f"allowed: {factors.median:g}x at the median, {factors.worst:g}x at worst"
     blocks = [
         f"parity {'passed' if result else 'FAILED'}: {result.candidate}: {result.reason}" + finding_text(result),
         text_table(LEVEL_HEAD, level_rows(result)),
-        text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed,
+        text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed_text(result),
         text_table(DECODE_HEAD, decode_rows(result)),
+        f"decodes were compared with those of {result.speaker}",
         *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
-        *([text_table(("who", *QUALITY_HEAD), quality_rows(result))] if result.quality else []),
-        *(divergence_text(search, divergence) for search, divergence in examples(result)),
+        *([text_table(rate_head(result), rate_rows(result))] if result.rates else []),
+        *(divergence_text(result, search, divergence) for search, divergence in examples(result)[:TEXT_EXAMPLES]),
     ]
     return "\n\n".join(blocks)
 
 
 def parity_html(result: ParityResult) -> str:
-    """The result as one page."""
+    """The result as one page: the verdict, pictures and examples, then level by level."""
     title = f"Parity of {result.candidate}"
     subtitle = (
-        f"Against PyTorch {result.precision}, with the same model in fp64 to judge both. {result.sources} sources, "
-        f"decodes of up to {result.max_length} tokens, {result.cache_form} cache."
+        f"Decodes against {result.speaker}; errors against the same model in fp64, beside those of PyTorch "
+        f"{result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
+        f"{result.cache_form} cache."
     )
-    shown, factors = examples(result), FACTORS[result.precision]
     blocks = [
         STYLE,
+        plots.styles(),
         f'<p class="verdict">{verdict_badge(bool(result))} {escape(result.reason)}</p>',
         *finding_html(result),
-        heading_html("Levels"),
-        table_html(LEVEL_HEAD, ((a, verdict_badge(b == "pass"), wrapped(c)) for a, b, c in level_rows(result))),
-        heading_html("Tensors"),
-        note_html(
-            "Absolute errors against fp64 at the real positions of ragged batches, in the order in which one error "
-            f"causes the next. The candidate may err {factors.median:g} times as much as PyTorch itself at the median "
-            f"and {factors.worst:g} times at the worst element. Of the single steps only the worst one is listed."
-        ),
-        table_html(TENSOR_HEAD, ((a, marked(b), *rest) for a, b, *rest in tensor_rows(result))),
-        heading_html("Decodes"),
-        note_html(
-            "Every source decoded freely by PyTorch and by the candidate. Where they part, the margin is what fp64 "
-            "puts between the two choices, in nats, and the budget is what rounding could have turned around: "
-            f"{DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its usual error where that is larger. Within "
-            "PyTorch's own error the divergence is a tie, within the budget drift; beyond it, it is a bug."
-        ),
-        table_html(DECODE_HEAD, decode_rows(result)),
+        table_html(LEVEL_HEAD, ((a, level_badge(b), wrapped(c)) for a, b, c in level_rows(result))),
+        *drift_blocks(result),
+        *divergence_blocks(result),
+        *graph_blocks(result),
+        *tensor_blocks(result, "2. Encoder", "encoder"),
+        *tensor_blocks(result, "3. Steps", "steps"),
+        *next_token_blocks(result),
+        *decode_blocks(result),
+        *quality_blocks(result),
+        *company_blocks(result),
     ]
-    if result.next_token:
-        blocks += [
-            heading_html("Next tokens"),
-            note_html(
-                "Of the teacher-forced steps, against fp64: how far apart the distributions are, in nats, how often "
-                "the likeliest token is the same, and how many of the five likeliest are."
-            ),
-            table_html(NEXT_TOKEN_HEAD, next_token_rows(result)),
-        ]
-    if result.quality:
-        blocks += [
-            heading_html("Quality"),
-            note_html(
-                "Error rates of the same decodes against the references, the closest of several counted: tokens "
-                "substituted, missing or too many per reference token, and outputs that are not exactly right."
-            ),
-            table_html(("who", *QUALITY_HEAD), quality_rows(result)),
-        ]
-    if shown:
-        blocks.append(heading_html("Where they part"))
-        blocks += [divergence_html(result, search, divergence) for search, divergence in shown]
     return page_html(title, subtitle, blocks)
 
 
-def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
-    rows = []
-    for level in LEVELS:
-        parts = result.level(level)
-        bad = [part for part in parts if not part]
-        if bad:
-            found = bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
-        elif level == "decodes":
-            found = "; ".join(decode.summary for decode in result.decodes)
-        else:
-            tensors = [part for part in parts if isinstance(part, TensorResult)]
-            worst = max(tensors, key=lambda tensor: tensor.median_ratio)
-            steps = sum(tensor.step is not None for tensor in tensors)
-            compared = f"{len(tensors) - steps} tensors" + (f" and {steps} single steps" if steps else "")
-            found = f"largest median ratio {times(worst.median_ratio)} ({worst.name}) of {compared}"
-        rows.append((level, word(not bad), found))
-    return rows
-
-
-def tensor_rows(result: ParityResult) -> list[tuple[str, ...]]:
-    """All tensors; of the single steps the one that stands worst against its budget."""
-    steps = [tensor for tensor in result.tensors if tensor.step is not None]
-    worst = [max(steps, key=lambda tensor: tensor.strain)] if steps else []
+def drift_blocks(result: ParityResult) -> list[str]:
+    drift = result.drift
+    if drift is None or not drift.steps:
+        return []
     return [
-        (
-            tensor.name,
-            word(bool(tensor)),
-            times(tensor.median_ratio),
-            times(tensor.worst_ratio),
-            number(tensor.scale),
-            f"{number(tensor.reference.median)}, {number(tensor.reference.worst)}",
-            f"{number(tensor.candidate.median)}, {number(tensor.candidate.worst)}",
-        )
-        for tensor in (*(t for t in result.tensors if t.step is None), *worst)
+        heading_html("Drift"),
+        note_html(
+            f"Teacher-forced steps up to the maximum length ({drift.steps}): L2 norm of the errors over that of fp64."
+        ),
+        plots.drift_svg(drift, result.candidate),
+        heading_html("Error ratios by layer and step"),
+        note_html(
+            f"The same errors of {result.candidate} over those of PyTorch {result.precision}, from a quarter to 16 "
+            "times. Rows are what each layer writes to its cache, and the logits; a column is a step."
+        ),
+        plots.ratios_html(drift),
     ]
 
 
-def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
-    return [(d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d))) for d in result.decodes]
-
-
-def next_token_rows(result: ParityResult) -> list[tuple[str, ...]]:
+def divergence_blocks(result: ParityResult) -> list[str]:
+    shown = examples(result)
+    if not shown:
+        return []
     return [
-        (who, str(n.rows), number(n.kl), number(n.worst_kl), f"{n.top1:.2%}", f"{n.top5:.2%}")
-        for who, n in result.next_token.items()
+        heading_html("Margins where decodes part"),
+        note_html(
+            "The margin is what fp64 puts between the two choices, in nats; the budget is what rounding could have "
+            f"turned around: {DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its usual error where that is "
+            "larger. Within PyTorch's own error the divergence is a tie, within the budget drift; beyond it, a bug."
+        ),
+        plots.margins_svg([divergence for decode in result.decodes for divergence in decode.divergences]),
+        heading_html("Where they part" if len(shown) < EXAMPLES else f"Where they part: the worst {EXAMPLES}"),
+        *(divergence_html(result, search, divergence) for search, divergence in shown),
+    ]
+
+
+def graph_blocks(result: ParityResult) -> list[str]:
+    if not result.graphs:
+        return []
+    return [
+        heading_html("1. Graphs"),
+        note_html(
+            "The files of the bundle, held against ONNX's checker, the contract (names, types, axes, shapes at two "
+            "sets of sizes) and their precision."
+        ),
+        table_html(GRAPH_HEAD, ((a, marked(b), *rest) for a, b, *rest in graph_rows(result))),
+    ]
+
+
+def tensor_blocks(result: ParityResult, title: str, level: str) -> list[str]:
+    return [
+        heading_html(title),
+        note_html(
+            "Absolute errors against fp64 at the real positions of ragged batches, in the order in which one error "
+            f"causes the next; {allowed_text(result)}."
+            + (" Of the single steps only the worst one is listed." if level == "steps" else "")
+        ),
+        table_html(TENSOR_HEAD, ((a, marked(b), *rest) for a, b, *rest in tensor_rows(result, level))),
+    ]
+
+
+def next_token_blocks(result: ParityResult) -> list[str]:
+    if not result.next_token:
+        return []
+    return [
+        note_html(
+            "Next tokens of the teacher-forced steps, against fp64: how far apart the distributions are, in nats, how "
+            "often the likeliest token is the same, and how many of the five likeliest are."
+        ),
+        table_html(NEXT_TOKEN_HEAD, next_token_rows(result)),
+    ]
+
+
+def decode_blocks(result: ParityResult) -> list[str]:
+    return [
+        heading_html("4. Decodes"),
+        note_html(f"Every source decoded freely by {result.speaker} and by {result.candidate}, token by token."),
+        table_html(DECODE_HEAD, decode_rows(result)),
+    ]
+
+
+def quality_blocks(result: ParityResult) -> list[str]:
+    if not result.rates:
+        return []
+    return [
+        heading_html("5. Quality"),
+        note_html(
+            "The same decodes against the references, the closest of several counted: PER is tokens substituted, "
+            "missing or too many per reference token, WER outputs that are not exactly right. In brackets where 95 % "
+            "of 1,000 resampled corpora lie; the difference is of the same resampled lines."
+        ),
+        table_html(rate_head(result), rate_rows(result)),
+    ]
+
+
+def company_blocks(result: ParityResult) -> list[str]:
+    if not result.companies:
+        return []
+    return [
+        heading_html("6. Invariance"),
+        note_html(
+            "The candidate against itself: a sample as one batch, and the same sources otherwise arranged. The budget "
+            "is 16 times the worst error that PyTorch makes in the same logits."
+        ),
+        table_html(COMPANY_HEAD, ((a, marked(b), *rest) for a, b, *rest in company_rows(result))),
     ]
 
 
@@ -168,15 +205,6 @@ def finding_html(result: ParityResult) -> list[str]:
     if found is None:
         return []
     return [f"<p><b>Hunt:</b> {escape(found.text)}</p>", f"<p>Again with: <code>{escape(found.command)}</code></p>"]
-
-
-def quality_rows(result: ParityResult) -> list[tuple[str, ...]]:
-    return [(who, *quality_row(quality)) for who, found in result.quality.items() for quality in found]
-
-
-def counts_of(decode: DecodeResult) -> list[int]:
-    counts = Counter(divergence.verdict for divergence in decode.divergences)
-    return [counts[verdict] for verdict in ("tie", "drift", "bug")]
 
 
 def examples(result: ParityResult) -> list[tuple[str, Divergence]]:
@@ -198,16 +226,18 @@ def divergence_head(search: str, divergence: Divergence) -> str:
     )
 
 
-def divergence_text(search: str, divergence: Divergence) -> str:
+def divergence_text(result: ParityResult, search: str, divergence: Divergence) -> str:
     def line(tokens: tuple[int, ...]) -> str:
         first = max(0, divergence.step - 4)
         last = divergence.step + 5
-        shown = [f"[{token}]" if i == divergence.step else str(token) for i, token in enumerate(tokens)][first:last]
+        named = spelled(result, tokens)
+        shown = [f"[{name}]" if i == divergence.step else name for i, name in enumerate(named)][first:last]
         return " ".join([*(["..."] if first else []), *shown, *(["..."] if last < len(tokens) else [])])
 
+    speaker, wide = result.speaker.split()[0], max(len(result.speaker.split()[0]), len("candidate"))
     return (
-        f"{divergence.verdict}: {divergence_head(search, divergence)}\n"
-        f"  PyTorch    {line(divergence.reference)}\n  candidate  {line(divergence.candidate)}"
+        f"{divergence.verdict}: {divergence_head(search, divergence)}{said_of(result, divergence)}\n"
+        f"  {speaker:<{wide}}  {line(divergence.reference)}\n  {'candidate':<{wide}}  {line(divergence.candidate)}"
     )
 
 
@@ -215,25 +245,34 @@ def divergence_html(result: ParityResult, search: str, divergence: Divergence) -
     kind = "bad" if divergence.verdict == "bug" else "warn"
 
     def line(tokens: tuple[int, ...]) -> str:
-        step = divergence.step
-        parts = [" ".join(map(str, tokens[:step]))]
-        parts += [f'<mark class="{kind}">{token}</mark>' for token in tokens[step : step + 1]]
-        parts.append(f'<span class="after">{" ".join(map(str, tokens[step + 1 :]))}</span>')
+        step, named = divergence.step, [escape(name) for name in spelled(result, tokens)]
+        parts = [" ".join(named[:step])]
+        parts += [f'<mark class="{kind}">{name}</mark>' for name in named[step : step + 1]]
+        parts.append(f'<span class="after">{" ".join(named[step + 1 :])}</span>')
         return " ".join(parts)
 
-    return (
-        f'<div class="pair"><p>{badge_html(divergence.verdict, kind)} {escape(divergence_head(search, divergence))}</p>'
-        f"<dl><dt>PyTorch</dt><dd>{line(divergence.reference)}</dd>"
-        f"<dt>{escape(result.backend)}</dt><dd>{line(divergence.candidate)}</dd></dl></div>"
-    )
+    head = escape(divergence_head(search, divergence) + said_of(result, divergence))
+    sides = ((result.speaker, divergence.reference), (result.candidate, divergence.candidate))
+    told = "".join(f"<div><dt>{escape(who)}</dt><dd>{line(tokens)}</dd></div>" for who, tokens in sides)
+    return f'<div class="pair"><p>{badge_html(divergence.verdict, kind)} {head}</p><dl>{told}</dl></div>'
 
 
-def word(passed: bool) -> str:
-    return "pass" if passed else "FAIL"
+def spelled(result: ParityResult, tokens: Sequence[int]) -> list[str]:
+    """Tokens as the tokenizer spells them, where there is one."""
+    return [result.words.get(token, str(token)) for token in tokens]
+
+
+def said_of(result: ParityResult, divergence: Divergence) -> str:
+    text = result.texts.get(divergence.source)
+    return "" if text is None else f": {text}"
 
 
 def verdict_badge(passed: bool) -> str:
     return badge_html("passed" if passed else "failed", "good" if passed else "bad")
+
+
+def level_badge(verdict: str) -> Html:
+    return verdict_badge(verdict == "pass") if verdict in ("pass", "FAIL") else Html(escape(verdict))
 
 
 def marked(verdict: str) -> str:
@@ -243,7 +282,3 @@ def marked(verdict: str) -> str:
 
 def wrapped(text: str) -> str:
     return Html(f'<span class="wrapped">{escape(text)}</span>')
-
-
-def number(value: float) -> str:
-    return f"{value:.2g}" if math.isfinite(value) else "not finite"

@@ -90,13 +90,19 @@ def unstressed(tokens: Sequence[str]) -> list[str]:
 
 
 def error_rates(said: Mapping[str, Sequence[str]], right: Mapping[str, Sequence[Sequence[str]]]) -> ErrorRates:
-    wrong_tokens = tokens = wrong_lines = 0
+    errors, tokens, lines = (sum(column) for column in zip(*error_counts(said, right), strict=True))
+    return ErrorRates(errors / max(tokens, 1), lines / len(right))
+
+
+def error_counts(
+    said: Mapping[str, Sequence[str]], right: Mapping[str, Sequence[Sequence[str]]]
+) -> list[tuple[int, int, int]]:
+    """Of every source: wrong tokens, tokens of the reference that is closest, and 1 if any is wrong."""
+    found = []
     for source, targets in right.items():
         errors, length = min((edit_distance(said[source], target), len(target)) for target in targets)
-        wrong_tokens += errors
-        tokens += length
-        wrong_lines += errors > 0
-    return ErrorRates(wrong_tokens / max(tokens, 1), wrong_lines / len(right))
+        found.append((errors, length, int(errors > 0)))
+    return found
 
 
 def edit_distance(said: Sequence[str], right: Sequence[str]) -> int:

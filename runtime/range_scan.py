@@ -23,7 +23,7 @@ from ..model.config import ModelConfig
 from .answers import Answer
 from .generate import generate
 from .ort_session import OrtSession, inference_session
-from .parity import random_sources, sample_of
+from .parity_sources import random_sources, sample_of
 from .search import SearchOptions
 from .session import State
 from .translate import Coder

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
 from seq2engine.cli_package import add_package_flags, run_package
+from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
@@ -24,11 +23,9 @@ from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
-    from seq2engine.export.bundle import Bundle
     from seq2engine.model.config import ModelConfig
 
 Command = Callable[[argparse.Namespace], int]
-RANDOM_SOURCES = 64  # of a parity without references
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,24 +135,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_backend(sub)
     add_score_flags(sub)
 
-    sub = add("parity", run_parity, "compare a backend with PyTorch: tensors, steps and whole decodes")
+    sub = add("parity", run_parity, "compare a backend with PyTorch, or any two: graphs, tensors, steps, whole decodes")
     add_bundle(sub)
-    add_backend(sub)
+    add_backend(sub, several=True)
     add_references(sub, "decode these instead of random sources, and count both sides' error rates")
-    sub.add_argument(
-        "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
-    )
-    sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
-    sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
-    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
-    sub.add_argument(
-        "--hunt",
-        nargs="?",
-        const="",
-        metavar="PLACE:TENSOR",
-        help="only look inside the ONNX graphs for the first tensor that is wrong, or at that one alone",
-    )
-    sub.add_argument("--row", type=int, action="append", default=[], help="a source to hunt with, by its number")
+    add_parity_flags(sub)
     add_json(sub)
 
     sub = add(
@@ -185,11 +169,14 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="bundle folder")
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
+def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--backend", default="onnxruntime", help="torch, onnxruntime or tensorrt (default: %(default)s)"
     )
-    parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+    if several:
+        parser.add_argument("--precision", nargs="+", default=["fp32"], help="one or more (default: fp32)")
+    else:
+        parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
     parser.add_argument(
@@ -206,17 +193,6 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
     help_text = f"lines of source<TAB>right output, or shipped:g2p for that model's test split: {what}"
     parser.add_argument("--references", metavar="TSV", help=help_text)
-
-
-def references_from_args(args: argparse.Namespace) -> dict[str, list[str]] | None:
-    from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-    from seq2engine.runtime.quality import references_from_file
-
-    if args.references is None:
-        return None
-    scheme, _, name = args.references.partition(":")
-    path = shipped_checkpoint(name) / TEST_SPLIT if scheme == "shipped" else Path(args.references)
-    return references_from_file(path, args.count)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -297,63 +273,6 @@ def run_inspect(args: argparse.Namespace) -> int:
         foreign = step_beside(args.beside, engines_of(bundle), bundle.root)
     print(as_json(bundle_values(bundle, foreign)) if args.json else bundle_text(bundle, foreign))
     return 0
-
-
-def run_parity(args: argparse.Namespace) -> int:
-    from seq2engine.export.bundle import open_bundle, write_text
-    from seq2engine.runtime.parity import parity_of
-    from seq2engine.runtime.parity_report import parity_html, parity_table
-
-    bundle = open_bundle(args.bundle)
-    if args.hunt is not None:
-        return run_hunt(args, bundle)
-    result = parity_of(
-        bundle,
-        backend=args.backend,
-        precision=args.precision,
-        count=RANDOM_SOURCES if args.count is None else args.count,
-        seed=args.seed,
-        beam=args.beam,
-        max_length=args.max_length,
-        threads=args.threads,
-        engine=args.engine,
-        progress=progress_for(args),
-        references=references_from_args(args),
-        deterministic=args.deterministic,
-        provider=args.provider,
-        command=command_of(args),
-    )
-    where = "-".join(filter(None, (args.backend, args.provider, args.precision)))
-    report = bundle.root / "reports" / f"parity-{where}.html"
-    write_text(report, parity_html(result))
-    write_text(report.with_suffix(".json"), result.to_json())
-    print(result.to_json().rstrip() if args.json else f"{parity_table(result)}\nreport: {report}")
-    return 0 if result else 1
-
-
-def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
-    """Looks inside the graphs, as a failed parity does, without the parity before it."""
-    from seq2engine.runtime.hunt import hunt, hunt_sources
-    from seq2engine.runtime.parity import longest_of, sources_of
-
-    count = RANDOM_SOURCES if args.count is None else args.count
-    rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
-    longest = longest_of(bundle.config.max_target, args.max_length)
-    found = hunt(bundle, args.precision, rows, args.beam, longest, 0, args.threads, args.hunt or None, command_of(args))
-    if args.json:
-        print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
-    else:
-        print("nothing is wrong" if found is None else f"{found.text}\nagain with: {found.command}")
-    return 0 if found is None else 1
-
-
-def command_of(args: argparse.Namespace) -> str:
-    """The parity command that was given, but for what it hunts."""
-    words = ["seq2engine", "parity", str(args.bundle)]
-    for name in ("backend", "precision", "references", "count", "seed", "beam", "max_length", "threads"):
-        if (value := getattr(args, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return " ".join(shlex.quote(word) for word in (*words, *(f"--row={row}" for row in args.row)))
 
 
 def run_attention(args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ from seq2engine.export.to_onnx import versions
 from seq2engine.folders import new_folder, sha256_of
 from seq2engine.progress import Progress, silent
 from seq2engine.runtime.compare import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
-from seq2engine.runtime.parity import random_sources
+from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.recording import Recording, recorded
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.trt_choice import check_files, choose_engine, engine_names, open_passport

@@ -9,7 +9,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.ort_session import OrtSession
-from seq2engine.runtime.parity import parity_of_sessions, random_sources
+from seq2engine.runtime.parity import parity_of_sessions
+from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.session import open_session
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)

@@ -26,6 +26,8 @@ RUNTIME_MAY = {
         "islands",
         "quantise",
         "row_products",
+        "audit",
+        "census",
         "exposed_graph",
     },
     "model": {"config", "pairs", "tokenizers"},

@@ -20,7 +20,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort_session import OrtSession
-from seq2engine.runtime.parity import parity_of, random_sources
+from seq2engine.runtime.parity import parity_of
+from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.range_scan import RangeSession, measuring, scan_of, sources_from_corpus
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session

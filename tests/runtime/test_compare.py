@@ -18,7 +18,6 @@ from seq2engine.runtime.compare import (
     Divergence,
     Errors,
     ErrorTally,
-    ParityResult,
     TensorResult,
     bins_of,
     times,
@@ -33,6 +32,7 @@ from seq2engine.runtime.divergence import (
     gap_since_fork,
 )
 from seq2engine.runtime.forcing import Scored
+from seq2engine.runtime.parity_result import ParityResult
 
 ULP32 = 2.0**-23
 

@@ -14,8 +14,10 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.divergence import Judge
+from seq2engine.runtime.free_decodes import Arm, compare_decodes
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity import compare_decodes, parity_of_sessions, random_sources
+from seq2engine.runtime.parity import parity_of_sessions
+from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import Limits, Session, open_session
 from seq2engine.runtime.torch_session import TorchSession
@@ -147,8 +149,10 @@ def pruning(b, c):
 
 class TestBeams:
     def judged(self, exact, wanted, given, noise=0.0, usual=0.0):
-        sessions = Scripted(exact, "fp64"), Scripted(wanted, noise=noise), Scripted(given)
-        (divergence,) = compare_decodes(*sessions, [[3]], SearchOptions(max_length=6, beam=2), 4, usual).divergences
+        oracle, reference = Scripted(exact, "fp64"), Scripted(wanted, noise=noise)
+        arm = Arm(Scripted(given), Judge(oracle, reference, 4, usual))
+        (result,) = compare_decodes(reference, [arm], [[3]], SearchOptions(max_length=6, beam=2), 4)
+        (divergence,) = result.divergences
         assert divergence.reference == (B, END)
         return divergence
 

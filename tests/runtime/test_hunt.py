@@ -21,7 +21,8 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
 from seq2engine.runtime.hunt import PLACES, Hunter, hunt, hunt_sources
-from seq2engine.runtime.parity import parity_of, random_sources
+from seq2engine.runtime.parity import parity_of
+from seq2engine.runtime.parity_sources import random_sources
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "20"))  # good exports
 FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}
@@ -176,8 +177,9 @@ class TestCommand:
 
 def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
     """The graphs keep their budgets, so it is the session that is wrong."""
-    from seq2engine.runtime.compare import ErrorTally, ParityResult
+    from seq2engine.runtime.compare import ErrorTally
     from seq2engine.runtime.hunt import finding_of
+    from seq2engine.runtime.parity_result import ParityResult
 
     bundle = good(MUTATIONS["one bias element"])
     tally = ErrorTally()

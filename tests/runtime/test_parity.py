@@ -10,10 +10,13 @@ import pytest
 from parity_cases import SMALL, bundle_of, changed, parity_with
 
 from seq2engine.errors import ConfigError, RequestError
+from seq2engine.runtime.free_decodes import mixed_batches
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity import FEWEST_ROWS, FEWEST_SOURCES, mixed_batches, parity_of, random_sources, sample_of
+from seq2engine.runtime.parity import parity_of
+from seq2engine.runtime.parity_sources import FEWEST_SOURCES, random_sources, sample_of
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
+from seq2engine.runtime.tensor_level import FEWEST_ROWS
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
 
@@ -44,7 +47,7 @@ class TestGoodExports:
         pooled = [tensor.tensor for tensor in result.tensors if tensor.step is None]
         assert pooled[:5] == ["encoder_states", "cross_k.0", "cross_v.0", "cross_k.1", "cross_v.1"]
         assert pooled[5:10] == ["self_k.0", "self_v.0", "self_k.1", "self_v.1", "logits"]
-        assert pooled[10:] == ["logits, rows apart", "logits, beams"]
+        assert pooled[10:] == ["logits, rows apart", "logits, beams", "logits, to the last step"]
         assert [tensor.step for tensor in result.tensors if tensor.step is not None][:3] == [0, 1, 2]
         assert [decode.search for decode in result.decodes] == ["greedy", "beam 4"]
         assert json.loads(result.to_json())["verdict"] is True
@@ -63,7 +66,7 @@ class TestGoodExports:
     def test_progress_is_reported_and_ends(self, bundle):
         seen = []
         parity_of(bundle, count=16, max_length=4, batch=8, threads=1, progress=lambda *told: seen.append(told))
-        assert [stage for stage, fraction in seen if fraction == 1.0] == [
+        assert [stage for stage, fraction, *_ in seen if fraction == 1.0] == [
             "parity: tensors",
             "parity: greedy",
             "parity: beam 4",

@@ -1,0 +1,107 @@
+"""Free decodes of a corpus: one speaker and any number of candidates, token by token.
+
+Every batch is decoded by the speaker once, then by each candidate, and forgotten: memory does not grow with the corpus,
+and several precisions cost the speaker's decode only once. Only where two part is anything else run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seq2engine.progress import Progress, silent
+
+from ..errors import RequestError
+from .compare import DecodeResult, Divergence
+from .divergence import Judge, Parted, Traced, fork_of, traced
+from .forcing import Tokens
+from .search import SearchOptions
+from .session import Session
+
+Said = dict[int, Tokens]  # source -> tokens
+
+
+@dataclass
+class Arm:
+    """A candidate, who judges where it parts from the speaker, and what it has said."""
+
+    candidate: Session
+    judge: Judge
+    said: dict[str, Said] = field(default_factory=dict)  # by search; only where it is kept
+    divergences: list[Divergence] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.candidate.backend} {self.candidate.precision}"
+
+    def compare(self, wanted: Traced, rows: list[int], chosen: Sequence[Sequence[int]], options: SearchOptions) -> None:
+        given = traced(self.candidate, chosen, options)
+        if search_name(options) in self.said:
+            self.said[search_name(options)].update(zip(rows, given.tokens, strict=True))
+        end = self.candidate.config.end_id
+        parted = [
+            Parted(row, source, wanted.tokens[i], given.tokens[i], fork_of(wanted, given, i, end))
+            for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
+            if wanted.tokens[i] != given.tokens[i]
+        ]
+        found = self.judge.greedy(parted) if options.beam == 1 else self.judge.beams(parted, options.length_penalty)
+        self.divergences += found
+
+
+def search_name(options: SearchOptions) -> str:
+    return "greedy" if options.beam == 1 else f"beam {options.beam}"
+
+
+def mixed_batches(count: int, batch: int) -> list[list[int]]:
+    """Indices in batches that reach over the whole list: sources sorted by length still meet in ragged batches."""
+    batches = -(-count // batch)
+    return [list(range(first, count, batches)) for first in range(batches)]
+
+
+def compare_decodes(
+    speaker: Session,
+    arms: Sequence[Arm],
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    batch: int,
+    name: str = "PyTorch",
+    progress: Progress = silent,
+    said: Said | None = None,
+) -> list[DecodeResult]:
+    """All decode every source freely; where an arm parts from the speaker, its judge says by how much.
+
+    `said` is filled with what the speaker says; an arm keeps what it says itself.
+    """
+    search = search_name(options)
+    for arm in arms:
+        arm.divergences, arm.failure = [], ""
+        if said is not None:
+            arm.said[search] = {}
+    batches = mixed_batches(len(sources), batch)
+    for done, rows in enumerate(batches):
+        parted = ", ".join(f"{arm.candidate.precision} {len(arm.divergences)} apart" for arm in arms)
+        progress(f"parity: {search}", done / len(batches), parted)
+        chosen = [sources[row] for row in rows]
+        # Requests were checked before, so where one is refused here it is a model's answer that is wrong.
+        try:
+            wanted = traced(speaker, chosen, options)
+        except RequestError as error:
+            for arm in arms:
+                arm.failure = arm.failure or f"{name} stopped in batch {done}: {error}"
+            break
+        if said is not None:
+            said.update(zip(rows, wanted.tokens, strict=True))
+        for arm in arms:
+            if not arm.failure:
+                try:
+                    arm.compare(wanted, rows, chosen, options)
+                except RequestError as error:
+                    arm.failure = f"{arm.candidate.backend} stopped in batch {done}: {error}"
+    progress(f"parity: {search}", 1.0)
+    return [
+        DecodeResult(search, len(sources), failure=arm.failure)
+        if arm.failure
+        else DecodeResult(search, len(sources), tuple(sorted(arm.divergences, key=lambda d: d.source)))
+        for arm in arms
+    ]
