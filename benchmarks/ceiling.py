@@ -26,7 +26,15 @@ from .cases import Case
 BUFFER = 256 * 1024 * 1024  # bytes; more than any cache holds
 SIZES = (512, 1024)  # of square products; one of them suits every machine
 TRIES = 5
-WIDTHS = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # bytes of a stored weight
+WIDTHS = {
+    "fp32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "w8a8": 1.0,
+}  # bytes of a stored weight
 
 
 @dataclass(frozen=True)

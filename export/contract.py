@@ -26,6 +26,7 @@ STORED = {**PRECISIONS, "int8": "int8", "w8a8": "int8", "int4": "int4", "fp8": "
 # What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
 VOCABULARY = {**STORED, "int4": "int8"}
 QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISIONS[name])
+FOR_CPUS = ("w8a8",)  # no engines are built of these
 CACHE_FORMS = tuple(OPSET)
 GRAPHS = ("encoder", "decoder_step")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .contract import STORED
+from .contract import FOR_CPUS, STORED
 
 # Target -> what a graph may not hold there -> why. "float32" is meant of products: other fp32 nodes run everywhere.
 LACKS = {
@@ -30,7 +30,7 @@ PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX build
 
 def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
     """Why a target cannot run a precision, or graphs with these censuses: islands, too, need kernels."""
-    if precision == "w8a8":
+    if precision in FOR_CPUS:
         return "it is a form for CPUs"
     lacks = LACKS.get(target, {})
     held = {name for census in censuses for name in (*census["products"], *census["product_weights"])}

@@ -246,8 +246,9 @@ def test_a_build_that_is_killed_leaves_no_half_engine_and_the_next_one_no_litter
         killed += build.returncode != 0
         check_whole(root, cache)
         if how == "SIGINT" and build.returncode != 0:
-            assert build.returncode in (130, -signal.SIGINT)  # the latter while Python still imports
-            assert error.endswith(b"interrupted; nothing half-written was left\n")
+            assert build.returncode in (130, -signal.SIGINT)  # the latter while Python still imports, or already ends
+            if build.returncode == 130:
+                assert error.endswith(b"interrupted; nothing half-written was left\n")
             assert litter(root) == litter(cache) == []
     assert killed
     (root / "engines" / ".sm120-fp16-beam9.new-abc").mkdir()  # of a build that was killed, and is never run again

@@ -12,7 +12,15 @@ from onnx import TensorProto, helper, numpy_helper
 from seq2engine.errors import ExportError
 from seq2engine.export.contract import CACHE_FORMS, QUANTISED, STORED, VOCABULARY, graph_specs
 from seq2engine.export.precision import PASSES
-from seq2engine.export.quantise import SCHEMES, block_of, quantised, quantised_graph, restored, weights_from_graph
+from seq2engine.export.quantise import (
+    SCHEMES,
+    block_of,
+    quantised,
+    quantised_graph,
+    restored,
+    scheme_of,
+    weights_from_graph,
+)
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
 
@@ -75,7 +83,7 @@ def test_every_weight_of_the_model_is_there_once_and_rounded(precision, graphs):
     wanted = {n: p.detach().numpy() for n, p in MODEL.named_parameters() if p.ndim == 2 and n.endswith(".weight")}
     assert found.keys() == wanted.keys()
     for name, array in found.items():
-        scheme = SCHEMES[(VOCABULARY if name in tables else STORED)[precision]]
+        scheme = scheme_of(precision, (VOCABULARY if name in tables else STORED)[precision])
         room = 1.01 * scheme.rounding * np.abs(wanted[name]).max(axis=1, keepdims=True)
         assert (np.abs(array - wanted[name]) <= room).all()
 
