@@ -35,6 +35,7 @@ from stand_in_config import (
 from stand_in_context import ExecutionContext
 
 from seq2engine.export.profiles import Shapes
+from seq2engine.runtime.ort_providers import SLOWER
 
 VERSIONS = {"tensorrt_rtx": "1.7.1.116", "tensorrt": "10.16.1.11"}
 MAGIC = b"stand-in"
@@ -112,7 +113,9 @@ class CudaEngine:
         must_outlive(self.module, runtime, self, "the runtime was released before its engine")
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
-        self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(  # with the fusions that a session of ours has: the same bits
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
+        )
         self.inputs = {value.name: IoTensor(value, TensorIOMode.INPUT) for value in model.graph.input}
         self.outputs = {value.name: IoTensor(value, TensorIOMode.OUTPUT) for value in model.graph.output}
         self.io = {**self.inputs, **self.outputs}
