@@ -295,7 +295,7 @@ def test_ranges_beyond_the_model(refused, ranges):
     longer = dataclasses.replace(ranges, source=Range(1, 32, 65), target=Range(1, 32, 100))
     assert refused(ranges=longer) == (
         "shape ranges: source 1:32:65 exceeds the model's maximum of 64; "
-        "target 1:32:100 exceeds the model's maximum of 64"
+        "length 1:32:100 exceeds the model's maximum of 64"
     )
 
 
