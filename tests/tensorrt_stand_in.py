@@ -112,6 +112,8 @@ class CudaEngine:
         must_outlive(self.module, runtime, self, "the runtime was released before its engine")
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
+        # TensorRT restores weights and leaves activations alone; ONNX Runtime would round them to int8.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.inputs = {value.name: IoTensor(value, TensorIOMode.INPUT) for value in model.graph.input}
         self.outputs = {value.name: IoTensor(value, TensorIOMode.OUTPUT) for value in model.graph.output}
