@@ -62,8 +62,9 @@ def engines_of_jobs(
         facts |= dict(zip(missing, built, strict=True))
         for key, job in jobs.items():
             check(key, job.file)
-        for key in missing if cache is not None else ():
-            cache.keep(key, jobs[key].file, facts[key])
+        if cache is not None:
+            for key in missing:
+                cache.keep(key, jobs[key].file, facts[key])
     return facts
 
 

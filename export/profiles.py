@@ -15,6 +15,8 @@ from .contract import GraphSpec
 
 KINDS = ("min", "opt", "max")
 NAMES = ("batch", "beam", "source", "target")
+SAID = {"target": "length"}  # as the options of a build call it
+MOST_SOURCES = 65_536  # in a batch: beyond, a number is a slip of the finger
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # input -> shape at min, opt, max
 
 
@@ -65,7 +67,7 @@ def short(value: Range | int) -> str:
 def range_from_text(text: str, name: str) -> Range:
     """`8` or `1:8:64` -> Range."""
     try:
-        numbers = [int(part) for part in text.split(":")]
+        numbers = [int(part) for part in text.split(":")] if text.isascii() else []
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 3):
@@ -79,11 +81,16 @@ def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
     for name in NAMES:
         r: Range = getattr(ranges, name)
         if not 1 <= r.min <= r.opt <= r.max:
-            problems.append(f"{name} {r} must rise from at least 1")
-    for name, limit in (("source", config.max_source), ("target", config.max_target)):
+            problems.append(f"{SAID.get(name, name)} {r} must rise from at least 1")
+    for name, limit, whose in (
+        ("batch", MOST_SOURCES, "the most that is built,"),
+        ("beam", config.target_vocab, "the model's vocabulary of"),
+        ("source", config.max_source, "the model's maximum of"),
+        ("target", config.max_target, "the model's maximum of"),
+    ):
         r = getattr(ranges, name)
         if r.max > limit:
-            problems.append(f"{name} {r} exceeds the model's maximum of {limit}")
+            problems.append(f"{SAID.get(name, name)} {r} exceeds {whose} {limit}")
     if problems:
         raise BuildError("shape ranges: " + "; ".join(problems))
 
@@ -100,7 +107,7 @@ def check_profiles(profiles: Sequence[ShapeRanges], config: ModelConfig) -> tupl
         if all(ranges.covers(other) for other in profiles):
             return (ranges, *profiles[:i], *profiles[i + 1 :])
     widest = " ".join(
-        f"{name} {min(r.min for r in given)} to {max(r.max for r in given)}"
+        f"{SAID.get(name, name)} {min(r.min for r in given)} to {max(r.max for r in given)}"
         for name in NAMES
         if (given := [getattr(ranges, name) for ranges in profiles])
     )

@@ -76,6 +76,7 @@ def engines_from_onnx(
     if len(groups := target_groups(targets)) > 1:
         listed = " and ".join(", ".join(group) for group in groups)
         raise BuildError(f"{', '.join(targets)} cannot share an engine; build one for each of: {listed}")
+    (targets,) = groups
     check_flags(trt, flags)
     device = "" if hasattr(trt, "ComputeCapability") else gpu_name()
     folder = opened.root / "engines" / engine_name(trt.__name__, targets, precision, profiles[0].beam)
@@ -209,7 +210,8 @@ def check_targets(
 def target_groups(targets: Sequence[str]) -> list[list[str]]:
     """Targets by the engine they share. Turing gets one of its own: it lacks types that all others have, and an engine
     for several GPUs can have only what every one of them has."""
-    groups = [[t for t in targets if t not in APART], *([t] for t in dict.fromkeys(targets) if t in APART)]
+    once = list(dict.fromkeys(targets))
+    groups = [[t for t in once if t not in APART], *([t] for t in once if t in APART)]
     return [group for group in groups if group] or [[]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..export.bundle import Bundle
 from ..model.config import ModelConfig
 from .quality import References
@@ -30,6 +30,8 @@ def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int 
 
     Lengths are drawn evenly on a logarithmic scale: many short ones beside a few long ones find a mask that leaks.
     """
+    if seed < 0:
+        raise RequestError(f"seed {seed}, expected 0 or more")
     rng = np.random.default_rng(seed)
     limit = min(config.max_source, longest or config.max_source)
     tokens = np.array([token for token in range(config.source_vocab) if token != config.pad_id] or [config.pad_id])

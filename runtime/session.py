@@ -124,6 +124,10 @@ def open_session(
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
     if provider is not None and backend != "onnxruntime":
         raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
+    if engine is not None and backend != "tensorrt":
+        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
+    if threads is not None and threads < 1:
+        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if attention and backend not in ATTENTION:
         raise SessionError(

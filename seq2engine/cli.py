@@ -19,7 +19,7 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import Seq2EngineError
+from seq2engine.errors import ConfigError, Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -251,6 +251,11 @@ def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Pa
     for precision in args.precision:
         check_choices(precision, args.cache)
     if "float16" not in {PRECISIONS[precision] for precision in args.precision}:
+        if args.calibrate is not None:
+            raise ConfigError(
+                f"--calibrate finds what fp16 cannot hold, but {' '.join(args.precision)} computes nothing in fp16; "
+                "leave it out, or add fp16 to --precision"
+            )
         return None
     if args.calibrate is None:
         return scan_of(None, "random sources", config, args.cache, progress)

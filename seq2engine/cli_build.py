@@ -61,6 +61,8 @@ def run_build(args: argparse.Namespace) -> int:
     from seq2engine.export.to_engine import check_targets, engines_from_onnx, target_groups
     from seq2engine.export.trt_module import load_tensorrt
 
+    if args.jobs < 1:
+        raise BuildError(f"--jobs {args.jobs}, expected at least 1")
     bundle = open_bundle(args.bundle)
     first, *narrower = profiles_from_args(args, bundle.config)
     workspace = None if args.workspace is None else bytes_from_text(args.workspace)

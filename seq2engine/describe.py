@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.launch_budget import launches_allowed
-from seq2engine.export.passport import PASSPORT, Passport, read_passport
+from seq2engine.export.passport import PASSPORT, EngineTensor, Passport, command_of_passport, read_passport
 from seq2engine.model.config import ModelConfig
 from seq2engine.tables import text_table
 
 if TYPE_CHECKING:
     from seq2engine.export.beside import ForeignStep
+
+
+HASHES = ("key", "graph hash", "file hash")
 
 
 def engines_of(bundle: Bundle) -> dict[str, Passport]:
@@ -27,7 +32,13 @@ def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[st
     return {
         "bundle": str(bundle.root),
         **dataclasses.asdict(bundle.manifest),
-        "engines": {name: engine_values(passport, bundle.config) for name, passport in engines_of(bundle).items()},
+        "engines": {
+            name: {
+                **engine_values(passport, bundle.config),
+                "damage": damage_of(bundle.root / "engines" / name, passport),
+            }
+            for name, passport in engines_of(bundle).items()
+        },
         **({} if foreign is None else {"beside": dataclasses.asdict(foreign)}),
     }
 
@@ -73,6 +84,9 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     ]
     for name, passport in engines_of(bundle).items():
         lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
+        if damage := damage_of(bundle.root / "engines" / name, passport):
+            command = command_of_passport(bundle.root, passport, passport.targets)
+            lines.append(f"damaged: {'; '.join(damage)}; build it again with: {command} --force")
     if foreign is not None:
         lines += ["", beside_text(bundle, foreign)]
     return "\n".join(lines)
@@ -90,7 +104,7 @@ def engine_text(passport: Passport, config: ModelConfig) -> str:
     if options := passport.flags.options():
         lines.append(f"built with {' '.join(options)}")
     table = text_table(
-        ("engine", "launches", "budget", "fused attentions", "size", "built in", "peak memory", "key"),
+        ("engine", "launches", "budget", "fused attentions", "size", "weights", "built in", "peak memory", *HASHES),
         (
             (
                 name,
@@ -98,14 +112,48 @@ def engine_text(passport: Passport, config: ModelConfig) -> str:
                 "-" if (budget := budget_of(passport, config, name)) is None else budget,
                 f"{entry.fused_attentions} of {entry.attentions}",
                 megabytes(entry.bytes),
+                ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown",
                 f"{entry.build_seconds:.1f} s",
                 megabytes(entry.peak_memory) if entry.peak_memory else "unknown",
-                entry.key[:12],
+                *(value[:12] for value in (entry.key, entry.onnx_fingerprint, entry.sha256)),
             )
             for name, entry in passport.engines.items()
         ),
     )
-    return "\n".join([*lines, table])
+    lines.append(table)
+    for name, entry in passport.engines.items():
+        lines.append(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}")
+    return "\n".join(lines)
+
+
+def tensors_text(tensors: Sequence[EngineTensor]) -> str:
+    """Inputs or outputs in one line; those that differ by the number of a layer only are one."""
+    layers: dict[tuple[str, str], list[str]] = {}
+    for tensor in tensors:
+        name, _, layer = tensor.name.partition(".")
+        about = f"{tensor.dtype} [{','.join(map(str, tensor.axes))}]"
+        layers.setdefault((name, about), []).append(layer)
+    return ", ".join(
+        f"{name}{'.' if found[0] else ''}{found[0]}{f' to {found[-1]}' if len(found) > 1 else ''} {about}"
+        for (name, about), found in layers.items()
+    )
+
+
+def damage_of(folder: Path, passport: Passport) -> list[str]:
+    """What is wrong with the files of an engine, as far as a look at their sizes tells; opening one checks the hash."""
+    found = []
+    for entry in passport.engines.values():
+        path = folder / entry.file
+        if not path.is_file():
+            found.append(f"{entry.file} is missing")
+        elif (size := path.stat().st_size) != entry.bytes:
+            found.append(f"{entry.file} has {size} bytes, its passport says {entry.bytes}")
+    return found
+
+
+def largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Types of constants by size; what would show as nothing is left out."""
+    return sorted(((kind, size) for kind, size in sizes.items() if size >= 50_000), key=lambda pair: -pair[1])
 
 
 def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:

@@ -27,8 +27,10 @@ from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.describe import engine_text
 from seq2engine.errors import Seq2EngineError, SessionError
 from seq2engine.export.bundle import Bundle, write_text
+from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range, ShapeRanges
+from seq2engine.export.support import unsupported
 from seq2engine.export.to_engine import default_ranges, engines_from_onnx
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.export.trt_module import FLAVOURS, load_tensorrt
@@ -39,7 +41,7 @@ from seq2engine.runtime.parity import parity_of
 from seq2engine.runtime.parity_report import parity_table
 from seq2engine.runtime.trt_device import CudaDevice, Device
 
-PRECISIONS = ("fp32", "fp16")
+TIMED = ("fp32", "fp16", "int8")  # if the GPU runs them; ONNX Runtime runs these on the CPU beside it
 BEAM = 4
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 
@@ -68,13 +70,18 @@ def gpu_check(
     tests: Path | None = TESTS,
     rounds: int = 20,
     count: int = 64,
+    precisions: Sequence[str] = tuple(PRECISIONS),
 ) -> list[Stage]:
-    """Runs all stages for every flavour of TensorRT that is installed and writes OUT/gpu-check.{html,json}."""
+    """Runs all stages for every flavour of TensorRT that is installed and writes OUT/gpu-check.{html,json}.
+
+    Of the precisions those are left out that this GPU is known not to run.
+    """
     device = device or CudaDevice()
     flavours = installed() if flavours is None else flavours
     stages = [machine_stage(device, flavours)]
     for flavour in flavours:
-        stages += flavour_stages(out / flavour, device, flavour, build, rounds, count)
+        able = precisions_on(device.capability, flavour, precisions)
+        stages += flavour_stages(out / flavour, device, flavour, build, rounds, count, able)
     if tests is not None:
         stages.append(attempt("tests that need a GPU", partial(tests_stage, tests, out)))
     write_text(out / "gpu-check.html", report_html(stages))
@@ -82,17 +89,23 @@ def gpu_check(
     return stages
 
 
+def precisions_on(capability: str, flavour: str, wanted: Sequence[str]) -> list[str]:
+    """Those of the precisions that a GPU runs: what is known of TensorRT-RTX, but `tensorrt` has fp32 everywhere."""
+    always = ("fp32",) if flavour == "tensorrt" else ()
+    return [precision for precision in wanted if precision in always or unsupported(capability, precision) is None]
+
+
 def flavour_stages(
-    folder: Path, device: Device, flavour: str, build: Build, rounds: int, count: int
+    folder: Path, device: Device, flavour: str, build: Build, rounds: int, count: int, precisions: Sequence[str]
 ) -> Iterator[Stage]:
     """The shipped model, built, compared and timed with one TensorRT."""
     shipped = shipped_checkpoint("g2p")
-    bundle = onnx_from_model(load_checkpoint(shipped), folder, PRECISIONS, force=True, companions=shipped)
+    bundle = onnx_from_model(load_checkpoint(shipped), folder, precisions, force=True, companions=shipped)
     targets = [device.capability] if flavour == "tensorrt_rtx" else []
-    for precision in PRECISIONS:
+    for precision in precisions:
         yield attempt(f"{flavour} {precision}: build", partial(build_stage, build, bundle, targets, precision, flavour))
         yield attempt(f"{flavour} {precision}: parity", partial(parity_stage, bundle, precision, count))
-    yield attempt(f"{flavour}: benchmark", partial(bench_stage, bundle, rounds))
+    yield attempt(f"{flavour}: benchmark", partial(bench_stage, bundle, rounds, [p for p in precisions if p in TIMED]))
 
 
 def installed() -> list[str]:
@@ -138,9 +151,9 @@ def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:
     return Stage("parity", bool(result), parity_table(result), json.loads(result.to_json()))
 
 
-def bench_stage(bundle: Bundle, rounds: int) -> Stage:
+def bench_stage(bundle: Bundle, rounds: int, precisions: Sequence[str]) -> Stage:
     cases = (Case("1x1x9x9", 1, 1, 9, 9), Case("8x4x9x9", 8, BEAM, 9, 9), Case("32x4x9x9", 32, BEAM, 9, 9))
-    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), PRECISIONS, cases, rounds)
+    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), precisions, cases, rounds)
     return Stage("benchmark", True, bench_table(result), json.loads(result.to_json()))
 
 

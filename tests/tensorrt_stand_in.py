@@ -113,6 +113,8 @@ class CudaEngine:
         must_outlive(self.module, runtime, self, "the runtime was released before its engine")
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
+        # TensorRT restores weights and leaves activations alone; ONNX Runtime would round them to int8.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self.session = ort.InferenceSession(  # with the fusions that a session of ours has: the same bits
             model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
         )

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.errors import BuildError, ExportError
 from seq2engine.export.census import audit_precision, census_of, check_engine, stored_types
-from seq2engine.export.contract import PRECISIONS, STORED
+from seq2engine.export.contract import GRAPHS, PRECISIONS, STORED, VOCABULARY
 from seq2engine.export.precision import PASSES, fp16_from_fp32
 from seq2engine.export.quantise import weights_from_graph
 from seq2engine.export.to_onnx import graphs_from_model
@@ -15,8 +15,13 @@ from seq2engine.model.checkpoint import random_model
 
 
 @pytest.fixture(scope="module")
-def step():
-    return graphs_from_model(random_model("tiny"))["decoder_step"]
+def graphs():
+    return graphs_from_model(random_model("tiny"))
+
+
+@pytest.fixture(scope="module")
+def step(graphs):
+    return graphs["decoder_step"]
 
 
 def folded(model, chosen):
@@ -65,13 +70,25 @@ def test_every_pass_makes_what_it_is_called(precision, step):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_encoder_is_counted_as_well(precision, graphs):
+    """Two layers of four products with weights, two of attention; and keys and values for two decoder layers."""
+    census = census_of(PASSES[precision](graphs["encoder"], ()))
+    assert census["attentions"] == 2
+    assert census["products"] == {PRECISIONS[precision]: 2 * 6 + 2}
+    assert census["product_weights"] == {STORED[precision]: 2 * 4 + 2}
+    assert max(census["weight_bytes"], key=census["weight_bytes"].get) in (STORED[precision], VOCABULARY[precision])
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("other", PRECISIONS)
-def test_no_graph_passes_for_another_precision(precision, other, step):
-    model = PASSES[other](step, ())
+def test_no_graph_passes_for_another_precision(precision, other, graph, graphs):
+    model = PASSES[other](graphs[graph], ())
     if precision == other:
         audit_precision(model, precision)
     else:
-        with pytest.raises(ExportError, match=f"graph decoder_step is not {precision}: decoder.0.self_attn.qkv/MatMul"):
+        first = f"{graph.removesuffix('_step')}.0.self_attn.qkv/MatMul"
+        with pytest.raises(ExportError, match=f"graph {graph} is not {precision}: {first}"):
             audit_precision(model, precision)
 
 

@@ -97,8 +97,8 @@ def test_every_problem_is_listed_at_once():
         check_ranges(ranges, TINY)
     assert str(error.value) == (
         "shape ranges: batch 8:4:2 must rise from at least 1; beam 0:1:1 must rise from at least 1; "
-        "target 1:100:99 must rise from at least 1; source 1:8:65 exceeds the model's maximum of 64; "
-        "target 1:100:99 exceeds the model's maximum of 64"
+        "length 1:100:99 must rise from at least 1; source 1:8:65 exceeds the model's maximum of 64; "
+        "length 1:100:99 exceeds the model's maximum of 64"
     )
 
 
@@ -112,7 +112,8 @@ def test_a_range_that_does_not_rise_is_refused_and_named(ranges, name, which, nu
     if 1 <= numbers[0] <= numbers[1] <= numbers[2] and not too_long:
         check_ranges(changed, TINY)
     else:
-        with pytest.raises(BuildError, match=f"shape ranges: {name} {changed.__dict__[name]} "):
+        said = "length" if name == "target" else name
+        with pytest.raises(BuildError, match=f"shape ranges: {said} {changed.__dict__[name]} "):
             check_ranges(changed, TINY)
 
 

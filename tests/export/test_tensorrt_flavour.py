@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import sys
 
+import onnx
 import pytest
 import torch
 from stand_in_engines import session_over
@@ -15,6 +16,7 @@ from seq2engine.errors import BuildError
 from seq2engine.export.build_flags import BuildFlags
 from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
+from seq2engine.export.profiles import Range
 from seq2engine.export.refit import refit_engines
 from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.export.to_onnx import onnx_from_model
@@ -128,6 +130,39 @@ def test_a_refitted_engine_says_what_its_new_weights_say(build, own_bundle, othe
     again = refit_engines(own_bundle, other, force=True)  # and it can be refitted again
     assert again.keys == old.keys
     assert decoded(session_over(own_bundle.root / "engines" / NAME, trt)) == decoded(open_session(own_bundle))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_weights_that_were_made_of_others_are_swapped_too(beam, own_bundle, other, ranges, trt):
+    """A post-norm step has its queries folded: products of the model's weights, which only the new ones can give."""
+    wide = dataclasses.replace(ranges, beam=Range(beam, beam, beam))
+    options = {"ranges": wide, "precision": "fp32", "flavour": "tensorrt", "flags": REFIT}
+    folder = f"local-fp32-beam{beam}"
+    old = engines_from_onnx(own_bundle, **options)
+    made = refit_engines(other, own_bundle)
+    models = [
+        folded_weights(root / "engines" / folder / "decoder_step.engine") for root in (own_bundle.root, other.root)
+    ]
+    assert {"trt/decoder.0/out_and_q", "trt/decoder.1/qkv_and_q"} <= models[0].keys() == models[1].keys()
+    changed = {name for name, content in models[0].items() if content != models[1][name]}
+    assert {"trt/decoder.0/out_and_q", "trt/decoder.1/qkv_and_q", "trt/decoder.1/q_outside"} <= changed
+    session = session_over(other.root / "engines" / folder, trt)
+    search = SearchOptions(max_length=12, beam=beam)
+    sources = [[5, 17, 250, 9], [77, 3]]
+    with session, open_session(other, "torch") as reference:
+        assert [best.tokens for best, *_ in generate(session, sources, search)] == [
+            best.tokens for best, *_ in generate(reference, sources, search)
+        ]
+    assert engines_from_onnx(other, **options) == made  # and it is the engine that a build would have made
+    assert made.keys != old.keys
+
+
+def folded_weights(path):
+    """Weights that are not the model's own, by name, out of an engine of the stand-in."""
+    content = path.read_bytes()[16:]
+    model = onnx.load_from_string(content[8 + int.from_bytes(content[:8], "little") :])
+    weights = {weight.name: weight.SerializeToString() for weight in model.graph.initializer}
+    return {name: found for name, found in weights.items() if name.startswith("trt/decoder.")}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.errors import BuildError, SessionError
 from seq2engine.export.bundle import Bundle
+from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.passport import PASSPORT, Passport, read_passport
 from seq2engine.export.profiles import ShapeRanges
 from seq2engine.export.to_onnx import onnx_from_model
@@ -54,7 +55,14 @@ def test_one_report_of_everything(
         monkeypatch.setattr(module, "load_tensorrt", tensorrt_stand_in)
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
     stages = check.gpu_check(
-        tmp_path / "out", HostDevice(), ["tensorrt_rtx"], build=build, tests=tests, rounds=1, count=2
+        tmp_path / "out",
+        HostDevice(),
+        ["tensorrt_rtx"],
+        build=build,
+        tests=tests,
+        rounds=1,
+        count=2,
+        precisions=("fp32", "fp16", "int8"),
     )
     assert [(stage.name, stage.passed) for stage in stages] == [
         ("machine", True),
@@ -62,6 +70,8 @@ def test_one_report_of_everything(
         ("tensorrt_rtx fp32: parity", True),
         ("tensorrt_rtx fp16: build", False),
         ("tensorrt_rtx fp16: parity", False),
+        ("tensorrt_rtx int8: build", True),
+        ("tensorrt_rtx int8: parity", True),
         ("tensorrt_rtx: benchmark", False),
         ("tests that need a GPU", True),
     ]
@@ -72,12 +82,26 @@ def test_one_report_of_everything(
     assert values["stages"][2]["values"]["verdict"] is True
     assert stages[3].text == "BuildError: no room for a build"
     assert "no fp16 engine in" in stages[4].text
-    assert stages[6].text == "passed: test_small.test_right\nskipped: test_small.test_left: needs two GPUs"
+    assert stages[8].text == "passed: test_small.test_right\nskipped: test_small.test_left: needs two GPUs"
     for stage in stages:
         assert f"<h2>{stage.name}</h2>" in page
-    assert "7 stages, 3 failed: tensorrt_rtx fp16: build" in page
+    assert "9 stages, 3 failed: tensorrt_rtx fp16: build" in page
     assert "<script" not in page
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "flavour", "left_out"),
+    [
+        ("sm75", "tensorrt_rtx", {"fp32", "bf16", "int4", "fp8"}),
+        ("sm75", "tensorrt", {"bf16", "int4", "fp8"}),
+        ("sm86", "tensorrt_rtx", {"fp8"}),
+        ("sm89", "tensorrt_rtx", set()),
+        ("sm90", "tensorrt", set()),
+    ],
+)
+def test_what_a_gpu_cannot_run_is_not_asked_of_it(capability: str, flavour: str, left_out: set[str]) -> None:
+    assert PRECISIONS.keys() - check.precisions_on(capability, flavour, tuple(PRECISIONS)) == left_out
 
 
 @pytest.mark.parametrize("form", ["static", "growing"])

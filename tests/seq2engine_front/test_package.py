@@ -32,6 +32,7 @@ from tensorrt_stand_in import engine_bytes, tensorrt_stand_in
 
 from seq2engine.errors import BundleError, RequestError, SessionError
 from seq2engine.export.bundle import Bundle
+from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.package import package_from_bundle
 
 BESIDE = ("cuda_memory", "trt_engine")  # what the scripts import from their own folder
@@ -118,6 +119,21 @@ def test_right_engines_pass(
     assert not trt.contexts
     assert not cudart.memory
     assert cudart.streams == 0
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_engines_in_other_precisions_pass(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With several profiles; of int8 the reference has the same rounded weights, so rounding them is no error."""
+    bundle = onnx_from_model(MODEL, tmp_path / "run7", (precision,))
+    put_engines(bundle, FOUR_BEAMS, precision, "tensorrt", name="one", narrower=NARROWER)
+    package_from_bundle(bundle, tmp_path / "out", precision, threads=1)
+    code, said, errors = verified(tmp_path / "out", monkeypatch, capsys)
+    assert (code, errors) == (0, ""), said
+    values = json.loads((tmp_path / "out" / "package.json").read_text())
+    assert values["precision"] == precision
+    assert len(values["ranges"]) == 1 + len(NARROWER)
 
 
 def test_outputs_are_those_of_pytorch(package: Path) -> None:
