@@ -18,6 +18,8 @@ from .forcing import Tokens
 from .search import SearchOptions
 from .session import Session
 
+MANY = 8  # batches from which on they are of like lengths
+
 Said = dict[int, Tokens]  # source -> tokens
 
 
@@ -59,6 +61,19 @@ def mixed_batches(count: int, batch: int) -> list[list[int]]:
     return [list(range(first, count, batches)) for first in range(batches)]
 
 
+def corpus_batches(lengths: Sequence[int], batch: int) -> list[list[int]]:
+    """Few sources meet in mixed batches. Of many, the first batch reaches over all lengths and the rest are of like
+    lengths: what ragged batches show, one shows as well, and padding is a third of the work.
+    """
+    mixed = mixed_batches(len(lengths), batch)
+    if len(mixed) < MANY:
+        return mixed
+    by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
+    first = [by_length[place] for place in mixed[0]]
+    rest = sorted(set(by_length) - set(first), key=lambda row: (lengths[row], row))
+    return [first, *(rest[start : start + batch] for start in range(0, len(rest), batch))]
+
+
 def compare_decodes(
     speaker: Session,
     arms: Sequence[Arm],
@@ -78,7 +93,7 @@ def compare_decodes(
         arm.divergences, arm.failure = [], ""
         if said is not None:
             arm.said[search] = {}
-    batches = mixed_batches(len(sources), batch)
+    batches = corpus_batches([len(source) for source in sources], batch)
     for done, rows in enumerate(batches):
         parted = ", ".join(f"{arm.candidate.precision} {len(arm.divergences)} apart" for arm in arms)
         progress(f"parity: {search}", done / len(batches), parted)

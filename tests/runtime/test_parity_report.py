@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from html.parser import HTMLParser
 
 import pytest
 
+from seq2engine.runtime.bootstrap import Interval, Rate
 from seq2engine.runtime.compare import DecodeResult, Divergence, Errors, TensorResult
+from seq2engine.runtime.drift import Drift
+from seq2engine.runtime.parity_plots import drift_svg, margins_svg, ratios_html
 from seq2engine.runtime.parity_report import EXAMPLES, TEXT_EXAMPLES, parity_html, parity_table
 from seq2engine.runtime.parity_result import ParityResult
 
@@ -141,3 +145,57 @@ def test_page_needs_nothing_from_elsewhere():
 def test_page_without_divergences_has_no_empty_section():
     assert "<h2>Where they part</h2>" not in parity_html(GOOD)
     assert "<h2>Where they part</h2>" in parity_html(BAD)
+
+
+class TestPictures:
+    DRIFT = Drift(
+        ("self_k.0", "self_v.0", "logits"),
+        reference=((1e-6, 1e-6, 2e-6), (1e-6, 1e-6, 1e-6), (1e-6, 1e-6, 1e-6)),
+        candidate=((1e-6, 2e-6, 8e-5), (0.0, 1e-6, 1e-6), (1e-6, math.inf, math.nan)),
+        floor=1e-8,
+    )
+
+    def test_the_pictures_stand_between_the_verdict_and_the_levels(self):
+        result = dataclasses.replace(BAD, drift=self.DRIFT)
+        page = parity_html(result)
+        heads = ("Drift", "Error ratios", "Margins", "Where they part", "2. Encoder", "3. Steps", "4. Decodes")
+        places = [page.index('<p class="verdict">'), *(page.index(f"<h2>{head}") for head in heads)]
+        assert places == sorted(places)
+
+    def test_a_cell_of_the_map_tells_its_ratio(self):
+        html = ratios_html(self.DRIFT)
+        assert html.count("<td class=k") == 9
+        assert "title='layer 0 keys, step 2: 40x'" in html
+        assert "<td class=k63 title='layer 0 keys, step 2" in html  # beyond the scale: its end
+        assert "<td class=k21 title='layer 0 keys, step 0: 1.00x'" in html
+
+    def test_a_plot_leaves_out_what_is_not_finite_or_nothing(self):
+        svg = drift_svg(self.DRIFT, "onnxruntime fp32")
+        assert svg.count("<path") == 4
+        assert "nan" not in svg
+        assert "inf" not in svg
+
+    def test_no_error_at_all_is_said(self):
+        nothing = Drift(("self_k.0", "self_v.0", "logits"), ((0.0,),) * 3, ((0.0,),) * 3, 1e-8)
+        assert "Neither side errs" in drift_svg(nothing, "torch fp32")
+
+    def test_margins_are_counted_by_verdict(self):
+        parted = [divergence(1, "tie", 0.01), divergence(2, "tie", 0.0), divergence(3, "bug", math.inf)]
+        svg = margins_svg([*parted, divergence(4, "drift", 0.05)])
+        for key in ("tie 2", "drift 1", "bug 1"):
+            assert key in svg
+        assert svg.count("<rect") == 4
+
+
+def test_tokens_are_spelled_where_there_are_words():
+    spelled = dataclasses.replace(BAD, words={16: "AH0", 99: "<b>"}, texts={3: "k n i g h t"})
+    assert "[AH0]" in parity_table(spelled)
+    page = parity_html(spelled)
+    assert '<mark class="bad">&lt;b&gt;</mark>' in page
+    assert "k n i g h t" in page
+
+
+def test_rates_have_their_intervals():
+    rate = Rate("greedy", "PER", 9, Interval(0.06, 0.05, 0.07), Interval(0.07, 0.06, 0.08), Interval(0.01, -0.01, 0.02))
+    text = parity_table(dataclasses.replace(GOOD, rates=(rate,)))
+    assert "6.00% [5.00, 7.00]  7.00% [6.00, 8.00]  +1.00% [-1.00, +2.00]" in text
