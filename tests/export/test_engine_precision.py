@@ -22,6 +22,9 @@ from seq2engine.model.checkpoint import random_model
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 
 
+BUILT = [precision for precision in PRECISIONS if unsupported("sm89", precision) is None]
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     return onnx_from_model(random_model("tiny"), tmp_path_factory.mktemp("precisions") / "bundle", tuple(PRECISIONS))
@@ -42,7 +45,7 @@ def refusal(bundle, ranges, precision, targets, **options):
 # --- what an engine holds ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", BUILT)
 def test_an_engine_holds_the_weights_of_its_graph_in_their_types(precision, bundle, ranges):
     passport = build(bundle, ranges, precision)
     for graph in GRAPHS:
@@ -144,7 +147,7 @@ def test_what_a_target_cannot_run_is_refused_before_the_build(precision, target,
 
 
 def test_the_table_is_complete_and_every_nearest_works():
-    assert {(p, t) for p in PRECISIONS for t in LACKS if unsupported(t, p)} == {(p, t) for p, t, *_ in IMPOSSIBLE}
+    assert {(p, t) for p in BUILT for t in LACKS if unsupported(t, p)} == {(p, t) for p, t, *_ in IMPOSSIBLE}
     for precision, target, _, nearest in IMPOSSIBLE:
         assert NEAREST[precision] == nearest
         assert unsupported(target, nearest) is None
@@ -155,6 +158,14 @@ def test_the_table_is_right(precision, target, reason, nearest, bundle, ranges, 
     """Without the refusal TensorRT itself fails, later and in its own words."""
     monkeypatch.setattr(to_engine, "unsupported", lambda *_: None)
     assert "could not build encoder.onnx" in refusal(bundle, ranges, precision, (target,))
+
+
+def test_a_form_for_cpus_is_not_built(bundle, ranges):
+    assert set(PRECISIONS) - set(BUILT) == {"w8a8"}
+    assert refusal(bundle, ranges, "w8a8", ("sm89",)) == (
+        "sm89 cannot run w8a8 (it is a form for CPUs); "
+        f"build with: seq2engine build {bundle.root} --target sm89 --precision int8"
+    )
 
 
 def test_portable_engines_cannot_be_fp8(bundle, ranges):
