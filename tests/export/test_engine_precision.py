@@ -166,6 +166,7 @@ def test_a_form_for_cpus_is_not_built(bundle, ranges):
         "sm89 cannot run w8a8 (it is a form for CPUs); "
         f"build with: seq2engine build {bundle.root} --target sm89 --precision int8"
     )
+    assert refusal(bundle, ranges, "w8a8", ()).endswith("--target sm80 --precision int8")
 
 
 def test_portable_engines_cannot_be_fp8(bundle, ranges):
