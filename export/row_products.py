@@ -42,7 +42,8 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         weight = node.input[1] if node.op_type == "MatMul" else node.input[0] if node.op_type == "Gather" else ""
         if node.op_type == "MatMul" and weight in restored:
-            nodes += product(node, *restored[weight].input[:2], rounded)
+            stored, scale = restored[weight].input[:2]
+            nodes += product(node, stored, scale, rounded)
         elif node.op_type == "MatMul" and weight in turned:
             stored, scale = restored[turned[weight].input[0]].input[:2]
             name = f"{stored}/turned"

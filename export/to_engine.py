@@ -195,7 +195,7 @@ def check_targets(
     for target, reason in reasons.items():
         if reason is None:
             continue
-        if not targets:  # nobody asked for this one: those that can are the nearest thing
+        if not targets and able:  # nobody asked for this one: those that can are the nearest thing
             mend = f"{command} {' '.join(able)} --precision {precision}"
             problems.append(
                 f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}"
@@ -203,6 +203,8 @@ def check_targets(
             break
         mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
         problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")
+        if not targets:  # none can, for the same reason
+            break
     if problems:
         raise BuildError("; ".join(problems))
 

@@ -24,6 +24,9 @@ pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq
 BUILT = tuple(precision for precision in PRECISIONS if precision not in FOR_CPUS)
 
 
+BUILT = [precision for precision in PRECISIONS if unsupported("sm89", precision) is None]
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     return onnx_from_model(random_model("tiny"), tmp_path_factory.mktemp("precisions") / "bundle", BUILT)
@@ -157,6 +160,15 @@ def test_the_table_is_right(precision, target, reason, nearest, bundle, ranges, 
     """Without the refusal TensorRT itself fails, later and in its own words."""
     monkeypatch.setattr(to_engine, "unsupported", lambda *_: None)
     assert "could not build encoder.onnx" in refusal(bundle, ranges, precision, (target,))
+
+
+def test_a_form_for_cpus_is_not_built(bundle, ranges):
+    assert set(PRECISIONS) - set(BUILT) == {"w8a8"}
+    assert refusal(bundle, ranges, "w8a8", ("sm89",)) == (
+        "sm89 cannot run w8a8 (it is a form for CPUs); "
+        f"build with: seq2engine build {bundle.root} --target sm89 --precision int8"
+    )
+    assert refusal(bundle, ranges, "w8a8", ()).endswith("--target sm80 --precision int8")
 
 
 def test_portable_engines_cannot_be_fp8(bundle, ranges):
