@@ -203,7 +203,8 @@ class Divergence:
     """A source that two decodes end differently, and whether PyTorch's own error explains it.
 
     `margin` and `budget` are of `parted`: "tokens" (greedy: of the two tokens at `step`), "scores" (beam: of the two
-    outputs) or "beams" (of the prefixes that one search kept and the other dropped, where they first did so).
+    outputs), "beams" (of prefixes that one search kept and the other dropped, where they first did so) or "stop" (of
+    the hypothesis that let one search stop and the prefix that kept the other going).
     The verdict is `tie` (the margin is within the error that PyTorch itself makes there), `drift` (it is within the
     budget, so the precision explains it) or `bug`. `top_two` is what the oracle puts between its two best tokens at
     `step`.

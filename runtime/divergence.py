@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -58,6 +59,7 @@ class Traced:
 
     tokens: list[Tokens]
     trail: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    last: list[Tokens] = field(default_factory=list)  # the worst hypothesis of each: it decides when a search may stop
 
 
 def traced(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Traced:
@@ -66,11 +68,12 @@ def traced(session: Session, sources: Sequence[Sequence[int]], options: SearchOp
     def note(emitted: Emitted) -> None:
         trail.append((emitted.sources.copy(), emitted.tokens.copy(), emitted.parents.copy()))
 
-    found = generate(session, sources, options, note)
-    return Traced([nbest[0].tokens for nbest in found], trail)
+    found = generate(session, sources, dataclasses.replace(options, nbest=options.beam), note)
+    return Traced([nbest[0].tokens for nbest in found], trail, [nbest[-1].tokens for nbest in found])
 
 
 Fork = tuple[list[Tokens], list[Tokens]]
+Stop = tuple[Tokens, list[Tokens]]
 
 
 def fork_of(wanted: Traced, given: Traced, source: int, end: int) -> Fork | None:
@@ -82,6 +85,17 @@ def fork_of(wanted: Traced, given: Traced, source: int, end: int) -> Fork | None
         if ours != theirs:
             return sorted(ours - theirs), sorted(theirs - ours)
     return None
+
+
+def stop_of(wanted: Traced, given: Traced, source: int, end: int) -> Stop | None:
+    """Where both kept the same prefixes, but one search was done before the other: its worst hypothesis, which no
+    running one could pass, and the prefixes that the other still ran; None if they stopped together.
+    """
+    runs = [(run, list(beams_of(run, source, end))) for run in (wanted, given)]
+    (first, beams), (_, longer) = sorted(runs, key=lambda pair: len(pair[1]))
+    if not first.last or len(beams) == len(longer):
+        return None
+    return first.last[source], sorted(longer[len(beams)])
 
 
 def beams_of(run: Traced, source: int, end: int) -> Iterator[set[Tokens]]:
@@ -105,6 +119,7 @@ class Parted:
     wanted: Tokens
     given: Tokens
     fork: Fork | None
+    stop: Stop | None = None
 
     @property
     def step(self) -> int:
@@ -116,6 +131,13 @@ class Parted:
         return Divergence(
             self.row, self.step, gap.verdict, parted, gap.margin, gap.budget, self.wanted, self.given, here
         )
+
+
+def parted_at(wanted: Traced, given: Traced, place: int, row: int, source: Sequence[int], end: int) -> Parted:
+    """A source of a batch whose outputs differ; `place` is its number in the batch, `row` among all."""
+    fork = fork_of(wanted, given, place, end)
+    stop = stop_of(wanted, given, place, end) if fork is None else None
+    return Parted(row, source, wanted.tokens[place], given.tokens[place], fork, stop)
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,7 @@ class Judge:
 
     def beams(self, cases: Sequence[Parted], length_penalty: float) -> list[Divergence]:
         """Two outputs with the same score are as good as equal. If theirs differ, rounding may still have decided it,
-        but long before the end: where one search first kept other prefixes than the other.
+        but long before the end: where one search first kept other prefixes than the other, or was done before it.
         """
         found = self.scored([(case.source, tokens) for case in cases for tokens in (case.wanted, case.given)])
         judged = []
@@ -146,6 +168,10 @@ class Judge:
                 at_fork = self.widest_gap(case.source, case.fork)
                 if at_fork:
                     gap, parted = at_fork, "beams"
+            elif not gap and case.stop is not None:
+                at_stop = self.gap_at_stop(case.source, case.stop, length_penalty)
+                if at_stop:
+                    gap, parted = at_stop, "stop"
             judged.append(case.judged(gap, parted, found[2 * i].top_two))
         return judged
 
@@ -155,6 +181,12 @@ class Judge:
         ours, theirs = found[: len(fork[0])], found[len(fork[0]) :]
         gaps = [gap_since_fork(a, b) for a, b in itertools.product(ours, theirs)]
         return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
+
+    def gap_at_stop(self, source: Sequence[int], stop: Stop, length_penalty: float) -> Gap:
+        """One search found its worst hypothesis better than the best running one, the other the reverse."""
+        worst, *running = self.scored([(source, tokens) for tokens in (stop[0], *stop[1])])
+        best = max(running, key=lambda scored: float(scored.log_probs.sum()))
+        return gap_of_scores(worst, best, length_penalty)
 
     def scored(self, pairs: Sequence[tuple[Sequence[int], Tokens]]) -> list[Scored]:
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]

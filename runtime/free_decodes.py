@@ -13,7 +13,7 @@ from seq2engine.progress import Progress, silent
 
 from ..errors import RequestError
 from .compare import DecodeResult, Divergence
-from .divergence import Judge, Parted, Traced, fork_of, traced
+from .divergence import Judge, Traced, parted_at, traced
 from .forcing import Tokens
 from .search import SearchOptions
 from .session import Session
@@ -43,7 +43,7 @@ class Arm:
             self.said[search_name(options)].update(zip(rows, given.tokens, strict=True))
         end = self.candidate.config.end_id
         parted = [
-            Parted(row, source, wanted.tokens[i], given.tokens[i], fork_of(wanted, given, i, end))
+            parted_at(wanted, given, i, row, source, end)
             for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
             if wanted.tokens[i] != given.tokens[i]
         ]

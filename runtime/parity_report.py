@@ -218,6 +218,7 @@ def divergence_head(search: str, divergence: Divergence) -> str:
         "tokens": "between the two tokens",
         "scores": "between the scores of the two outputs",
         "beams": "between the prefixes that only one of the searches kept",
+        "stop": "between what let one search stop and what kept the other going",
     }[divergence.parted]
     return (
         f"{search}, source {divergence.source}, from step {divergence.step}: "

@@ -13,7 +13,7 @@ from scripted_step import from_table
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.answers import Answer
-from seq2engine.runtime.divergence import Judge
+from seq2engine.runtime.divergence import Judge, Parted, Traced, stop_of
 from seq2engine.runtime.free_decodes import Arm, compare_decodes
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.parity import parity_of_sessions
@@ -197,3 +197,31 @@ class TestBeams:
         table, lean = ({k: [p or 1e-9 for p in row] for k, row in t.items()} for t in (table, lean))
         divergence = self.judged(table, lean, table)
         assert (divergence.verdict, divergence.parted, divergence.candidate) == ("tie", "scores", (A, END))
+
+
+class TestStopping:
+    """Searches that keep the same prefixes may still stop at different steps."""
+
+    RUNNING = ((A, B), (A, C))
+
+    def run(self, steps):
+        trail = [(np.array([0]), np.array([[A, B]]), np.array([[0, 0]]))]
+        trail += [(np.array([0]), np.array([[B, C]]), np.array([[0, 0]]))] * (steps - 1)
+        return Traced([(A, B, END)], trail, [(C, END)])
+
+    def test_what_let_one_stop_and_what_kept_the_other_going_is_found(self):
+        assert stop_of(self.run(2), self.run(1), 0, END) == ((C, END), [(A, B), (A, C)])
+        assert stop_of(self.run(1), self.run(2), 0, END) == ((C, END), [(A, B), (A, C)])
+        assert stop_of(self.run(2), self.run(2), 0, END) is None
+
+    @pytest.mark.parametrize(("off", "verdict", "parted"), [(1e-7, "tie", "stop"), (0.05, "bug", "scores")])
+    def test_a_tie_between_them_excuses_outputs_of_other_scores(self, off, verdict, parted):
+        """The best running prefix, (A, B), has as much as the worst hypothesis, (C, END), but for `off`."""
+        half = [0.5 if token == B else 0.5 / 7 for token in range(8)]
+        end = [0.5 + off if token == END else (0.5 - off) / 7 for token in range(8)]
+        first = [{A: 0.3, C: 0.3, B: 0.1}.get(token, 0.3 / 5) for token in range(8)]
+        table = {(): first, (A,): half, (C,): end, (B,): half}
+        judge = Judge(Scripted(table, "fp64"), Scripted(table, noise=0.0), 4, 1e-6)
+        case = Parted(0, [3], (A, B), (B, A), None, ((C, END), list(self.RUNNING)))
+        (divergence,) = judge.beams([case], 1.0)
+        assert (divergence.verdict, divergence.parted) == (verdict, parted)

@@ -64,6 +64,19 @@ def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
     assert json.loads(result.to_json())["finding"]["layer"] == mutation.layer
 
 
+@pytest.mark.parametrize(
+    ("name", "precision", "form"), [("heads innermost", "int8", "growing"), ("softmax over queries", "int4", "static")]
+)
+def test_a_defect_in_graphs_of_quantised_weights_is_found_too(tmp_path, name, precision, form):
+    mutation = dataclasses.replace(MUTATIONS[name], precision=precision)
+    bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "right", (precision,), form)
+    assert hunt(bundle, precision, random_sources(SMALL, 16), 2, 4, threads=1) is None
+    result = parity_of(wrong_copy(bundle, tmp_path / "wrong", mutation), precision=precision, **FLAGS)
+    assert not result
+    assert result.finding.layer == mutation.layer, result.finding.text
+    assert result.finding.cause in mutation.causes, result.finding.text
+
+
 def test_there_are_enough_defects_and_they_are_all_different():
     assert len(MUTATIONS) >= 25
     assert len({mutation.edit for mutation in MUTATIONS.values()}) == len(MUTATIONS)
