@@ -89,8 +89,8 @@ SCENARIO_NOTES = (
     "Sources of ragged lengths that end where they end, with the sizes of the first case; definitions after MLPerf "
     "LoadGen. Single stream: the next query comes as soon as the last is done. Offline: all sources are there at once.",
     "Server: queries come at random to one worker that takes them one by one; queries per second are the largest rate "
-    "at which 99 % are done within the bound, which is the same for all arms. Waiting is computed from the times of real "
-    "decodes.",
+    "at which 99 % are done within the bound, which is the same for all arms. Waiting is computed from the times of "
+    "real decodes.",
 )
 
 
