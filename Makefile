@@ -1,12 +1,13 @@
 # make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
 # make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
+# make measure     `base` against all peers, into benchmarks/results/base.json and README; an hour on two cores
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench peers gpu-check gpu-present clean
+.PHONY: demo test lint bench peers measure readme gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -36,6 +37,16 @@ peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/in
 	@# optimum-intel asks for torchvision, of which there is no build without CUDA, and which no text model needs
 	@if [ $* = openvino ]; then .peers/$*/bin/python -m pip install --quiet --no-deps optimum-intel==2.2.0; fi
 	@touch $@
+
+MEASURED ?= 1x1x32x32 1x4x32x32 8x1x32x32 8x4x32x32 32x1x32x32 32x4x32x32
+measure: $(VENV)/installed peers
+	$(BIN)/seq2engine export random:base out/base --precision fp32 int8 --force
+	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 int8 --peers all --case $(MEASURED) --export-times
+	mkdir -p benchmarks/results && cp out/base/reports/bench.json benchmarks/results/base.json
+	$(MAKE) readme
+
+readme: $(VENV)/installed
+	$(BIN)/python -m seq2engine.benchmarks.readme
 
 gpu-check: gpu-present $(VENV)/installed
 	$(BIN)/python -m seq2engine.gpu_check out/gpu-check

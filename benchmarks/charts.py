@@ -21,7 +21,10 @@ SHADES = {  # how strongly each piece of a bar is painted, and in which of the p
 LINES = ("--accent", "--bad", "--good", "--warn", "--soft")
 WIDTH, HEIGHT, LEFT, BOTTOM = 360, 180, 34, 24  # of the line chart; a phone shows it in its own size
 HOT = 4.0  # times the fastest, and more: painted as hot as can be
-STICKY = "position:sticky;left:0;background:var(--paper);min-width:7rem"  # arms stay in sight when cases are scrolled
+TIGHT = "padding:.35rem .4rem"  # so that a phone shows some cases beside the arms
+STICKY = (
+    "position:sticky;left:0;background:var(--paper);white-space:normal"  # arms stay in sight when cases are scrolled
+)
 
 
 def heat_html(result: BenchResult) -> str:
@@ -31,11 +34,11 @@ def heat_html(result: BenchResult) -> str:
     differ has a sign for that.
     """
     best = {case.case.name: fastest(case) for case in result.cases}
-    head = "".join(f'<th style="white-space:normal">{escape(case.case.name)}</th>' for case in result.cases)
+    head = "".join(f'<th class="number" style="{TIGHT}">{escape(case.case.name)}</th>' for case in result.cases)
     lines = []
     for arm in result.arms:
         cells = "".join(heat_cell(case, arm, best[case.case.name], result.seed) for case in result.cases)
-        lines.append(f'<tr><th style="{STICKY};white-space:normal">{escape(arm)}</th>{cells}</tr>')
+        lines.append(f'<tr><th style="{STICKY}">{escape(arm)}</th>{cells}</tr>')
     corner = f'<th style="{STICKY}">end to end, ms</th>'
     table = f"<thead><tr>{corner}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{table}</table></div>'
@@ -52,7 +55,7 @@ def heat_cell(case: CaseResult, arm: str, best: str, seed: int) -> str:
     weight = "font-weight:700;" if wins else ""
     sign = "" if case.same(arm) else '<span title="outputs differ"> \u2260</span>'
     text = f"{number(mine.median)}{sign}<br><small>{times:.2f}x</small>"
-    return f'<td class="number" style="{weight}background:{paint}">{text}</td>'
+    return f'<td class="number" style="{TIGHT};{weight}background:{paint}">{text}</td>'
 
 
 def fastest(case: CaseResult) -> str:

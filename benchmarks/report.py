@@ -66,8 +66,8 @@ def bench_table(result: BenchResult) -> str:
     if result.quality:
         lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
     for scenario, head in SCENARIO_HEADS.items():
-        if rows := scenario_rows(result, scenario):
-            lines += [text_table(head, rows), ""]
+        if figures := scenario_rows(result, scenario):
+            lines += [text_table(head, figures), ""]
     lines += [text_table(ARM_HEAD, arm_rows(result)), "", *failed_text(result), *filter(None, [ceiling_text(result)])]
     lines.append(conditions(result))
     if result.environment.busy:

@@ -12,6 +12,7 @@ from seq2engine.benchmarks.cases import (
     case_problems,
     cases_at_lengths,
     cases_for,
+    cases_from_grid,
     cases_from_text,
     sources_for,
 )
@@ -80,3 +81,11 @@ def test_cases_are_swept_over_output_lengths():
     cases = cases_at_lengths(cases_from_text(["8x4x32x16", "8x4x32x99", "1x1x5x7"]), [64, 128])
     assert [case.name for case in cases] == ["8x4x32x64", "8x4x32x128", "1x1x5x64", "1x1x5x128"]
     assert cases[1] == Case("8x4x32x128", batch=8, beam=4, source=32, target=128)
+
+
+def test_a_sweep_is_every_combination_cut_to_the_model():
+    config = dataclasses.replace(PRESETS["tiny"], max_source=64, max_target=32)
+    found = cases_from_grid(config, {"batch": [1, 3]})
+    assert len(found) == 2 * 2 * 2  # batch, beam, source; both outputs are cut to one
+    assert {(case.source, case.target) for case in found} == {(32, 32), (64, 32)}
+    assert found[0] == Case("1x1x32x32", 1, 1, 32, 32)

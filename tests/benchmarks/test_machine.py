@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
 
-from seq2engine.benchmarks.machine import environment, library_version, processor
+from seq2engine.benchmarks.machine import commit, environment, governor, library_version, processor
 
 
 def test_this_machine_is_described():
@@ -37,3 +39,16 @@ def test_busy_means_that_others_were_running_before():
     assert not quiet.busy
     assert dataclasses.replace(quiet, load_before=1.1).busy
     assert not dataclasses.replace(quiet, load_before=None).busy
+
+
+def test_the_governor_and_the_commit_are_noted_where_they_are_known(tmp_path):
+    (tmp_path / "scaling_governor").write_text("performance\n")
+    assert governor(tmp_path / "scaling_governor") == "performance"
+    assert governor(tmp_path / "none") is None
+    assert commit(tmp_path) is None
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"],
+    ):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
+    assert re.fullmatch("[0-9a-f]{12}", commit(tmp_path))
