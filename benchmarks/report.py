@@ -65,9 +65,9 @@ def bench_table(result: BenchResult) -> str:
         lines += [text_table(CURVE_HEAD, curve_rows(curves)), ""]
     if result.quality:
         lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
-    for scenario, head in SCENARIO_HEADS.items():
+    for scenario, figure_head in SCENARIO_HEADS.items():
         if figures := scenario_rows(result, scenario):
-            lines += [text_table(head, figures), ""]
+            lines += [text_table(figure_head, figures), ""]
     lines += [text_table(ARM_HEAD, arm_rows(result)), "", *failed_text(result), *filter(None, [ceiling_text(result)])]
     lines.append(conditions(result))
     if result.environment.busy:

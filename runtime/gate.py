@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,8 @@ def parsed(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; name a file of thresholds") from error
     try:
-        if path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            import tomllib  # from Python 3.11 on
-
-            values = tomllib.loads(text)
+        reader = json if path.suffix == ".json" else import_module("tomllib")  # which is there from Python 3.11 on
+        values = reader.loads(text)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} is read as TOML, which needs Python 3.11; write it as JSON, named *.json") from error
     except ValueError as error:

@@ -268,7 +268,7 @@ def said_of(result: ParityResult, divergence: Divergence) -> str:
     return "" if text is None else f": {text}"
 
 
-def verdict_badge(passed: bool) -> str:
+def verdict_badge(passed: bool) -> Html:
     return badge_html("passed" if passed else "failed", "good" if passed else "bad")
 
 
