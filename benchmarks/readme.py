@@ -16,6 +16,7 @@ RESULT = SOURCES / "benchmarks" / "results" / "base.json"
 README = SOURCES / "README.md"
 BEGIN, END = "<!-- measured: benchmarks/results/base.json -->\n", "<!-- end of measured -->\n"
 OURS = "onnxruntime"
+THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
 
 
 def readme_text(result: BenchResult) -> str:
@@ -24,7 +25,7 @@ def readme_text(result: BenchResult) -> str:
     model = result.model
     head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, random weights"]
     for precision in precisions:
-        head += [f"ours {precision}", f"best {precision} peer", "times as fast"]
+        head += [f"ours {precision}", f"best {THEIRS.get(precision, precision)} peer", "times as fast"]
     rows = [
         [str(case.case), *(cell for precision in precisions for cell in cells(result, case, precision))]
         for case in result.cases
@@ -35,7 +36,8 @@ def readme_text(result: BenchResult) -> str:
 
 def cells(result: BenchResult, case: CaseResult, precision: str) -> tuple[str, str, str]:
     ours = next(name for name, arm in result.arms.items() if arm.backend == OURS and arm.precision == precision)
-    peers = [name for name in case.arms if result.arms[name].peer and result.arms[name].precision == precision]
+    like = THEIRS.get(precision, precision)
+    peers = [name for name in case.arms if result.arms[name].peer and result.arms[name].precision == like]
     mine = case.arms[ours].parts["end_to_end"].samples
     if not peers:
         return f"{number(mine.median)} ms", "none ran", ""

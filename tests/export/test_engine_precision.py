@@ -162,8 +162,9 @@ def test_the_table_is_right(precision, target, reason, nearest, bundle, ranges, 
     assert "could not build encoder.onnx" in refusal(bundle, ranges, precision, (target,))
 
 
-def test_a_form_for_cpus_is_not_built(bundle, ranges):
+def test_a_form_for_cpus_is_not_built(tmp_path, ranges):
     assert set(PRECISIONS) - set(BUILT) == {"w8a8"}
+    bundle = onnx_from_model(random_model("tiny"), tmp_path / "bundle", ("w8a8",))
     assert refusal(bundle, ranges, "w8a8", ("sm89",)) == (
         "sm89 cannot run w8a8 (it is a form for CPUs); "
         f"build with: seq2engine build {bundle.root} --target sm89 --precision int8"
