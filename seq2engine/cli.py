@@ -38,11 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing half-written was left", file=sys.stderr)
-        return 130
+        return interrupted()
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in a compiled module
+            return interrupted()
+        raise
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def interrupted() -> int:
+    print("interrupted; nothing half-written was left", file=sys.stderr)
+    return 130
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
