@@ -33,6 +33,7 @@ def peak_of_arm(
     provider: str | None,
     cases: Sequence[Case],
     seed: int,
+    draft: str | None = None,
 ) -> int:
     """Peak bytes of a fresh process that opens the arm's session and decodes every case, as a user would and timed."""
     request = {
@@ -43,6 +44,7 @@ def peak_of_arm(
         "provider": provider,
         "cases": [dataclasses.asdict(case) for case in cases],
         "seed": seed,
+        "draft": draft,
     }
     command = [sys.executable, "-m", "seq2engine.benchmarks.footprint", json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -59,6 +61,7 @@ def decode_all(request: dict[str, Any]) -> None:
         request["precision"],
         request["threads"],
         provider=request["provider"],
+        draft=request["draft"],
     ) as session:
         for case in (Case(**values) for values in request["cases"]):
             sources = sources_for(case, session.config, request["seed"])

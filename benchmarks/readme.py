@@ -21,21 +21,34 @@ THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of 
 
 def readme_text(result: BenchResult) -> str:
     """The table and its conditions: of every case our arms against the best peer of the same precision."""
-    precisions = [arm.precision for arm in result.arms.values() if arm.backend == OURS]
+    precisions = [arm.precision for arm in result.arms.values() if arm.backend == OURS and arm.draft is None]
     model = result.model
     head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, random weights"]
     for precision in precisions:
         head += [f"ours {precision}", f"best {THEIRS.get(precision, precision)} peer", "times as fast"]
     rows = [
-        [str(case.case), *(cell for precision in precisions for cell in cells(result, case, precision))]
+        [str(case.case), *(cell for precision in precisions for cell in cells(result, case, precision, None))]
         for case in result.cases
     ]
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
-    return "\n".join([*lines, "", *conditions(result)]) + "\n"
+    return "\n".join([*lines, "", *drafted(result), *conditions(result)]) + "\n"
 
 
-def cells(result: BenchResult, case: CaseResult, precision: str) -> tuple[str, str, str]:
-    ours = next(name for name, arm in result.arms.items() if arm.backend == OURS and arm.precision == precision)
+def drafted(result: BenchResult) -> list[str]:
+    """A sentence of every case in which one precision drafts for another."""
+    lines = []
+    for arm in result.arms.values():
+        for case in result.cases if arm.draft else ():
+            if case.case.batch * case.case.beam == 1:
+                mine, peer, ratio = cells(result, case, arm.precision, arm.draft)
+                fast = f"; {ratio} times as fast" if ratio else ""
+                lines.append(f"{arm.precision} with drafts of {arm.draft}, {case.case}: {mine}; {peer}{fast}.")
+    return lines
+
+
+def cells(result: BenchResult, case: CaseResult, precision: str, draft: str | None) -> tuple[str, str, str]:
+    wanted = (OURS, precision, draft)
+    ours = next(name for name, arm in result.arms.items() if (arm.backend, arm.precision, arm.draft) == wanted)
     like = THEIRS.get(precision, precision)
     peers = [name for name in case.arms if result.arms[name].peer and result.arms[name].precision == like]
     mine = case.arms[ours].parts["end_to_end"].samples

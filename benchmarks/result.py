@@ -100,6 +100,7 @@ class Arm:
     peak_bytes: int | None = None
     export_seconds: float | None = None
     build_seconds: float | None = None
+    draft: str | None = None  # the precision that guesses ahead for it
 
 
 @dataclass(frozen=True)

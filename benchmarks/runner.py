@@ -62,6 +62,7 @@ def bench_bundle(
     scenarios: Sequence[str] = (),
     bound_ms: float | None = None,
     queries: int = QUERIES,
+    draft: str | None = None,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
@@ -70,7 +71,8 @@ def bench_bundle(
     `provider` is where the arms of ONNX Runtime compute. `peers` are other libraries with the same weights, timed end
     to end among our arms: names, or "all", of which those that fail are listed as failed. What is not `quick` also
     takes the machine's ceiling and every arm's peak memory in a process of its own; `export_times` exports again.
-    `scenarios` (scenarios.py) take the sizes of the first case; `bound_ms` is a server's.
+    `scenarios` (scenarios.py) take the sizes of the first case; `bound_ms` is a server's. A `draft` precision gives
+    the others on ONNX Runtime one more arm each, in cases with one source and one beam, which it guesses ahead for.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
@@ -82,24 +84,26 @@ def bench_bundle(
         theirs = stack.enter_context(open_peers(peers, opened, threads, progress, environments))
         arms: dict[str, Arm] = {}
         sessions: dict[str, Session] = {}
-        for precision in precisions:
-            for backend in backends:
-                where = provider if backend == "onnxruntime" else None
-                name = " ".join(filter(None, (backend, where, precision)))
-                progress(f"bench: load {name}", 0.0)
-                # Importing the library is not loading the model, and would be charged to the first arm alone.
-                import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
-                started = time.perf_counter()
-                with blaming(name, "loading"):
-                    sessions[name] = stack.enter_context(
-                        open_session(opened, backend, precision, threads, provider=where)
-                    )
-                load_ms = 1000 * (time.perf_counter() - started)
-                arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms)
-                progress(f"bench: load {name}", 1.0)
+        for backend, precision, guesses in wanted_arms(backends, precisions, draft):
+            where = provider if backend == "onnxruntime" else None
+            name = " ".join(filter(None, (backend, where, precision, guesses and f"drafts {guesses}")))
+            progress(f"bench: load {name}", 0.0)
+            # Importing the library is not loading the model, and would be charged to the first arm alone.
+            import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
+            started = time.perf_counter()
+            with blaming(name, "loading"):
+                sessions[name] = stack.enter_context(
+                    open_session(opened, backend, precision, threads, provider=where, draft=guesses)
+                )
+            load_ms = 1000 * (time.perf_counter() - started)
+            arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms, draft=guesses)
+            progress(f"bench: load {name}", 1.0)
         # Without worker threads nobody spins, so nobody has to wait.
         rest = REST if threads > 1 and len(arms) + len(theirs.running) > 1 else 0.0
-        results = tuple(bench_case(sessions, theirs, case, rounds, rest, seed, progress) for case in chosen)
+        results = tuple(
+            bench_case(sessions_for(case, sessions, arms), theirs, case, rounds, rest, seed, progress)
+            for case in chosen
+        )
         arms |= {name: arm_of_peer(theirs, name) for name in theirs.timed}
         streams = run_scenarios(scenarios, sessions, chosen[0], bound_ms, seed, queries, progress)
         beams = sorted({case.beam for case in chosen})
@@ -129,6 +133,21 @@ def bench_bundle(
     )
 
 
+def wanted_arms(
+    backends: Sequence[str], precisions: Sequence[str], draft: str | None
+) -> list[tuple[str, str, str | None]]:
+    """Backend, precision and who drafts for it, of every arm."""
+    plain: list[tuple[str, str, str | None]] = [(backend, name, None) for name in precisions for backend in backends]
+    drafted = [("onnxruntime", name, draft) for name in precisions if draft not in (None, name)]
+    return plain + (drafted if "onnxruntime" in backends else [])
+
+
+def sessions_for(case: Case, sessions: dict[str, Session], arms: dict[str, Arm]) -> dict[str, Session]:
+    """Those whose arms have something to show in a case: with several rows, drafts change nothing."""
+    single = case.batch * case.beam == 1
+    return {name: session for name, session in sessions.items() if single or arms[name].draft is None}
+
+
 def arm_of_peer(peers: Peers, name: str) -> Arm:
     """A peer's arm from those of its processes that were timed."""
     workers = peers.timed[name]
@@ -145,7 +164,7 @@ def arm_of_peer(peers: Peers, name: str) -> Arm:
 
 def with_peak(arm: Arm, bundle: Bundle, threads: int, provider: str | None, cases: Sequence[Case], seed: int) -> Arm:
     where = provider if arm.backend == "onnxruntime" else None
-    peak = peak_of_arm(bundle, arm.backend, arm.precision, threads, where, cases, seed)
+    peak = peak_of_arm(bundle, arm.backend, arm.precision, threads, where, cases, seed, arm.draft)
     return dataclasses.replace(arm, peak_bytes=peak)
 
 

@@ -40,6 +40,9 @@ class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
     looks = False  # whether its states keep the cross-attention of the latest step
+    # Graphs whose threads go to sleep when a call ends. Others wait for the next one in a busy loop, for some 40 ms,
+    # and take a core from the graph that comes next: an encoder's would do so during the first steps of every decode.
+    resting: tuple[str, ...] = ("encoder",)
 
     def __init__(
         self,
@@ -59,9 +62,7 @@ class OrtSession(Session):
         longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
         self.graphs, self.threads, self.provider = graphs, threads, provider
-        self.sessions = {
-            name: self.inference_session(name, changed_bytes(name, path, precision)) for name, path in graphs.items()
-        }
+        self.sessions = {name: self.inference_session(name) for name in graphs}
         self.view: OrtSession | None = None  # with the latest shortlist
         self.narrow: list[OrtSession] = []  # one of one thread, for lanes, once it is needed; views share it
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
@@ -86,14 +87,19 @@ class OrtSession(Session):
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
         return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
 
-    def inference_session(self, name: str, changed: bytes | None) -> ort.InferenceSession:
-        return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision)
+    def inference_session(self, name: str, shortlist: Shortlist | None = None) -> ort.InferenceSession:
+        changed = self.graph_bytes(name, shortlist)
+        rests = name in self.resting
+        return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision, rests)
+
+    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes | None:
+        """A graph in the form that this session takes; its weights still lie where the graph is. None: as it is."""
+        return changed_bytes(name, self.graphs[name], self.precision, shortlist)
 
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
             self.view = None  # first make room: a view has a decoder of its own
-            changed = changed_bytes("decoder_step", self.graphs["decoder_step"], self.precision, shortlist)
-            step = self.inference_session("decoder_step", changed)
+            step = self.inference_session("decoder_step", shortlist)
             self.view = copy.copy(self)
             self.view.sessions = {**self.sessions, "decoder_step": step}
             self.view.shortlist = shortlist
@@ -228,21 +234,31 @@ def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
 
 
 def changed_bytes(name: str, path: Path, precision: str, shortlist: Shortlist | None = None) -> bytes | None:
-    """A graph in the form that this runtime takes; its weights still lie beside `path`. None: as it is.
+    """A graph in the form that this runtime takes; its weights still lie beside `path`. None: as it is."""
+    if name == "decoder_step":
+        return step_model(path, precision, shortlist).SerializeToString()
+    return row_products(graph_from_file(path)).SerializeToString() if precision == "w8a8" else None
 
-    A decoder step reduces its own logits; products of `w8a8` are those of int8 numbers.
-    """
-    if name != "decoder_step" and precision != "w8a8":
-        return None
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
+
+def step_model(
+    path: Path,
+    precision: str,
+    shortlist: Shortlist | None = None,
+    change: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model,
+) -> onnx.ModelProto:
+    """A decoder step that reduces its own logits; products of `w8a8` are of int8 numbers. `change` comes first."""
+    model = change(graph_from_file(path))
     if shortlist is not None:
         model = shortlist_graph(model, shortlist.tokens, path.parent)
-    if precision == "w8a8":
-        model = row_products(model)
-    return (candidate_graph(model) if name == "decoder_step" else model).SerializeToString()
+    return candidate_graph(row_products(model) if precision == "w8a8" else model)
+
+
+def graph_from_file(path: Path) -> onnx.ModelProto:
+    """Without its weights."""
+    try:
+        return onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
 
 
 def inference_session(
@@ -251,8 +267,12 @@ def inference_session(
     changed: bytes | None = None,
     provider: str = "cpu",
     precision: str = "fp32",
+    rests: bool = False,
 ) -> ort.InferenceSession:
-    """Opens a graph; `changed` is another form of it in memory, whose weights still lie beside `path`."""
+    """Opens a graph; `changed` is another form of it in memory, whose weights still lie beside `path`.
+
+    With `rests`, its threads sleep between calls.
+    """
     options = ort.SessionOptions()
     if changed is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
@@ -261,6 +281,8 @@ def inference_session(
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    if rests:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         session = ort.InferenceSession(
             changed or str(path), options, **arguments_for(provider, options, path, precision)

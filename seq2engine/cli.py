@@ -100,7 +100,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("bundle", type=Path, help="folder to write")
     sub.add_argument(
-        "--precision", nargs="+", default=["fp32"], help="one or more of fp32 fp16 bf16 int8 int4 fp8 (default: fp32)"
+        "--precision",
+        nargs="+",
+        default=["fp32"],
+        help="one or more of fp32 fp16 bf16 int8 int4 fp8 w8a8 (default: fp32)",
     )
     sub.add_argument(
         "--calibrate",
@@ -136,6 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub = add("run", run_run, "decode lines: text where the bundle has a tokenizer, else token ids")
     add_bundle(sub)
     add_backend(sub)
+    add_draft(sub)
     add_run_flags(sub)
 
     sub = add("score", run_score, "say how likely the model finds given outputs: lines of source<TAB>target")
@@ -169,6 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     add_provider(sub)
+    add_draft(sub)
     add_json(sub)
     return parser
 
@@ -191,6 +196,11 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
         "--deterministic", action="store_true", help="the same bits in any batch, for some padding (onnxruntime)"
     )
     add_provider(parser)
+
+
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    what = "a cheaper precision that guesses ahead, for single sources with one beam: the same tokens, sooner"
+    parser.add_argument("--draft", metavar="PRECISION", help=what)
 
 
 def add_provider(parser: argparse.ArgumentParser) -> None:

@@ -91,6 +91,7 @@ def run_arms(
         progress=progress(args),
         references=references(args),
         provider=args.provider,
+        draft=args.draft,
         peers=args.peers,
         quick=args.quick,
         export_times=args.export_times,

@@ -84,6 +84,7 @@ def run_run(args: argparse.Namespace) -> int:
             attention=looks,
             deterministic=args.deterministic,
             provider=args.provider,
+            draft=args.draft,
         ) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)

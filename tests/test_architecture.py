@@ -21,6 +21,7 @@ RUNTIME_MAY = {
         "profiles",
         "trt_module",
         "attention_graph",
+        "beam_positions",
         "candidate_graph",
         "shortlist_graph",
         "islands",

@@ -147,6 +147,15 @@ def test_a_provider_nobody_knows(refused, name):
     )
 
 
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_drafts_that_cannot_be(refused, name):
+    assert "unknown precision 'w88a', expected one of" in refused((*COMMANDS[name], "--draft", "w88a"))
+    assert "holds no w8a8 graphs, only fp32, fp16" in refused((*COMMANDS[name], "--draft", "w8a8"))
+    assert "fp16 cannot draft for fp32, expected another precision with the same cache" in refused(
+        (*COMMANDS[name], "--draft", "fp16")
+    )
+
+
 @pytest.mark.parametrize("name", ["run", "score", "parity", "attention", "torch", "bench"])
 @pytest.mark.parametrize("threads", ["0", "-3"])
 def test_no_threads(refused, name, threads):

@@ -37,6 +37,27 @@ def test_ours_stands_against_the_best_peer_of_its_precision(tmp_path: Path) -> N
     assert text.endswith(f"{END}after\n")
 
 
+def test_drafts_get_a_sentence_where_one_row_is_decoded() -> None:
+    times = {
+        "onnxruntime fp32": STEADY["onnxruntime fp32"],
+        "quick fp32": samples(*[6] * 8),
+        "ours drafted": samples(*[2] * 8),
+    }
+    found = result(times)
+    arms = dict(found.arms)
+    arms["quick fp32"] = dataclasses.replace(arms["quick fp32"], peer=True)
+    arms["ours drafted"] = dataclasses.replace(
+        arms["ours drafted"], backend="onnxruntime", precision="fp32", draft="w8a8"
+    )
+    (case,) = found.cases
+    single = dataclasses.replace(case, case=dataclasses.replace(case.case, batch=1, beam=1))
+    wide = dataclasses.replace(case, arms={name: arm for name, arm in case.arms.items() if name != "ours drafted"})
+    text = readme_text(dataclasses.replace(found, arms=arms, cases=(single, wide)))
+    assert text.count("fp32 with drafts of w8a8") == 1
+    assert "beam 1, source 8, target 16: 2.00 ms; quick fp32, 6.00 ms; 3.00 (3.00 to 3.00) times as fast.\n" in text
+    assert text.count("| 4.00 ms | quick fp32, 6.00 ms |") == 2
+
+
 def test_a_case_without_a_peer_says_so() -> None:
     alone = result({"onnxruntime fp32": STEADY["onnxruntime fp32"]})
     assert {type(arm) for arm in alone.arms.values()} == {Arm}

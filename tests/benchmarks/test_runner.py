@@ -27,6 +27,7 @@ from seq2engine.runtime.session import open_session
 
 CASE = Case("small", batch=3, beam=2, source=5, target=9)
 GREEDY = Case("greedy", batch=2, beam=1, source=4, target=3)
+SINGLE = Case("single", batch=1, beam=1, source=4, target=12)
 SMALL = dataclasses.replace(
     PRESETS["tiny"], encoder_layers=1, decoder_layers=1, d_model=16, heads=2, d_ff=16, source_vocab=64, target_vocab=64
 )
@@ -84,7 +85,7 @@ class Broken(Wrapped):
 def swap(monkeypatch, kind):
     """ONNX Runtime's session becomes one of that kind."""
 
-    def opener(bundle, backend, precision, threads, engine=None, provider=None):
+    def opener(bundle, backend, precision, threads, engine=None, provider=None, draft=None):
         session = open_session(bundle, backend, precision, threads)
         return kind(session) if backend == "onnxruntime" else session
 
@@ -117,6 +118,26 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
             assert (sum(arm.split["compaction"].nanoseconds) > 0) == (arm.cache.compactions + arm.cache.growths > 0)
     assert [result.cases[0].arms["torch fp32"].parts[part].tokens for part in PARTS] == [15, 3, 27]
     assert {stage for stage, fraction in told if fraction == 1} == {stage for stage, _ in told}
+
+
+def test_drafts_are_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
+    drafted = onnx_from_model(random_model(SMALL, 3), tmp_path / "b", ("fp32", "w8a8"))
+    result = bench_bundle(
+        drafted,
+        ["onnxruntime"],
+        ["fp32", "w8a8"],
+        [CASE, SINGLE],
+        rounds=1,
+        threads=1,
+        quick=False,
+        draft="w8a8",
+    )
+    name = "onnxruntime fp32 drafts w8a8"
+    assert list(result.arms) == ["onnxruntime fp32", "onnxruntime w8a8", name]
+    assert result.arms[name].draft == "w8a8"
+    assert result.arms[name].peak_bytes > 0
+    assert [name in case.arms for case in result.cases] == [False, True]
+    assert result.cases[1].same(name)
 
 
 def test_arms_say_what_they_loaded(bundle):

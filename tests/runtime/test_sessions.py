@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -153,3 +154,18 @@ def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
     broken.write_bytes(b"\x08\x07garbage")
     with pytest.raises(SessionError, match="cannot load"):
         OrtSession({name: broken}, bundle.specs("fp32"), SMALL, "fp32", "static")
+
+
+def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
+    """Its threads sleep when it is done; a busy loop of theirs would show in this process's own time."""
+    wide = dataclasses.replace(SMALL, d_model=256, d_ff=512, heads=4, max_source=200)  # work enough for two threads
+    wide_bundle = onnx_from_model(random_model(wide, 1), tmp_path / "wide")
+    ids, mask = padded(sources_of(8, 3, wide), wide.pad_id)
+    with open_session(wide_bundle, threads=2) as session:
+        spent = []
+        for _ in range(5):
+            session.encode(ids, mask)
+            started = time.process_time()
+            time.sleep(0.03)
+            spent.append(time.process_time() - started)
+    assert min(spent) < 0.01
