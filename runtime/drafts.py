@@ -27,8 +27,8 @@ from .answers import Answer, Candidates, Reduced, Shortlist
 from .ort_session import OrtSession, check_precision, step_model
 from .session import State
 
-AHEAD = 5  # tokens of one step: of 3 to 8 the fastest, be one in a hundred guesses wrong or one in ten (docs/LOG.md)
-PATIENCE = 8  # wrong guesses more than right ones, after which a decode goes on without
+AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few guesses are wrong (docs/LOG.md)
+PATIENCE = 3  # steps with a wrong guess more than right guesses, after which a decode goes on without
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Drafts:
     known: list[tuple[int, np.ndarray, Answer]] = field(default_factory=list)  # token, its mask, and the answer to it
     right: int = 0
     wrong: int = 0
+    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong guess, as they come in flocks
 
     def answer_to(self, token: int, mask: np.ndarray) -> Answer | None:
         """The answer, where the next token is the one that was guessed, in the place it was guessed for."""
@@ -47,9 +48,12 @@ class Drafts:
         guess, guessed_mask, answer = self.known.pop(0)
         if guess != token or not np.array_equal(guessed_mask, mask):
             self.wrong += 1
+            self.ahead = max(2, self.ahead - 1 - len(self.known))
             self.known.clear()
             return None
         self.right += 1
+        if not self.known:  # all of them
+            self.ahead = min(AHEAD, self.ahead + 2)
         return answer
 
     @property
@@ -92,7 +96,7 @@ class DraftedSession(OrtSession):
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         before = state.pop("drafts")
         super().select(state, rows, slots)
-        state["drafts"] = Drafts(right=before.right, wrong=before.wrong)
+        state["drafts"] = Drafts(right=before.right, wrong=before.wrong, ahead=before.ahead)
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         state["drafts"] = Drafts()
@@ -107,7 +111,7 @@ class DraftedSession(OrtSession):
         known = drafts.answer_to(tokens.item(), self_mask[0, 0])
         if known is not None:
             return known
-        room = min(AHEAD, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
+        room = min(drafts.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
         if room == 1 or not drafts.worth_it:
             return super().step(state, tokens, position[:, None], write_index, self_mask)
         said, masks = self.guessed(state, tokens, position, write_index, self_mask, room)
