@@ -92,7 +92,7 @@ def bars_svg(case: CaseResult, part: str, first: str) -> str:
     return f'<svg role="img" aria-label="{escape(title)}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
 
 
-def split_svg(case: CaseResult) -> str:
+def split_html(case: CaseResult) -> str:
     """One bar per arm, all as long as the slowest lets them be, in pieces that add up to the time end to end."""
     totals = {
         name: sum(sum(times.nanoseconds) for times in arm.split.values())
@@ -112,18 +112,19 @@ def split_svg(case: CaseResult) -> str:
             shapes.append(f'<rect x="{start:.2f}%" y="{y + 18}" width="{width:.2f}%" height="14" {painted(piece)}/>')
             start += width
         y += 42
-    shapes.append(legend_svg(y))
     label = escape("; ".join(said))
-    return f'<svg role="img" aria-label="{label}" style="width:100%;height:{y + 20}px">{"".join(shapes)}</svg>'
+    chart = f'<svg role="img" aria-label="{label}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
+    return chart + pieces_html()
 
 
-def legend_svg(y: int) -> str:
-    places = range(0, 100, 100 // len(PIECES))
-    return "".join(
-        f'<rect x="{x}%" y="{y}" width="10" height="10" {painted(piece)}/>'
-        f'<text x="{x + 4}%" y="{y + 10}">{piece}</text>'
-        for x, piece in zip(places, PIECES, strict=True)
+def pieces_html() -> str:
+    """Which colour is which piece. Text of the page and not of the picture: it goes on in a second line on a phone."""
+    square = "display:inline-block;width:.65rem;height:.65rem"
+    names = "".join(
+        f'<span><i style="{square};background:var({colour});opacity:{strength}"></i> {piece}</span>'
+        for piece, (colour, strength) in SHADES.items()
     )
+    return f'<p class="note" style="display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.2rem 0 .8rem">{names}</p>'
 
 
 def painted(piece: str) -> str:

@@ -10,7 +10,7 @@ from seq2engine.page import Html, badge_html, heading_html, note_html, page_html
 from seq2engine.tables import text_table
 
 from ..runtime.quality import QUALITY_HEAD
-from .charts import bars_html, curves_svg, heat_html, split_svg
+from .charts import bars_html, curves_svg, heat_html, split_html
 from .result import BenchResult, CaseResult, Curve
 from .wording import (
     ARM_HEAD,
@@ -159,7 +159,7 @@ def case_html(case: CaseResult, result: BenchResult) -> Iterable[str]:
         heading_html(f"{case.case.name}: {case.case}"),
         bars_html(case, result.first),
         table_html((*HEAD, f"against {result.first}", "verdict"), rows),
-        split_svg(case),
+        split_html(case),
         table_html(SPLIT_HEAD, split_rows(case)),
         table_html(("arm", "outputs", "at fixed length", "steps", "best setting"), same_rows),
     )

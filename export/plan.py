@@ -101,6 +101,8 @@ def plan_from_lengths(
     """
     if profiles < 1 or beam < 1:
         raise RequestError(f"{profiles} profiles and {beam} beams, expected at least 1 of each")
+    if not lengths:
+        raise RequestError("no requests to plan for, expected a line for each")
     fitting = [(s, t) for s, t in lengths if 1 <= s <= config.max_source and 1 <= t <= config.max_target]
     if not fitting:
         raise RequestError(

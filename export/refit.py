@@ -30,6 +30,8 @@ from .to_engine import graph_for_tensorrt
 from .trt_build import logger_class, parse_errors
 from .trt_module import collector_held, load_tensorrt
 
+FIXED = "tensorrt_rtx needs a CUDA driver to build weights that can be swapped"  # which its builds do without
+
 
 def refit_engines(
     bundle: Bundle | str | os.PathLike[str],
@@ -73,8 +75,10 @@ def refittable_engine(bundle: Bundle, name: str | None) -> tuple[Path, Passport]
     if name is None:
         passports = {each: passport for each, passport in passports.items() if passport.flags.refit}
     if not passports:
+        rtx = [each for each in folders if read_passport(folders[each] / PASSPORT).flavour != "tensorrt"]
+        why = f" ({', '.join(rtx)}: {FIXED})" if rtx else ""
         raise BuildError(
-            f"{bundle.root} has no engine that can be refitted; build one on a GPU machine with: "
+            f"{bundle.root} has no engine that can be refitted{why}; build one on a GPU machine with: "
             f"seq2engine build {shlex.quote(str(bundle.root))} --flavour tensorrt --refit"
         )
     if len(passports) > 1:
@@ -87,10 +91,7 @@ def check_refit(new: Bundle, old: Bundle, folder: Path, passport: Passport) -> N
     """Refuses engines whose weights cannot be swapped, and weights that are not those of the engine's graphs."""
     rebuild = f"build it instead with: {command_of_passport(new.root, passport, passport.targets)}"
     if passport.flavour != "tensorrt":
-        raise BuildError(
-            f"engine {folder.name} is of {passport.flavour}, which needs a CUDA driver to build weights that can be "
-            f"swapped; {rebuild}"
-        )
+        raise BuildError(f"engine {folder.name} cannot be refitted: {FIXED}; {rebuild}")
     if not passport.flags.refit:
         raise BuildError(f"engine {folder.name} was built without --refit, so its weights are fixed; {rebuild}")
     new.require(passport.precision)

@@ -12,7 +12,7 @@ from ..export.contract import PRECISIONS, QUANTISED, oracle_of
 from .session import BACKENDS, Session
 
 # From fine to coarse: where two precisions part, the coarser one's error explains it.
-COARSENESS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
+COARSENESS = ("fp32", "fp16", "bf16", "int8", "w8a8", "fp8", "int4")
 
 Open = Callable[[Bundle, str, str], Session]  # bundle, backend, precision
 
@@ -57,6 +57,14 @@ class Speaker:
     precision: str  # as open_session has it: "fp32:int8" computes in fp32 over int8's weights
     name: str
     judges: tuple[str, str]  # precisions of the oracle and of the reference
+
+    @property
+    def command(self) -> str:
+        """How it is held against its own weights in turn."""
+        precision = self.precision.rpartition(":")[2]
+        return (
+            f"seq2engine parity {shlex.quote(str(self.bundle.root))} --backend {self.backend} --precision {precision}"
+        )
 
 
 def speaker_of(bundle: Bundle, backend: str, precision: str, against: Against | None) -> Speaker:

@@ -25,6 +25,8 @@ CAUSES = (  # what a likely cause is called, so that a report can be counted and
     "overflow",
     "engine",
     "session",
+    "other side",
+    "other weights",
     "unknown",
 )
 

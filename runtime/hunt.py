@@ -20,6 +20,7 @@ from ..export.bundle import Bundle
 from ..export.contract import oracle_of
 from ..export.exposed_graph import Call, ReferenceGraph
 from ..model.config import ModelConfig
+from .against import Speaker
 from .cache import TreeStep
 from .causes import cause_of
 from .compare import TensorResult
@@ -214,8 +215,18 @@ def finding_of(
     beam: int,
     threads: int | None,
     command: str,
+    speaker: Speaker | None = None,
 ) -> Finding:
-    """Why a candidate failed: the first thing wrong in its graphs, or that nothing in them is."""
+    """Why a candidate failed: the first thing wrong in its graphs, or that nothing in them is.
+
+    `speaker` is whom its decodes were compared with, where `--against` named one.
+    """
+    if speaker is not None and all(result.tensors) and other_weights(bundle, speaker.bundle):
+        detail = (
+            f"{speaker.bundle.root} holds other weights than {bundle.root}, whose tensors keep their budgets, so these "
+            "are two models that each say their own"
+        )
+        return told("other weights", detail, speaker.command)
     bugs = [divergence for decode in result.decodes for divergence in decode.differing]
     steps = [tensor.step for tensor in result.tensors if not tensor and tensor.step is not None]
     step = min([*steps, *(divergence.step for divergence in bugs)], default=0)
@@ -225,12 +236,22 @@ def finding_of(
     found = hunt(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command)
     if found is not None:
         return found
-    cause = "engine" if result.backend == "tensorrt" else "session"
-    detail = (
+    kept = (
         "node by node, on their own caches too, the ONNX graphs keep their budgets on ONNX Runtime, so it is not they "
-        f"but what {result.backend} makes of them"
     )
-    return Finding("", "", "", "", "", "", None, cause, detail, (0.0, 0.0), f"{command} --hunt")
+    if speaker is not None and all(result.tensors):
+        return told("other side", f"{kept}but {speaker.name}; hold that against its own weights", speaker.command)
+    cause = "engine" if result.backend == "tensorrt" else "session"
+    return told(cause, f"{kept}but what {result.backend} makes of them", f"{command} --hunt")
+
+
+def other_weights(bundle: Bundle, other: Bundle) -> bool:
+    return bundle.manifest.checkpoint_sha256 != other.manifest.checkpoint_sha256
+
+
+def told(cause: str, detail: str, command: str) -> Finding:
+    """A finding that is in no graph."""
+    return Finding("", "", "", "", "", "", None, cause, detail, (0.0, 0.0), command)
 
 
 def hunt_sources(config: ModelConfig, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:

@@ -46,7 +46,9 @@ def problems_of_numbers(options: SearchOptions) -> Iterator[str]:
     for name in ("no_repeat_ngram", "source_no_repeat_ngram", "top_k"):
         if getattr(options, name) < 0:
             yield f"{name.replace('_', ' ')} {getattr(options, name)}, expected 0 (none) or more"
-    if not options.repetition_penalty > 0:
+    if not math.isfinite(options.length_penalty):
+        yield f"length penalty {options.length_penalty}, expected a number"
+    if not 0 < options.repetition_penalty < math.inf:
         yield f"repetition penalty {options.repetition_penalty}, expected more than 0"
     if options.semantics not in SEMANTICS:
         yield f"semantics {options.semantics!r}, expected one of {', '.join(SEMANTICS)}"

@@ -145,7 +145,7 @@ def group_parities(
         if backend != "torch":
             result = dataclasses.replace(result, graphs=graphs_of(bundle, result.precision))
         if not result and backend != "torch":
-            result = hunted(result, bundle, sources, options, progress)
+            result = hunted(result, bundle, sources, options, speaker if options.against else None, progress)
         finished.append(with_names(result, bundle, sources))
     return finished
 
@@ -289,10 +289,11 @@ def hunted(
     bundle: Bundle,
     sources: Sequence[Sequence[int]],
     options: ParityOptions,
+    speaker: Speaker | None,
     progress: Progress,
 ) -> ParityResult:
     progress("parity: hunt", 0.0)
-    finding = finding_of(bundle, result, sources, options.beam, options.threads, options.command)
+    finding = finding_of(bundle, result, sources, options.beam, options.threads, options.command, speaker)
     progress("parity: hunt", 1.0)
     return dataclasses.replace(result, finding=finding)
 

@@ -6,7 +6,7 @@ Greedy search, beam search and sampling are generators over a `Step`. They know 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -140,11 +140,18 @@ TOKEN_LISTS = ("prefix", "first_banned", "allowed", "shortlist")  # fields that 
 SEQUENCE_LISTS = ("banned", "phrases")  # and as lists of lists
 
 
-def options_from_values(values: Mapping[str, Any], longest: int, where: str, **given: Any) -> SearchOptions:
+def options_from_values(
+    values: Mapping[str, Any],
+    longest: int,
+    where: str,
+    also: Callable[[SearchOptions], list[str]] = lambda options: [],
+    **given: Any,
+) -> SearchOptions:
     """A model's own way of decoding, as JSON has it, with what a user asked for instead (None: nothing).
 
     `longest` is the most a session can decode. The model's own lengths give way to it, and to the user's, and its own
-    beams to sampling; what the user asks for is taken at its word.
+    beams to sampling; what the user asks for is taken at its word. `also` says what else is wrong with options, which
+    may be wrong already: those who will run them have more to hold against them, and a user wants to hear it all.
     """
     known = {field.name for field in dataclasses.fields(SearchOptions)}
     if unknown := sorted(values.keys() - known):
@@ -160,7 +167,18 @@ def options_from_values(values: Mapping[str, Any], longest: int, where: str, **g
     merged.update({name: value for name, value in given.items() if value is not None})
     if given.get("min_length") is None:
         merged["min_length"] = min(merged.get("min_length", 0), merged["max_length"])
+    unchecked = unchecked_options(merged)
+    if problems := [*problems_of(unchecked), *also(unchecked)]:
+        raise ConfigError("search options: " + "; ".join(problems))
     return SearchOptions(**merged)
+
+
+def unchecked_options(values: Mapping[str, Any]) -> SearchOptions:
+    """Options that may be wrong, only to ask what is wrong with them."""
+    options = object.__new__(SearchOptions)
+    for one in dataclasses.fields(SearchOptions):
+        object.__setattr__(options, one.name, values.get(one.name, one.default))
+    return options
 
 
 @dataclass(frozen=True)

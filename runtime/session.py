@@ -164,6 +164,20 @@ def open_session(
     return session_class.from_bundle(opened, precision, **options)
 
 
+def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:
+    """What a session with these limits cannot do, whatever the sources."""
+    problems = options.problems_with(config.target_vocab, config.end_id)
+    if limits.beam is not None and options.width > limits.beam:
+        name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
+        problems.append(f"{name} {options.width}, at most {limits.beam}")
+    if options.needs_attention and not limits.attention:
+        wish = "alignments" if options.alignments else "coverage penalty"
+        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
+    if options.max_length > limits.target:
+        problems.append(f"max length {options.max_length}, at most {limits.target}")
+    return problems
+
+
 def check_request(
     limits: Limits,
     config: ModelConfig,
@@ -177,19 +191,11 @@ def check_request(
     Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
     where they are some of many. `prefixes` are what the output of each begins with.
     """
-    problems = options.problems_with(config.target_vocab, config.end_id)
-    if limits.beam is not None and options.width > limits.beam:
-        name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
-        problems.append(f"{name} {options.width}, at most {limits.beam}")
-    if options.needs_attention and not limits.attention:
-        wish = "alignments" if options.alignments else "coverage penalty"
-        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
+    problems = problems_with_limits(limits, config, options)
     if prefixes is not None and options.prefix:
         problems.append("a prefix of all sources and one of each, expected either")
     if prefixes is not None and len(prefixes) != len(sources):
         problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
-    if options.max_length > limits.target:
-        problems.append(f"max length {options.max_length}, at most {limits.target}")
     if not sources:
         problems.append("the batch is empty; give at least one source")
     if limits.batch is not None and len(sources) > limits.batch:

@@ -32,6 +32,8 @@ class Coder(Protocol):
 
     def decode_target(self, ids: Sequence[int]) -> str: ...
 
+    def target_tokens(self, ids: Sequence[int]) -> list[str]: ...
+
     def language_id(self, language: str) -> int: ...
 
 
@@ -210,7 +212,10 @@ class IdsTokenizer:
         return self.encode_source(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return " ".join(map(str, ids))
+        return " ".join(self.target_tokens(ids))
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [str(token) for token in ids]
 
     def language_id(self, language: str) -> int:
         raise RequestError(

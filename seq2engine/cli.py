@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 Command = Callable[[argparse.Namespace], int]
 
 
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
     args = parsed(argv)
@@ -43,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):  # in a compiled module
             return interrupted()
         raise
+    except MemoryError as error:
+        why = " ".join(str(error).split()) or "out of memory"
+        print(f"error: {why}; ask for less at once, such as a smaller --batch, --beam or --max-length", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -61,15 +74,23 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args, more = parser.parse_known_args(argv)
     behind = more.index("--") if "--" in more else len(more)
-    if more and ("text" not in args or any(word.startswith("-") for word in more[:behind])):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    flags = [word for word in more[:behind] if word.startswith("-")]
+    if flags or (more and "text" not in args):
+        args.usage_error(f"unrecognized arguments: {' '.join(flags or more)}{nearest(flags, args.usage())}")
     if more:
         args.text = [*args.text, *more[:behind], *more[behind + 1 :]]
     return args
 
 
+def nearest(flags: Sequence[str], usage: str) -> str:
+    """What a mistyped flag may have been, of those that a usage has."""
+    known = re.findall(r"--[a-z][a-z0-9-]*", usage)
+    meant = [match for flag in flags for match in difflib.get_close_matches(flag.partition("=")[0], known, 1)]
+    return f" (did you mean {', '.join(dict.fromkeys(meant))}?)" if meant else ""
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="seq2engine",
         description="Encoder-decoder Transformers to ONNX and TensorRT, proven to say the same thing, faster.",
     )
@@ -78,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Command, summary: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, usage_error=sub.error, usage=sub.format_usage)
         sub.add_argument("--quiet", action="store_true", help="show no progress")
         return sub
 

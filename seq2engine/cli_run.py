@@ -48,7 +48,6 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         default=None,
         help="print source-output pairs of tokens behind each output, such as 0-0 2-1, from cross-attention",
     )
-    sub.set_defaults(usage_error=sub.error)
 
 
 def add_languages(sub: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from seq2engine.runtime.trie import Trie
 
 OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
+
+UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call a token that stands for everything they do not know
+SHOWN = 5  # texts that are refused by name
 
 
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
@@ -114,17 +118,65 @@ def token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+@dataclass
+class Said:
+    """Reads texts that an output is held to. What cannot be read is one of `problems`, for all are told at once."""
+
+    tokenizer: Coder
+    session: Session
+    problems: list[str] = field(default_factory=list)
+
+    def ids(self, text: str, flag: str) -> tuple[int, ...]:
+        """Ids are taken at their word; text is said without the end token, as the output goes on."""
+        from seq2engine.runtime.translate import IdsTokenizer
+
+        try:
+            ids = self.tokenizer.encode_target(text)
+        except RequestError as error:
+            self.problems.append(f"{flag} {text[:40]!r}: {error}")
+            return ()
+        if not isinstance(self.tokenizer, IdsTokenizer):
+            while ids and ids[-1] == self.session.config.end_id:
+                ids.pop()
+        if not UNKNOWN.isdisjoint(self.tokenizer.target_tokens(ids)):
+            self.problems.append(
+                f"{flag} {text[:40]!r} has something the model has no token for, expected what it could say"
+            )
+        return tuple(ids)
+
+    def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
+        """Text stands behind the token that begins every output."""
+        from seq2engine.runtime.translate import IdsTokenizer
+
+        first = () if forced_bos is None or isinstance(self.tokenizer, IdsTokenizer) else (forced_bos,)
+        return (*first, *self.ids(text, flag))
+
+    def told(self) -> list[str]:
+        """The first few problems: a file may have one in every line."""
+        more = len(self.problems) - SHOWN
+        return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
+
+
 def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session, tokenizer: Coder) -> SearchOptions:
     from seq2engine.export.bundle import GENERATION
     from seq2engine.runtime.search import options_from_values
+    from seq2engine.runtime.session import problems_with_limits
 
     own = bundle.generation()
     forced_bos = args.forced_bos if args.target_language is None else tokenizer.language_id(args.target_language)
     begin = own.get("forced_bos") if forced_bos is None else forced_bos
+    said = Said(tokenizer, session)
+    texts = {
+        "prefix": None if args.prefix is None else said.prefix(args.prefix, "--prefix", begin),
+        "phrases": None if args.phrases is None else tuple(said.ids(text, "--phrases") for text in args.phrases),
+        "trie": trie_from_args(args, said),
+    }
     return options_from_values(
         own,
         session.limits.target,
         str(bundle.root / GENERATION),
+        lambda options: [*said.told(), *problems_with_limits(session.limits, session.config, options)],
+        **texts,
         beam=args.beam,
         semantics=args.semantics,
         patience=args.patience,
@@ -137,13 +189,10 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         start=args.start,
         forced_bos=forced_bos,
         forced_eos=args.forced_eos,
-        prefix=None if args.prefix is None else prefix_from_text(args.prefix, tokenizer, session, begin),
         banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
         first_banned=args.first_banned,
         allowed=args.allowed,
         shortlist=args.shortlist,
-        phrases=phrases_from_args(args, tokenizer, session),
-        trie=trie_from_args(args, tokenizer, session),
         alternatives=args.alternatives,
         min_alternative_expansion_prob=args.min_alternative_expansion_prob,
         alignments=args.alignments,
@@ -158,50 +207,26 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
     )
 
 
-def said_from_text(text: str, tokenizer: Coder, session: Session) -> tuple[int, ...]:
-    """Ids are taken at their word; text is said without the end token, as the output goes on."""
-    from seq2engine.runtime.translate import IdsTokenizer
-
-    ids = tokenizer.encode_target(text)
-    if not isinstance(tokenizer, IdsTokenizer):
-        while ids and ids[-1] == session.config.end_id:
-            ids.pop()
-    return tuple(ids)
-
-
-def prefix_from_text(text: str, tokenizer: Coder, session: Session, forced_bos: int | None) -> tuple[int, ...]:
-    """Text stands behind the token that begins every output."""
-    from seq2engine.runtime.translate import IdsTokenizer
-
-    first = () if forced_bos is None or isinstance(tokenizer, IdsTokenizer) else (forced_bos,)
-    return (*first, *said_from_text(text, tokenizer, session))
-
-
 def prefixes_from_args(
     args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
 ) -> list[tuple[int, ...]] | None:
     """One for every line of the input; an empty line is none."""
     if args.prefixes is None:
         return None
+    said = Said(tokenizer, session)
     lines = lines_of_file(args.prefixes)
-    return [prefix_from_text(line, tokenizer, session, forced_bos) if line.strip() else () for line in lines]
+    found = [said.prefix(line, "--prefixes", forced_bos) if line.strip() else () for line in lines]
+    if said.problems:
+        raise RequestError("; ".join(said.told()))
+    return found
 
 
-def phrases_from_args(
-    args: argparse.Namespace, tokenizer: Coder, session: Session
-) -> tuple[tuple[int, ...], ...] | None:
-    if args.phrases is None:
-        return None
-    return tuple(said_from_text(text, tokenizer, session) for text in args.phrases)
-
-
-def trie_from_args(args: argparse.Namespace, tokenizer: Coder, session: Session) -> Trie | None:
+def trie_from_args(args: argparse.Namespace, said: Said) -> Trie | None:
     from seq2engine.runtime.trie import trie_from_sequences
 
     if args.trie is None:
         return None
-    lines = (line for line in lines_of_file(args.trie) if line.strip())
-    return trie_from_sequences(said_from_text(line, tokenizer, session) for line in lines)
+    return trie_from_sequences(said.ids(line, "--trie") for line in lines_of_file(args.trie) if line.strip())
 
 
 def lines_of_file(path: Path) -> list[str]:

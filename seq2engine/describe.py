@@ -52,6 +52,8 @@ def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
 
 
 def budget_of(passport: Passport, config: ModelConfig, graph: str) -> int | None:
+    if "sm75" in passport.targets:  # Turing has other kernels than those the table was read from
+        return None
     beams = passport.ranges.beam.max > 1
     return launches_allowed(config, graph, passport.precision, passport.cache_form, beams)
 

@@ -18,6 +18,8 @@ LEVELS = 64
 ANCHORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725")
 TICKS = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 LETTER = 7  # pixels that a letter of a label is wide
+SMALLEST = 14  # pixels of a cell that a phone may still tell from the next
+BESIDE = 8  # rems of a screen that are no cells: margins, labels of the rows, gaps
 LONGEST_LABEL = 14  # characters; longer ones are cut, the tooltip has them whole
 
 
@@ -83,13 +85,19 @@ def cells_html(
         )
         lines.append(start + "".join(cells))
     head = "".join(column_label(column, cell) for column in columns)
+    sizes = f"--cell:{cell_size(cell, len(columns))};--gap:{int(labelled)}px"
     return (
-        f'<div class="scroll"><table class="heat" style="--cell:{cell}px;--gap:{int(labelled)}px">'
+        f'<div class="scroll"><table class="heat" style="{sizes}">'
         + (f"<thead><tr><th>{head}</thead>" if labelled else "")
         + "<tbody>"
         + "\n".join(lines)
         + "</table></div>"
     )
+
+
+def cell_size(cell: int, columns: int) -> str:
+    """So many pixels, or fewer where a narrow screen has no room for all columns: as few as can still be told apart."""
+    return f"max({min(cell, SMALLEST)}px,min({cell}px,(100vw - {BESIDE}rem)/{columns}))"
 
 
 def column_label(label: str, cell: int) -> str:

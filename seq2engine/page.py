@@ -11,10 +11,10 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa8b6; --line: #2b3642; --paper: #0f151b;
   --panel: #161e27; --good: #4cc38a; --bad: #ff8b80; --warn: #e3b341; --accent: #7db0ff; } }
 * { box-sizing: border-box }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 64rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 74rem; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem }
-.subtitle, .note { color: var(--soft) } .note { font-size: .92rem }
+p { max-width: 58rem } .subtitle, .note { color: var(--soft) } .note { font-size: .92rem }
 .scroll { overflow-x: auto; margin: .6rem 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
 th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }

@@ -192,6 +192,7 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("build", "B", "--target", "89"), "unknown target '89', expected one of sm75"),
         (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
         (("build", "B", "--workspace", "1T"), "'1T' is no size"),
+        (("refit", "B", "B"), f"({ENGINE.rpartition('/')[2]}: tensorrt_rtx needs a CUDA driver"),
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
         (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
@@ -232,7 +233,18 @@ def test_a_mistyped_option_is_wrong_usage(name, capsys):
         main([*words, "--quite"])
     _, err = capsys.readouterr()
     assert stopped.value.code == 2
-    assert err.strip().splitlines()[-1].endswith("error: unrecognized arguments: --quite")
+    command = f"seq2engine {name}"
+    assert err == (
+        f"{command}: error: unrecognized arguments: --quite (did you mean --quiet?); see: {command} --help\n"
+    )
+
+
+def test_too_much_asked_for_at_once_is_one_line(cli, good):
+    code, out, err = cli("run", good, "5 6", "--beam", 20_000_000, "--max-length", 4)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: Unable to allocate ")
+    assert err.endswith("; ask for less at once, such as a smaller --batch, --beam or --max-length\n")
+    assert err.count("\n") == 1
 
 
 def test_a_target_named_twice_is_one(cli, good, work):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from text_bundle import TOKENIZER, text_bundle
+from text_bundle import TOKENIZER, VOCAB, text_bundle
 
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search import SearchOptions
@@ -123,3 +123,34 @@ def test_every_problem_is_in_one_error(cli, bundle):
         "of them; phrases together with sample, expected greedy or beam search; "
         "phrases of 20 tokens, but the max length leaves room for 12; raise it\n"
     )
+
+
+def test_problems_that_only_the_model_or_its_tokenizer_sees_are_in_the_same_error(cli, bundle):
+    code, out, err = cli(
+        "run", bundle, "abc", "--beam", 0, "--nbest", 2, "--prefix", "aQ", "--banned", 99, "--max-length", 13
+    )
+    assert (code, out) == (1, "")
+    assert err == (
+        "error: search options: beam 0, expected at least 1; nbest 2, expected 1 to the beam size 0; "
+        "--prefix 'aQ' has something the model has no token for, expected what it could say; "
+        f"token 99 asked for, but the vocabulary has 0 to {VOCAB - 1}; max length 13, at most 12\n"
+    )
+
+
+def test_texts_the_model_could_not_say_are_refused(cli, bundle, tmp_path):
+    (tmp_path / "names").write_text("bad\nQad\n\nbaQ\n")
+    for flag in ("--prefixes", "--trie"):
+        code, out, err = cli("run", bundle, "abc", "hi", "c", "d", flag, tmp_path / "names")
+        assert (code, out) == (1, "")
+        assert f"{flag} 'Qad' has something the model has no token for" in err
+        assert f"{flag} 'baQ' has" in err
+    code, _, err = cli("run", bundle, "abc", "--phrases", "a", "--phrases", "Q")
+    assert code == 1
+    assert "--phrases 'Q' has something the model has no token for" in err
+    _, _, err = cli("run", bundle, "--ids", "5 6", "--prefix", "a", "--beam", 0)
+    assert err.startswith("error: search options: beam 0, expected at least 1; --prefix 'a': 'a' is no token id, ")
+    (tmp_path / "many").write_text("".join(f"Q{i}\n" for i in range(9)))
+    _, _, err = cli("run", bundle, "abc", "--trie", tmp_path / "many")
+    assert "'Q4' has" in err
+    assert "'Q5' has" not in err
+    assert "; and 4 more texts like that" in err

@@ -171,6 +171,8 @@ def test_the_page_needs_nothing_else():
     page = bench_html(result(STEADY))
     assert not re.search(r"https?:|//|<script|<link|<img|<iframe|@import|url\(|\ssrc=", page)
     assert page.count("<svg") == len(PARTS) + 1  # and the split
+    legend = re.findall(r"</i> (\w+)</span>", page)  # words of the page, which a narrow one breaks into lines
+    assert legend == list(SPLIT)
     assert page.count("<") == page.count(">")
 
 

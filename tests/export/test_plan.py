@@ -132,7 +132,7 @@ def test_requests_beyond_the_model_are_counted():
     ("lengths", "options", "message"),
     [
         ([(65, 1)], {}, "none of 1 requests fits the model, which takes 1 to 64 source and 1 to 64 output tokens"),
-        ([], {}, "none of 0 requests fits"),
+        ([], {}, "no requests to plan for, expected a line for each"),
         ([(1, 1)], {"profiles": 0}, "0 profiles and 1 beams, expected at least 1 of each"),
         ([(1, 1)], {"beam": 0}, "3 profiles and 0 beams"),
     ],

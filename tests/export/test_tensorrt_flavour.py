@@ -212,7 +212,8 @@ def test_rtx_engines_are_not_refitted(build, refused, own_bundle, other):
     path = own_bundle.root / "engines" / NAME / "passport.json"
     path.write_text(dataclasses.replace(read_passport(path), flavour="tensorrt_rtx").to_json())
     assert refused().startswith(
-        f"engine {NAME} is of tensorrt_rtx, which needs a CUDA driver to build weights that can be swapped; build it"
+        f"engine {NAME} cannot be refitted: tensorrt_rtx needs a CUDA driver to build weights that can be "
+        "swapped; build it"
     )
 
 

@@ -203,3 +203,17 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
         found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
         assert found.cause == cause
         assert backend in found.text
+
+
+def test_graphs_and_tensors_that_are_right_put_the_blame_on_the_other_side(good):
+    from seq2engine.runtime.against import Against, speaker_of
+    from seq2engine.runtime.hunt import finding_of
+    from seq2engine.runtime.parity_result import ParityResult
+
+    bundle = good(MUTATIONS["one bias element"])
+    speaker = speaker_of(bundle, "onnxruntime", "fp32", Against(None, "torch"))
+    result = ParityResult("onnxruntime", "fp32", "static", 4, 4, (), ())
+    found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE", speaker)
+    assert found.cause == "other side"
+    assert "but PyTorch fp32; hold that against its own weights" in found.text
+    assert found.command == f"seq2engine parity {bundle.root} --backend torch --precision fp32"

@@ -12,10 +12,11 @@ from parity_cases import SMALL, bundle_of, changed
 
 from seq2engine.errors import RequestError
 from seq2engine.export.bundle import open_bundle
+from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.folders import sha256_of
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.against import Against, against_from_text, speaker_of
+from seq2engine.runtime.against import COARSENESS, Against, against_from_text, speaker_of
 from seq2engine.runtime.company import companies_of
 from seq2engine.runtime.drift import drift_of
 from seq2engine.runtime.graph_level import graphs_of
@@ -159,6 +160,9 @@ class TestAgainst:
         assert speaker_of(bundle, "onnxruntime", "fp16", Against(None, "torch")).judges == ("fp64", "fp16")
         assert speaker_of(bundle, "onnxruntime", "int8", Against(None, "torch")).judges == ("fp64:int8", "int8")
 
+    def test_every_precision_has_its_place_among_coarse_and_fine(self):
+        assert sorted(COARSENESS) == sorted(PRECISIONS)
+
     def test_two_precisions_of_one_bundle(self, bundle):
         options = dataclasses.replace(FEW, against=Against(None, "onnxruntime", "fp16"))
         (result,) = parities_of(bundle, ["fp32"], options=options)
@@ -176,6 +180,17 @@ class TestAgainst:
         (result,) = parities_of(bundle, ["fp32"], "torch", dataclasses.replace(FEW, against=Against(other)))
         assert result.reason.startswith("decodes: greedy:")
         assert all(result.tensors)
+
+    def test_other_weights_are_told_and_not_hunted(self, bundle, tmp_path, monkeypatch):
+        monkeypatch.setattr("seq2engine.runtime.hunt.hunt", lambda *given: pytest.fail("two models were hunted"))
+        other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other")
+        (result,) = parities_of(bundle, ["fp32"], options=dataclasses.replace(FEW, against=Against(other)))
+        assert result.finding is not None
+        assert result.finding.text == (
+            f"other weights: {other.root} holds other weights than {bundle.root}, whose tensors keep their budgets, so "
+            "these are two models that each say their own"
+        )
+        assert result.finding.command == f"seq2engine parity {other.root} --backend onnxruntime --precision fp32"
 
     def test_another_vocabulary_cannot_be_compared(self, bundle, tmp_path):
         other = onnx_from_model(

@@ -36,6 +36,9 @@ TRIE = trie_from_sequences([(3, 4), (3, 5, 6)])
         ({"min_length": 9, "max_length": 8}, "min length 9, expected 0 to the max length 8"),
         ({"no_repeat_ngram": -1}, "no repeat ngram -1, expected 0 (none) or more"),
         ({"repetition_penalty": 0}, "repetition penalty 0, expected more than 0"),
+        ({"repetition_penalty": float("inf")}, "repetition penalty inf, expected more than 0"),
+        ({"length_penalty": float("nan")}, "length penalty nan, expected a number"),
+        ({"length_penalty": float("-inf")}, "length penalty -inf, expected a number"),
         ({"sample": True, "temperature": 0.0}, "temperature 0.0, expected more than 0"),
         ({"sample": True, "temperature": float("nan")}, "temperature nan, expected more than 0"),
         ({"sample": True, "top_k": -1}, "top k -1, expected 0 (none) or more"),
@@ -186,6 +189,19 @@ def test_a_model_s_own_beams_give_way_to_sampling() -> None:
     assert options_from_values(own, 9, "generation.json").beam == 4
     with pytest.raises(ConfigError, match="beam 4 together with sample"):
         options_from_values(own, 9, "generation.json", sample=True, beam=4)
+
+
+def test_values_are_held_against_who_will_run_them_in_the_same_error() -> None:
+    def also(options: SearchOptions) -> list[str]:
+        return options.problems_with(40, END)
+
+    with pytest.raises(ConfigError) as raised:
+        options_from_values({"banned": [[77]]}, 9, "generation.json", also, beam=0, prefix=(END,))
+    assert str(raised.value) == (
+        "search options: beam 0, expected at least 1; token 77 asked for, but the vocabulary has 0 to 39; "
+        f"the prefix has the end token {END}, expected it nowhere in a prefix"
+    )
+    assert options_from_values({}, 9, "generation.json", also, beam=2, prefix=(3,)).prefix == (3,)
 
 
 @pytest.fixture(scope="module")

@@ -57,3 +57,13 @@ def test_tensors_of_many_layers_are_one_entry():
     assert tensors_text(tensors) == (
         "tokens int64 [B,K], self_k.0 to 2 float16 [B,8,L,64], self_v.0 to 2 float16 [B,8,L,64], cross.0 float16 [B]"
     )
+
+
+def test_turing_has_no_budget_as_the_table_was_read_from_other_kernels(cli, root):
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    shapes = ("--batch", "1", "--source", "8", "--length", "8", "--precision", "fp16", "--quiet", "--no-cache")
+    assert cli("build", root, "--target", "sm75", "sm89", *shapes)[0] == 0
+    engines = json.loads(cli("inspect", root, "--json")[1])["engines"]
+    budgets = {name: [entry["launch_budget"] for entry in engines[name]["engines"].values()] for name in engines}
+    assert budgets["sm75-fp16-beam1"] == [None, None]
+    assert None not in budgets["sm89-fp16-beam1"]

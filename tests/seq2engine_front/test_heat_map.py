@@ -107,3 +107,9 @@ def test_the_legend_runs_from_0_to_1():
     assert (ticks[0], ticks[-1]) == (("0.0", "0"), ("100.0", "1"))
     for place, number in ticks:
         assert float(place) == pytest.approx(100 * float(number) ** 0.5, abs=0.05)
+
+
+def test_cells_shrink_on_a_narrow_screen_but_not_out_of_sight():
+    html = cells_html(np.zeros((2, 12)), "ab", "abcdefghijkl", "looks at", cell=44, labelled=True)
+    assert "--cell:max(14px,min(44px,(100vw - 8rem)/12))" in html
+    assert "--cell:max(6px,min(6px," in cells_html(np.zeros((1, 1)), "a", "b", "looks at", cell=6, labelled=False)
