@@ -82,7 +82,8 @@ class Answer:
         """[B,K] in fp64: what to take off a logit to make it a log-probability; not finite where there are none."""
         if self.reduced is None:
             return log_sum_exp(self.columns)
-        return np.log(self.reduced.exp_sum.astype(np.float64)) + self.reduced.candidates.logits[..., 0]
+        best = self.reduced.candidates.logits[..., 0]
+        return np.log(self.reduced.exp_sum.astype(np.float64)) + best.astype(np.float64)
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -126,9 +127,9 @@ class NotFiniteError(RequestError):
 
 def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
     """The normalisers [B,K], all of them numbers; a source without (NaN, inf, no token possible) is refused by name."""
-    good = np.isfinite(normaliser).all(axis=1)
-    if not good.all():
-        raise NotFiniteError(int(sources[~good][0]))
+    good = np.isfinite(normaliser)
+    if np.count_nonzero(good) < good.size:
+        raise NotFiniteError(int(sources[~good.all(axis=1)][0]))
     return normaliser
 
 

@@ -58,19 +58,23 @@ def beam_search(
     prices = np.zeros((options.max_length, batch, beam))  # the tokens' log-probabilities
     looks = np.zeros((options.max_length, batch, beam), dtype=np.int64)  # by the beams that chose
 
-    sources = np.arange(batch)
+    sources, row = np.arange(batch), np.arange(batch)[:, None]
+    here: slice | np.ndarray = slice(None)  # the sources as an index, which makes views as long as nobody has left
     done = np.zeros(batch, dtype=bool)
+    finished = 0  # how many are done
     tokens = np.full((batch, beam), special.start, dtype=np.int64)
     parents = np.tile(own, (batch, 1))
     running = np.full((batch, beam), -np.inf)
     running[:, :1] = 0.0  # the K beams are still one and the same: only the first may have children
+    end = np.array(special.end)  # of the tokens' type: numbers of Python's own would be converted in every step
     length = 0
-    while not done.all():
+    while finished < len(done):
         answer = step(tokens, parents)
         length += 1
+        last = length == options.max_length
         if coverage is not None:
             coverage.add(step.attention(), parents)
-            looks[length - 1, sources] = coverage.places
+            looks[length - 1, here] = coverage.places
         if semantics.renormalises:
             allowed = rules.answer(answer, tokens, parents, length)
             normaliser = finite(_with_dead_ends(allowed, answer).normaliser, sources)
@@ -79,65 +83,63 @@ def beam_search(
             plain = normaliser = finite(answer.normaliser, sources)
             allowed = rules.answer(answer, tokens, parents, length, normaliser)
         allowed = rules.opened(allowed, normaliser, length)
-        if semantics.forces_end and length == options.max_length:
+        if semantics.forces_end and last:
             allowed = _only(special.end, allowed)
         if rules.said is None:
-            scores, tokens, parents = _best_continuations(allowed.candidates, running, normaliser)
+            scores, tokens, parents, logits = _best_continuations(allowed.candidates, running, normaliser, row)
         else:
             best = allowed.candidates.tokens
             scores, tokens, parents = allotted_continuations(rules.said, allowed.logits, best, running, normaliser)
-        gained = answer.logits_of(tokens, parents) - np.take_along_axis(plain, parents, axis=1)  # [B, C]
-        stops = (tokens == special.end) | (length == options.max_length)  # [B, C]
+        if allowed is not answer:  # rules may have put prices of their own on some
+            logits = answer.logits_of(tokens, parents)
+        gained = logits - plain[row, parents]  # [B, C]
+        stops = np.ones(tokens.shape, dtype=bool) if last else tokens == end  # [B, C]
 
-        # Candidates past the first K are there to keep K beams running; they end unheard.
-        rank = np.arange(stops.shape[1])
-        heard = stops & ~done[:, None] & (rank < beam)
-        room = beam - ended.count[sources, None]  # [B, 1]
-        if semantics.shrinks:
-            heard &= rank < room
-            stops |= rank >= room
-        elif semantics.first_come:
-            heard &= heard.cumsum(axis=1) <= room
-        counted = np.maximum(length - skipped[sources], 1)
-        paid = opening[sources, None]
-        worth = (scores - paid) / counted[:, None] ** options.length_penalty + paid
-        if coverage is not None:
-            worth = worth + np.take_along_axis(coverage.penalty(), parents, axis=1)
-        ended.add(sources, np.where(heard, worth, -np.inf), length, parents, tokens, gained)
+        if np.count_nonzero(stops) or semantics.shrinks or rules.said is not None:
+            # Candidates past the first K are there to keep K beams running; they end unheard.
+            rank = np.arange(stops.shape[1])
+            heard = stops & ~done[:, None] & (rank < beam)
+            room = beam - ended.count[here, None]  # [B, 1]
+            if semantics.shrinks:
+                heard &= rank < room
+                stops |= rank >= room
+            elif semantics.first_come:
+                heard &= heard.cumsum(axis=1) <= room
+            counted = np.maximum(length - skipped[here], 1)
+            paid = opening[here, None]
+            worth = (scores - paid) / counted[:, None] ** options.length_penalty + paid
+            if coverage is not None:
+                worth = worth + coverage.penalty()[row, parents]
+            ended.add(here, np.where(heard, worth, -np.inf), length, parents, tokens, gained)
 
-        go_on = np.argsort(stops, axis=1, kind="stable")[:, :beam]  # those that do not stop, still best first
-        if rules.said is not None:  # but for phrases, which had beams kept for them
-            go_on = _by_score(np.where(stops, -np.inf, scores), go_on)
-        running = np.take_along_axis(np.where(stops, -np.inf, scores), go_on, axis=1)
-        tokens = np.take_along_axis(tokens, go_on, axis=1)
-        parents = np.take_along_axis(parents, go_on, axis=1)
-        apart = (skipped[sources] == length) & (running[:, 0] > -np.inf)
-        opening[sources] = np.where(apart, running[:, 0], opening[sources])
-        paid = opening[sources, None]
-        standing = Standing(
-            ended.scores[sources] - paid,
-            running - paid,
-            ended.count[sources],
-            ended.topped[sources],
-            length,
-            skipped[sources],
-        )
-        exhausted = (running[:, 0] == -np.inf) | (length == options.max_length)
-        done = done | exhausted | semantics.settled(standing, options)
-        tokens[done] = special.end
-        parents[done] = own
-        trail[:, length - 1, sources] = tokens, parents
-        prices[length - 1, sources] = np.take_along_axis(gained, go_on, axis=1)
+            scores = np.where(stops, -np.inf, scores)
+            go_on = np.argsort(stops, axis=1, kind="stable")[:, :beam]  # those that do not stop, still best first
+            if rules.said is not None:  # but for phrases, which had beams kept for them
+                go_on = _by_score(scores, go_on)
+            running, tokens, parents, gained = (array[row, go_on] for array in (scores, tokens, parents, gained))
+        else:
+            running, tokens, parents, gained = scores[:, :beam], tokens[:, :beam], parents[:, :beam], gained[:, :beam]
+        if options.alternatives:
+            apart = (skipped[here] == length) & (running[:, 0] > -np.inf)
+            opening[here] = np.where(apart, running[:, 0], opening[here])
+        done = np.ones_like(done) if last else done | np.isinf(running[:, 0])
+        if ended.some:
+            done |= semantics.settled(ended.standing(here, running, opening[here], length, skipped[here]), options)
+        finished = int(np.count_nonzero(done))
+        if finished:
+            tokens[done], parents[done] = end, own
+        trail[0, length - 1, here], trail[1, length - 1, here] = tokens, parents
+        prices[length - 1, here] = gained
         yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
-        rows = staying_rows(done)
-        if rows is not None:
+        if finished and (rows := staying_rows(done)) is not None:
             step.keep(rows)
             rules.keep(rows)
             if coverage is not None:
                 coverage.keep(rows)
             sources, done, running = sources[rows], done[rows], running[rows]
             tokens, parents = tokens[rows], parents[rows]
+            here, row, finished = sources, np.arange(len(rows))[:, None], int(np.count_nonzero(done))
 
     return ended.hypotheses(trail[:, :length], prices, looks if options.alignments else None, options.kept)
 
@@ -163,23 +165,22 @@ def _only(token: int, answer: Answer) -> Answer:
 
 
 def _best_continuations(
-    candidates: Candidates, running: np.ndarray, normaliser: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Candidates, beam scores and normalisers [B,K] -> scores, tokens and beams [B,C] of continuations, best first.
+    candidates: Candidates, running: np.ndarray, normaliser: np.ndarray, row: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Candidates, beam scores and normalisers [B,K] -> scores, tokens, beams and logits [B,C] of continuations.
 
-    The best 2K, but for some that could neither end nor run on; fewer only where there are not as many (V = 1).
+    The best 2K, best first, but for some that could neither end nor run on; fewer only where there are not as many
+    (V = 1). `row` [B,1] numbers the sources.
     """
     batch, beam, count = candidates.tokens.shape
+    logits = candidates.logits.astype(np.float64)  # at once, as numpy takes longer to mix types
     offset = running - normaliser  # [B, K]
-    scores = (candidates.logits + offset[..., None]).reshape(batch, -1)  # [B, K*count]
+    scores = (logits + offset[..., None]).reshape(batch, -1)  # [B, K*count]
 
     # Columns stand by beam, and within it by rank: a stable sort leaves equals in the order the docstring promises.
     best = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * beam]
-    return (
-        np.take_along_axis(scores, best, axis=1),
-        np.take_along_axis(candidates.tokens.reshape(batch, -1), best, axis=1),
-        best // count,
-    )
+    tokens, logits = candidates.tokens.reshape(batch, -1), logits.reshape(batch, -1)
+    return scores[row, best], tokens[row, best], best // count, logits[row, best]
 
 
 class _Ended:
@@ -190,31 +191,43 @@ class _Ended:
         self.places = np.zeros((batch, beam, 3), dtype=np.int64)  # length, the beam it continues, its last token
         self.prices = np.zeros((batch, beam))  # the last token's log-probability
         self.count = np.zeros(batch, dtype=np.int64)  # of all that have ended, the K best or not
+        self.some = False  # whether there is any
         self.topped = np.zeros(batch, dtype=bool)  # whether the best candidate of a step has ever been among them
 
     def add(
         self,
-        sources: np.ndarray,
+        here: slice | np.ndarray,
         scores: np.ndarray,
         length: int,
         parents: np.ndarray,
         tokens: np.ndarray,
         prices: np.ndarray,
     ) -> None:
-        """Candidates [B,C] of these sources, best first; a score of -inf is no candidate."""
+        """Candidates [B,C] of the sources that are `here`, best first; a score of -inf is no candidate."""
         new = scores > -np.inf
         if not new.any():
             return
-        self.count[sources] += new.sum(axis=1)
-        self.topped[sources] |= new[:, 0]
+        self.some = True
+        self.count[here] += new.sum(axis=1)
+        self.topped[here] |= new[:, 0]
         places = np.stack([np.full_like(tokens, length), parents, tokens], axis=-1)
-        all_scores = np.concatenate([self.scores[sources], scores], axis=1)
-        all_places = np.concatenate([self.places[sources], places], axis=1)
-        all_prices = np.concatenate([self.prices[sources], prices], axis=1)
+        all_scores = np.concatenate([self.scores[here], scores], axis=1)
+        all_places = np.concatenate([self.places[here], places], axis=1)
+        all_prices = np.concatenate([self.prices[here], prices], axis=1)
         best = np.argsort(-all_scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
-        self.prices[sources] = np.take_along_axis(all_prices, best, axis=1)
-        self.scores[sources] = np.take_along_axis(all_scores, best, axis=1)
-        self.places[sources] = np.take_along_axis(all_places, best[..., None], axis=1)
+        self.prices[here] = np.take_along_axis(all_prices, best, axis=1)
+        self.scores[here] = np.take_along_axis(all_scores, best, axis=1)
+        self.places[here] = np.take_along_axis(all_places, best[..., None], axis=1)
+
+    def standing(
+        self, here: slice | np.ndarray, running: np.ndarray, paid: np.ndarray, length: int, skipped: np.ndarray
+    ) -> Standing:
+        """How far the sources that are `here` have come, whose beams run at these scores [B,K].
+
+        An alternative [B] has `paid` for the tokens up to its own, which are `skipped`.
+        """
+        scores = self.scores[here] - paid[:, None], running - paid[:, None]
+        return Standing(*scores, self.count[here], self.topped[here], length, skipped)
 
     def hypotheses(
         self, trail: np.ndarray, prices: np.ndarray, looks: np.ndarray | None, nbest: int

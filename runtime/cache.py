@@ -43,18 +43,17 @@ class TreeStep:
 
     def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
         self.session, self.state, self.beams = session, state, beams
-        self.max_steps = max_steps
-        self.position = np.zeros(batch, dtype=np.int64)  # steps each source has done
-        self.used = np.zeros(batch, dtype=np.int64)  # slots of each source that are written
+        self.max_steps, self.fixed_slots, self.on_time = max_steps, session.limits.slots, session.deterministic
         self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
             self.capacity = 0
-        elif session.limits.slots is not None:
-            self.capacity = session.limits.slots
+        elif self.fixed_slots is not None:
+            self.capacity = self.fixed_slots
         else:
             self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
+        self.stand_at(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         session.reserve(state, self.capacity)
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
@@ -62,19 +61,18 @@ class TreeStep:
         if self.growing:
             self.compact_growing()
             self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, self.beams)))
-            self.used[:] = self.capacity
+            self.stand_at(self.position, np.full(len(tokens), self.capacity))
             self.capacity += self.beams
         else:
             self.make_room()
-        rows = np.arange(len(tokens))
-        for beam in range(self.beams):
-            self.mask[rows, beam, self.used + beam] = True
+        self.mask.put(self.next, True)
         answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
-        self.used += self.beams
-        self.position += 1
+        self.places += self.ahead
+        self.most_used += self.beams
         self.tally.steps += 1
         self.tally.read += self.capacity
-        self.tally.most_slots = max(self.tally.most_slots, self.capacity)
+        if self.capacity > self.tally.most_slots:
+            self.tally.most_slots = self.capacity
         return answer
 
     def attention(self) -> np.ndarray:
@@ -88,7 +86,8 @@ class TreeStep:
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
-        self.mask, self.used, self.position = self.mask[rows], self.used[rows], self.position[rows]
+        self.mask = self.mask[rows]
+        self.stand_at(self.position[rows], self.used[rows])
 
     def replace(self, rows: np.ndarray, newcomers: State, width: int) -> None:
         """From the next call on these rows [N] are the newcomers' sources, at their first step.
@@ -97,30 +96,47 @@ class TreeStep:
         """
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
-        if not self.growing and not self.session.deterministic and self.session.limits.slots is None:
+        if not self.growing and not self.on_time and self.fixed_slots is None:
             live = self.live_slots()
             if self.capacity > 2 * (live + slack(self.beams, live)):  # those who needed so many slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
         """The next call is the first step of these rows."""
-        self.mask[rows] = False
-        self.used[rows] = self.position[rows] = 0
+        if len(rows):
+            self.mask[rows] = False
+            self.used[rows] = self.position[rows] = 0
+            self.stand_at(self.position, self.used)
+
+    def stand_at(self, position: np.ndarray, used: np.ndarray) -> None:
+        """Each source [B] has done so many steps and written so many slots, under the mask as it is now.
+
+        All that a step moves on is one array, so that it is one addition: numpy takes longer to be called, with what
+        the graph has left of the processor's caches, than to add.
+        """
+        batch, beams, slots = self.mask.shape
+        self.rows = np.arange(batch)[:, None]  # to index with
+        own = np.arange(beams)[:, None]
+        following = (self.rows.T * beams + own) * slots + own + used  # [K, B] in the mask as one row
+        self.places = np.concatenate((position[None], used[None], following))  # [2 + K, B]
+        self.position, self.used, self.next = self.places[0], self.places[1], self.places[2:]
+        self.ahead = np.repeat([1] + [beams] * (1 + beams), batch).reshape(self.places.shape)
+        self.most_used = int(used.max(initial=0))
 
     def descend(self, parents: np.ndarray) -> None:
         """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, of which there are none at first."""
         if self.beams == 1:  # its own
             return
-        self.mask = np.take_along_axis(self.mask, parents[:, :, None], axis=1)
+        self.mask = self.mask[self.rows, parents]
 
     def make_room(self) -> None:
         """Room for K more slots of every source: dead slots go first, then the cache grows."""
-        if self.session.deterministic:
+        if self.on_time:
             self.make_room_on_time()
-        if self.used.max(initial=0) + self.beams <= self.capacity:
+        if self.most_used + self.beams <= self.capacity:
             return
         live = self.live_slots()
-        if self.session.limits.slots is None:
+        if self.fixed_slots is None:
             self.compact(self.fitting_capacity(live))
         elif live + self.beams <= self.capacity:
             self.compact(self.capacity)
@@ -139,7 +155,7 @@ class TreeStep:
         if due.any():
             self.live_slots()
             self.compact(self.capacity, due)
-        used = int(self.used.max(initial=0))
+        used = self.most_used
         if used + self.beams > self.capacity:
             self.compact(rounded(used + slack(self.beams, used)), np.zeros_like(due))
 
@@ -170,14 +186,15 @@ class TreeStep:
         live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
         if due is not None:
             live |= ~due[:, None] & (np.arange(self.capacity) < self.used[:, None])
-        self.used = live.sum(axis=1)
+        used = live.sum(axis=1)
         front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
         width = min(capacity, front.shape[1])
         slots = np.tile(np.arange(capacity), (len(live), 1))
         slots[:, width:] = 0  # what is new, or not used, repeats some slot: finite, and masked
-        valid = np.arange(capacity) < self.used[:, None]
+        valid = np.arange(capacity) < used[:, None]
         slots[:, :width] = np.where(valid[:, :width], front[:, :width], slots[:, :width])
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
+        self.stand_at(self.position, used)
         self.session.select(self.state, None, slots)
         stays = np.arange(capacity) if capacity == self.capacity else -1
         self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))

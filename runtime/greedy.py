@@ -33,43 +33,54 @@ def greedy_search(
     chosen = np.zeros((batch, options.max_length), dtype=np.int64)
     looks = np.zeros((batch, options.max_length), dtype=np.int64)
     log_probs = np.zeros((batch, options.max_length))
-    lengths = np.zeros(batch, dtype=np.int64)
+    absent = np.zeros(batch, dtype=bool)  # alternatives that do not exist
 
     sources = np.arange(batch)
+    here: slice | np.ndarray = slice(None)  # the sources as an index, which is a view as long as nobody has left
     done = np.zeros(batch, dtype=bool)
+    finished = 0  # how many are done
     tokens = np.full((batch, 1), special.start, dtype=np.int64)
     parents = np.zeros((batch, 1), dtype=np.int64)
+    end = np.array(special.end)  # of the tokens' type: numbers of Python's own would be converted in every step
     length = 0
-    while not done.all():
+    while finished < len(done):
         answer = step(tokens, parents)
         length += 1
         normaliser = finite(answer.normaliser, sources)
         allowed = rules.opened(rules.answer(answer, tokens, parents, length), normaliser, length)
-        tokens = allowed.candidates.tokens[..., 0].copy()  # [B, 1]
+        best = allowed.candidates
+        tokens = best.tokens[..., 0].copy()  # [B, 1]
+        # Rules may have put a price of their own on it; where there are none, a candidate's logit is the model's.
+        logits = best.logits[..., 0] if allowed is answer else answer.logits_of(tokens)
+        gained = logits.astype(np.float64) - normaliser
         if options.alternatives:
-            missing = ~done & (allowed.candidates.logits[:, 0, 0] == -np.inf)
-            lengths[sources[missing]] = 0
+            missing = ~done & (best.logits[:, 0, 0] == -np.inf)
+            absent[sources[missing]] = True
             done = done | missing
-        gained = answer.logits_of(tokens) - normaliser
-        tokens[done] = special.end
+            finished = int(np.count_nonzero(done))
+        if finished:
+            tokens[done], gained[done] = end, 0.0
 
-        chosen[sources, length - 1] = tokens[:, 0]
-        log_probs[sources, length - 1] = np.where(done, 0.0, gained[:, 0])
+        chosen[here, length - 1] = tokens[:, 0]
+        log_probs[here, length - 1] = gained[:, 0]
         if options.alignments:
-            looks[sources, length - 1] = step.attention()[:, 0].argmax(axis=-1)
-        lengths[sources[~done]] = length
-        done = done | (tokens[:, 0] == special.end) | (length == options.max_length)
+            looks[here, length - 1] = step.attention()[:, 0].argmax(axis=-1)
+        done = done | (tokens[:, 0] == end) if length < options.max_length else np.ones_like(done)
         yield Emitted(length - 1, sources, tokens, parents, answer, done)
 
-        rows = staying_rows(done)
-        if rows is not None:
+        finished = int(np.count_nonzero(done))
+        if finished and (rows := staying_rows(done)) is not None:
             step.keep(rows)
             rules.keep(rows)
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
+            here, finished = sources, int(np.count_nonzero(done))
 
+    ended = chosen == end
+    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, options.max_length)
+    lengths[absent] = 0
     return [
-        hypotheses_of(row[None], prices[None], looked[None], end, options)
-        for row, prices, looked, end in zip(chosen, log_probs, looks, lengths[:, None], strict=True)
+        hypotheses_of(row[None], prices[None], looked[None], total, options)
+        for row, prices, looked, total in zip(chosen, log_probs, looks, lengths[:, None], strict=True)
     ]
 
 

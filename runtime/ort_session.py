@@ -6,7 +6,7 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,6 @@ class OrtSession(Session):
         self.cache_names = [
             tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name
         ]
-        self.step_names = [tensor.name for tensor in step.inputs if tensor.name in SMALL_INPUTS]
 
     @classmethod
     def from_bundle(
@@ -142,17 +141,19 @@ class OrtSession(Session):
     ) -> Answer:
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         bound = state.get("binding")
-        if bound is None or self.cache_form == "growing" or bound.shape != self_mask.shape:
+        if bound is None or bound.shape != self_mask.shape:
             bound = state["binding"] = StepBinding(self, state, self_mask.shape)
-        for name in self.step_names:
-            np.copyto(bound.inputs[name], given[name])
+        for name, buffer in bound.inputs.items():
+            buffer[...] = given[name]
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
         if self.cache_form == "growing":
             state.update(bound.grown)
+            del state["binding"]
         return Answer(bound.logits, bound.reduced, self.shortlist)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        state.pop("binding", None)
+        if rows is not None or (slots is not None and slots.shape[1] != state[self.cache_names[0]].shape[2]):
+            state.pop("binding", None)  # first, as it holds on to arrays that are to go
         if rows is not None:
             state.update({name: array[rows] for name, array in state.items()})
         if slots is not None:
@@ -184,7 +185,7 @@ class OrtSession(Session):
 
 
 class StepBinding:
-    """The decoder step bound to one state's memory, valid while its shapes and arrays stay.
+    """The decoder step bound to one state's memory, valid while its shapes and arrays stay; it keeps the arrays alive.
 
     A static cache is both input and output: the same memory, so that nothing is copied. A growing cache gets new
     arrays every step.
@@ -204,10 +205,10 @@ class StepBinding:
                 array = self.inputs[tensor.name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
             else:
                 array = state[tensor.name]
-            bind(self.binding.bind_input, tensor.name, array)
+            self.bind_input(tensor.name, array)
         outputs = {t.name: np.empty(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
         for name, array in outputs.items():
-            bind(self.binding.bind_output, name, array)
+            self.bind_output(name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
         self.logits, self.reduced = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
         for name in session.cache_names:
@@ -216,7 +217,16 @@ class StepBinding:
             else:
                 tensor = spec.output(f"new_{name}")
                 cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
-            bind(self.binding.bind_output, f"new_{name}", cache)
+            self.bind_output(f"new_{name}", cache)
+
+    def bind_input(self, name: str, array: np.ndarray) -> None:
+        """Binds an array's own memory, which a contiguous one is: nothing is copied."""
+        assert array.flags.c_contiguous
+        self.binding.bind_cpu_input(name, array)
+
+    def bind_output(self, name: str, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous
+        self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
 
 
 def check_precision(precision: str) -> None:
@@ -225,12 +235,6 @@ def check_precision(precision: str) -> None:
             "ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here, --backend torch, or an engine with: "
             "seq2engine build BUNDLE --precision bf16"
         )
-
-
-def bind(method: Callable[..., None], name: str, array: np.ndarray) -> None:
-    """Binds an array's own memory, by address: ONNX Runtime neither copies it nor keeps it alive."""
-    assert array.flags.c_contiguous
-    method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 def changed_bytes(name: str, path: Path, precision: str, shortlist: Shortlist | None = None) -> bytes | None:

@@ -31,8 +31,9 @@ class Rules:
         starts: Sequence[Start] = (),
     ):
         self.options, self.special = options, special
-        self.starts = forced_table([start.prefix for start in starts] or [options.forced_start])  # [B or 1, P]
-        self.start_lengths = (self.starts >= 0).sum(axis=1)
+        prefixes = [start.prefix for start in starts] or [options.forced_start]
+        self.starts = forced_table(prefixes)  # [B or 1, P]
+        self.start_lengths = np.array([len(prefix) for prefix in prefixes])
         self.ranks = np.array([-1 if start.rank is None else start.rank for start in starts] or [-1])
         self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
         self.always = np.array(sorted(options.always_banned - {special.end}), dtype=np.int64)
@@ -47,15 +48,11 @@ class Rules:
         self.trie = TrieConstraint(options, special.end) if options.trie is not None else None
         self.said = PhraseConstraint(options, special.end) if options.phrases else None
         self.constraints: list[Constraint] = [one for one in (self.trie, self.said) if one is not None]
-        self.history: np.ndarray | None = None  # [B, K, T]
-        self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
-
-    @property
-    def idle(self) -> bool:
-        options = self.options
         forced = self.starts.size or options.forced_eos is not None or options.alternatives
         listed = self.always.size or self.first.size or options.allowed is not None or self.constraints
-        return not (self.remembers or forced or listed or options.min_length > 1)
+        self.idle = not (self.remembers or forced or listed or options.min_length > 1)
+        self.history: np.ndarray | None = None  # [B, K, T]
+        self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
 
     def answer(
         self,

@@ -32,7 +32,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Semantics:
-    """`settled` names the sources [B] that need no more steps; one without a running beam never does."""
+    """`settled` names the sources [B] that need no more steps; nobody asks before a hypothesis has ended.
+
+    A source without a running beam never needs more, one of which none has ended always.
+    """
 
     settled: Callable[[Standing, SearchOptions], np.ndarray]
     first_come: bool = False  # K hypotheses may end and none replaces another; else the best K of all are kept
@@ -48,7 +51,9 @@ def settled_by_early_stopping(standing: Standing, options: SearchOptions) -> np.
     of them; "never" when it could not become better either.
     """
     worst, best = standing.ended[:, -1], standing.running[:, 0]
-    full = worst > -np.inf
+    full: np.ndarray = worst > -np.inf
+    if not np.count_nonzero(full):
+        return full
     if options.early_stopping != "never" and options.early_stopping:
         return full
     # Log-probabilities only fall, so with a reward for length the best a beam can hope for is never to fall again.

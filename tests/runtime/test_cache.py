@@ -132,3 +132,13 @@ def test_switching_beams_moves_nothing_in_the_cache():
     step(np.array([[4, 5, 6]]), np.array([[2, 2, 0]]))
     assert step.state["self_k.0"].ctypes.data == address
     assert (step.state["self_k.0"][:, :3] == before[:, :3]).all()
+
+
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_rows_that_restart_see_nothing_of_what_was_before(form):
+    step = make(2, 2, 8, cache_form=form)
+    own = np.tile(np.arange(2), (2, 1))
+    step(np.array([[1, 2], [3, 4]]), own)
+    step.restart(np.array([1]))
+    assert seen(step(np.array([[5, 6], [7, 8]]), own).logits) == [[[1, 5], [2, 6]], [[7], [8]]]
+    assert step.position.tolist() == [2, 1]

@@ -169,3 +169,27 @@ def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
             time.sleep(0.03)
             spent.append(time.process_time() - started)
     assert min(spent) < 0.01
+
+
+def test_a_compaction_in_place_leaves_the_step_bound_and_another_does_not(tmp_path):
+    """A binding holds on to its arrays: one that stayed too long would write where nobody reads."""
+    bundle = onnx_from_model(random_model(SMALL), tmp_path / "small")
+    with open_session(bundle, "onnxruntime", threads=1) as session:
+        state = session.encode(*padded(sources_of(2, 0), SMALL.pad_id))
+        session.reserve(state, 8)
+        tokens, place = np.full((2, 1), 5), np.zeros(2, dtype=np.int64)
+        mask = np.zeros((2, 1, 8), dtype=bool)
+        mask[..., 0] = True
+        session.step(state, tokens, place, place, mask)
+        bound, cache = state["binding"], state["self_k.0"]
+        assert cache[:, :, 0].any()
+        assert not cache[:, :, 1:].any()
+        session.select(state, None, np.tile(np.arange(8), (2, 1)))
+        assert state["binding"] is bound
+        assert state["self_k.0"] is cache
+        session.select(state, None, np.zeros((2, 16), dtype=np.int64))
+        assert "binding" not in state
+        session.step(state, tokens, place + 1, place + 1, np.pad(mask, ((0, 0), (0, 0), (0, 8))))
+        assert (state["self_k.0"][:, :, 1] != state["self_k.0"][:, :, 0]).any()
+        session.select(state, np.array([1]), None)
+        assert "binding" not in state

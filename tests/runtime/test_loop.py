@@ -1,0 +1,62 @@
+"""What the loop around the session costs a step, counted, not timed: beside a small model every call shows."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.answers import Answer, Candidates, Reduced
+from seq2engine.runtime.beam import beam_search
+from seq2engine.runtime.cache import TreeStep
+from seq2engine.runtime.greedy import greedy_search
+from seq2engine.runtime.search import SearchOptions, Special
+from seq2engine.runtime.session import Limits
+
+STEPS = range(2, 7)  # after the first, and before a cache of four beams is compacted
+
+
+class TellingSession:
+    """A session that always answers the same, as one does whose graph reduces its logits."""
+
+    cache_form, deterministic, config, limits = "static", False, PRESETS["tiny"], Limits(None, None, 64, 64)
+
+    def __init__(self, batch, beams):
+        logits = np.random.default_rng(0).normal(size=(batch, beams, 16)).astype(np.float32)
+        tokens = np.argsort(-logits, axis=-1, kind="stable")[..., : beams + 1]
+        best = np.take_along_axis(logits, tokens, axis=-1)
+        total = np.exp(logits - best[..., :1]).sum(axis=-1)
+        self.answer = logits, Reduced(Candidates(tokens, best), total)
+
+    def reserve(self, state, slots):
+        pass
+
+    def select(self, state, rows, slots):
+        pass
+
+    def step(self, state, tokens, position, write_index, self_mask):
+        return Answer(*self.answer)
+
+
+def calls_of_a_step(search, batch, beams):
+    """Functions, of Python and of C, that are called in one step at most; those of the session are among them."""
+    tree = TreeStep(TellingSession(batch, beams), {}, batch, beams, 16)
+    steps = search(tree, batch, Special(start=1, end=-1), SearchOptions(max_length=16, beam=beams))
+    counts = Counter()
+    for number in range(STEPS.stop):
+        if number in STEPS:
+            sys.setprofile(lambda frame, event, arg, number=number: counts.update([number] * event.endswith("call")))
+        try:
+            next(steps)
+        finally:
+            sys.setprofile(None)
+    return max(counts.values())
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("search", "beams", "most"), [(greedy_search, 1, 38), (beam_search, 4, 50)])
+def test_a_step_of_the_loop_is_few_calls(search, beams, most, batch):
+    assert calls_of_a_step(search, batch, beams) <= most
