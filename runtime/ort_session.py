@@ -6,7 +6,8 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from ..export.row_products import row_products
 from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
-from .lanes import usable_cores
+from .lanes import rows_for_a_lane, sensible_threads
+from .ort_memory import giving_back, share_arena, trim, zeros
 from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
@@ -61,8 +63,10 @@ class OrtSession(Session):
         self.specs, self.deterministic = specs, deterministic
         longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
-        self.graphs, self.threads, self.provider = graphs, threads, provider
+        self.graphs, self.provider = graphs, provider
+        self.threads = sensible_threads(config) if threads is None else threads
         self.sessions = {name: self.inference_session(name) for name in graphs}
+        self.encoding = threading.Lock()  # lanes encode in turn, each with all threads
         self.view: OrtSession | None = None  # with the latest shortlist
         self.narrow: list[OrtSession] = []  # one of one thread, for lanes, once it is needed; views share it
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
@@ -105,25 +109,37 @@ class OrtSession(Session):
         return self.view
 
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
-        threads = usable_cores() if self.threads is None else self.threads
-        wanted = threads * LANE_ROWS.get(self.precision, MOST_LANE_ROWS)
-        plain = (
-            type(self) is OrtSession and self.provider == "cpu" and not self.deterministic
-        )  # others do more in a step
+        threads = self.threads
+        wanted = threads * rows_for_a_lane(self.config, LANE_ROWS.get(self.precision, MOST_LANE_ROWS))
+        # Others do more in a step.
+        plain = type(self) is OrtSession and self.provider == "cpu" and not self.deterministic
         if not plain or threads == 1 or sources < threads or rows < wanted:
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own
-            rest = (self.config, self.precision, self.cache_form)
-            self.narrow.append(OrtSession(self.graphs, self.specs, *rest, threads=1))
+            lane = copy.copy(self)
+            lane.threads, lane.narrow, lane.view, lane.shortlist = 1, [], None, None
+            step = lane.inference_session("decoder_step")
+            lane.sessions = {**self.sessions, "decoder_step": step}  # sources are encoded by all threads, in turn
+            self.narrow.append(lane)
         lane = self.narrow[0] if self.shortlist is None else self.narrow[0].shortlisted(self.shortlist)
         return (lane,) * threads
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         width = self.width(source_ids.shape[1])
         source_ids, source_mask = fitted(source_ids, 1, width), fitted(source_mask, 1, width)
-        names = [tensor.name for tensor in self.specs["encoder"].outputs]
-        outputs = self.sessions["encoder"].run(names, {"source_ids": source_ids, "source_mask": source_mask})
-        return {"source_mask": np.array(source_mask, order="C"), **dict(zip(names, outputs, strict=True))}
+        state: State = {"source_mask": np.array(source_mask, order="C")}
+        given = {"source_ids": np.ascontiguousarray(source_ids), "source_mask": state["source_mask"]}
+        binding = self.sessions["encoder"].io_binding()
+        for name, array in given.items():
+            bind_input(binding, name, array)
+        sizes = dict(zip("BS", source_ids.shape, strict=True))
+        for tensor in self.specs["encoder"].outputs:
+            state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
+            bind_output(binding, tensor.name, state[tensor.name])
+        with self.encoding:
+            self.sessions["encoder"].run_with_iobinding(binding, giving_back() if self.provider == "cpu" else None)
+        trim()
+        return state
 
     def width(self, longest: int) -> int:
         """How many columns a batch has whose longest source is so long."""
@@ -133,7 +149,7 @@ class OrtSession(Session):
         sizes = {"B": len(state["source_mask"]), "L": slots}
         for name in self.cache_names:
             tensor = self.specs["decoder_step"].input(name)
-            state[name] = np.zeros(tensor.shape(sizes), dtype=tensor.dtype)
+            state[name] = zeros(tensor.shape(sizes), tensor.dtype)
         state.pop("binding", None)
 
     def step(
@@ -155,7 +171,8 @@ class OrtSession(Session):
         if rows is not None or (slots is not None and slots.shape[1] != state[self.cache_names[0]].shape[2]):
             state.pop("binding", None)  # first, as it holds on to arrays that are to go
         if rows is not None:
-            state.update({name: array[rows] for name, array in state.items()})
+            for name, array in state.items():
+                state[name] = array[rows]  # one by one: the old ones go as the new ones come
         if slots is not None:
             for name in self.cache_names:
                 state[name] = gathered_slots(state[name], slots)
@@ -205,10 +222,10 @@ class StepBinding:
                 array = self.inputs[tensor.name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
             else:
                 array = state[tensor.name]
-            self.bind_input(tensor.name, array)
-        outputs = {t.name: np.empty(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
+            bind_input(self.binding, tensor.name, array)
+        outputs = {t.name: zeros(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
         for name, array in outputs.items():
-            self.bind_output(name, array)
+            bind_output(self.binding, name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
         self.logits, self.reduced = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
         for name in session.cache_names:
@@ -217,16 +234,18 @@ class StepBinding:
             else:
                 tensor = spec.output(f"new_{name}")
                 cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
-            self.bind_output(f"new_{name}", cache)
+            bind_output(self.binding, f"new_{name}", cache)
 
-    def bind_input(self, name: str, array: np.ndarray) -> None:
-        """Binds an array's own memory, which a contiguous one is: nothing is copied."""
-        assert array.flags.c_contiguous
-        self.binding.bind_cpu_input(name, array)
 
-    def bind_output(self, name: str, array: np.ndarray) -> None:
-        assert array.flags.c_contiguous
-        self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+def bind_input(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:
+    """Binds an array's own memory, which a contiguous one is: nothing is copied."""
+    assert array.flags.c_contiguous
+    binding.bind_cpu_input(name, array)
+
+
+def bind_output(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:
+    assert array.flags.c_contiguous
+    binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
 
 
 def check_precision(precision: str) -> None:
@@ -281,6 +300,8 @@ def inference_session(
     if changed is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     options.log_severity_level = 3
+    if provider == "cpu":
+        share_arena(options)
     # Left to itself it rounds the activations of products with int8 and int4 weights to int8 as well, and says nothing.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if threads is not None:
@@ -317,7 +338,7 @@ def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
                 first, last = np.flatnonzero(moves)[[0, -1]]
                 cache[row, :, first : last + 1] = np.take(cache[row], slots[row, first : last + 1], axis=1)
         return cache
-    result = np.empty((batch, heads, slots.shape[1], width), dtype=cache.dtype)
+    result = zeros((batch, heads, slots.shape[1], width), cache.dtype)
     for row in range(batch):
         np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
     return result

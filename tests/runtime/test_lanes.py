@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime import lanes as lanes_module
 from seq2engine.runtime.answers import Answer, NotFiniteError
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.lanes import in_lanes
+from seq2engine.runtime.lanes import in_lanes, row_work, rows_for_a_lane, sensible_threads, usable_cores
 from seq2engine.runtime.ort_session import LANE_ROWS, MOST_LANE_ROWS, OrtSession
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
@@ -25,6 +27,12 @@ MODEL = random_model("tiny", seed=5)
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     return onnx_from_model(MODEL, tmp_path_factory.mktemp("lanes") / "bundle", ("fp32", "w8a8"))
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch):
+    """The model of these tests is far too small for lanes."""
+    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
 
 
 def sources_of(count, seed=0):
@@ -72,6 +80,61 @@ def test_who_gets_lanes(bundle):
         assert session.lanes(enough, enough) == (session,)
     with open_session(bundle, "torch") as session:
         assert session.lanes(enough, enough) == (session,)
+
+
+def test_a_small_model_has_lanes_only_for_many_rows(bundle, monkeypatch):
+    """Two loops in Python hold each other up where the graph is quick."""
+    monkeypatch.undo()
+    with open_session(bundle, precision="w8a8", threads=2) as session:
+        rows = 2 * rows_for_a_lane(session.config, LANE_ROWS["w8a8"])
+        assert rows > 1000
+        assert session.lanes(64, rows - 1) == (session,)
+        assert len(session.lanes(64, rows)) == 2
+    assert rows_for_a_lane(PRESETS["base"], 2) == 2
+    assert rows_for_a_lane(PRESETS["base"], 32) == 32
+
+
+def test_row_work_is_the_weights_of_all_products():
+    model = random_model("tiny", seed=5)
+    inside = [
+        parameter.numel()
+        for name, parameter in model.decoder.named_parameters()
+        if name.endswith("weight") and parameter.dim() == 2 and "cross_attn.kv." not in name
+    ]
+    assert row_work(model.config) == sum(inside) + model.output.weight.numel()
+
+
+@pytest.mark.parametrize(
+    ("said", "cores"),
+    [
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("6400000 100000", 8),
+        ("", 8),
+    ],
+)
+def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, said, cores):
+    limit = tmp_path / "cpu.max"
+    limit.write_text(said)
+    monkeypatch.setattr(lanes_module, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(lanes_module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert usable_cores() == cores
+    limit.unlink()
+    assert usable_cores() == 8
+
+
+def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
+    monkeypatch.setattr(lanes_module, "usable_cores", lambda: 64)
+    assert sensible_threads(PRESETS["tiny"]) == 2
+    assert sensible_threads(PRESETS["base"]) == 64
+    with open_session(bundle) as session:
+        assert session.threads == 2
+    with open_session(bundle, threads=5) as session:
+        assert session.threads == 5
+    monkeypatch.setattr(lanes_module, "usable_cores", lambda: 1)
+    assert sensible_threads(PRESETS["base"]) == 1
 
 
 class ThreeLanes(TorchSession):
