@@ -8,8 +8,10 @@ neighbours, so nothing but time changes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,6 +53,31 @@ def rows_for_a_lane(config: ModelConfig, least: int) -> int:
     Lanes share Python's lock, which the loop around a small model's step holds for most of the time.
     """
     return max(least, -(-LANE_WORK // row_work(config)))
+
+
+class Turns:
+    """Lanes that share an encoder take turns at it, and none goes on before all that are waiting have had theirs.
+
+    One that went on would decode on a core that the encoder's threads are using for the next.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.changed = threading.Condition()
+        self.waiting = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        with self.changed:
+            self.waiting += 1
+        try:
+            with self.turn:
+                yield
+        finally:
+            with self.changed:
+                self.waiting -= 1
+                self.changed.notify_all()
+                self.changed.wait_for(lambda: self.waiting == 0)
 
 
 def in_lanes(

@@ -6,7 +6,6 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ..export.row_products import row_products
 from ..export.shortlist_graph import shortlist_graph
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
-from .lanes import rows_for_a_lane, sensible_threads
+from .lanes import Turns, rows_for_a_lane, sensible_threads
 from .ort_memory import giving_back, share_arena, trim, zeros
 from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
@@ -66,7 +65,7 @@ class OrtSession(Session):
         self.graphs, self.provider = graphs, provider
         self.threads = sensible_threads(config) if threads is None else threads
         self.sessions = {name: self.inference_session(name) for name in graphs}
-        self.encoding = threading.Lock()  # lanes encode in turn, each with all threads
+        self.encoding = Turns()  # lanes encode one by one, each with all threads
         self.view: OrtSession | None = None  # with the latest shortlist
         self.narrow: list[OrtSession] = []  # one of one thread, for lanes, once it is needed; views share it
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
@@ -136,7 +135,7 @@ class OrtSession(Session):
         for tensor in self.specs["encoder"].outputs:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
             bind_output(binding, tensor.name, state[tensor.name])
-        with self.encoding:
+        with self.encoding.taken():
             self.sessions["encoder"].run_with_iobinding(binding, giving_back() if self.provider == "cpu" else None)
         trim()
         return state

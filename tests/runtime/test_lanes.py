@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime import lanes as lanes_module
 from seq2engine.runtime.answers import Answer, NotFiniteError
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.lanes import in_lanes, row_work, rows_for_a_lane, sensible_threads, usable_cores
+from seq2engine.runtime.lanes import Turns, in_lanes, row_work, rows_for_a_lane, sensible_threads, usable_cores
 from seq2engine.runtime.ort_session import LANE_ROWS, MOST_LANE_ROWS, OrtSession
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
@@ -135,6 +136,29 @@ def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
         assert session.threads == 5
     monkeypatch.setattr(lanes_module, "usable_cores", lambda: 1)
     assert sensible_threads(PRESETS["base"]) == 1
+
+
+def test_nobody_goes_on_while_another_waits_for_its_turn():
+    turns, told = Turns(), []
+
+    def lane(name, fails=False):
+        try:
+            with turns.taken():
+                while not told and turns.waiting < 3:  # the first one, until all three want it
+                    time.sleep(0.001)
+                told.append("in")
+                if fails:
+                    raise ValueError(name)
+        except ValueError:
+            pass
+        told.append("on")
+
+    lanes = [threading.Thread(target=lane, args=(name, name == 1)) for name in range(3)]
+    for each in lanes:
+        each.start()
+    for each in lanes:
+        each.join(timeout=10)
+    assert told == ["in"] * 3 + ["on"] * 3
 
 
 class ThreeLanes(TorchSession):
