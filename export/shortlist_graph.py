@@ -2,7 +2,8 @@
 
     ... -> output/MatMul <- output/Transpose <- rows of output.weight -> logits [B,K,W]
 
-Only the projection's own weights change; a table that it shares with the embedding stays whole for that.
+Only the projection's own weights change; a table that it shares with the embedding stays whole for that, and where it
+is restored from fewer bits, the projection restores its own rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from ..errors import ExportError
@@ -26,6 +27,7 @@ def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path)
     vocab = vocab_of(model)
     made = onnx.ModelProto()
     made.CopyFrom(model)
+    own_restoring(made.graph)
     projecting = [node for node in made.graph.node if node.name.startswith(SCOPE)]
     read = {name for node in projecting for name in node.input}
     found = [weight for weight in made.graph.initializer if weight.name in read and list(weight.dims).count(vocab) == 1]
@@ -46,6 +48,23 @@ def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path)
     logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", len(tokens)]))
     del made.graph.value_info[:]  # shapes in between, which may name the whole vocabulary
     return made
+
+
+def own_restoring(graph: onnx.GraphProto) -> None:
+    """Gives the projection a DequantizeLinear of its own where it reads one that stands elsewhere."""
+    restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        for place, name in enumerate(node.input if node.name.startswith(SCOPE) else ()):
+            if name in restored and not restored[name].name.startswith(SCOPE):
+                own = NodeProto()
+                own.CopyFrom(restored[name])
+                own.name = own.output[0] = node.input[place] = f"{SCOPE}restored/{name}"
+                nodes.append(own)
+        nodes.append(node)
+    read = {name for node in nodes for name in node.input}
+    del graph.node[:]
+    graph.node.extend(node for node in nodes if node.output[0] not in restored or node.output[0] in read)
 
 
 def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:

@@ -85,6 +85,19 @@ def test_a_shortlist_says_what_a_mask_of_the_logits_says(session: Session, seman
         assert {token for nbest in found for best in nbest for token in best.tokens} <= {*TOKENS, END}
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("precision", ["w8a8", "int8", "int4", "fp8"])
+def test_quantised_weights_are_shortened_too(tmp_path: Path, precision: str, tied: bool) -> None:
+    model = random_model(dataclasses.replace(TINY, tie_output=tied))
+    quantised = onnx_from_model(model, tmp_path / "b", precisions=(precision,))
+    options = SearchOptions(max_length=12, beam=2, nbest=2)
+    with open_session(quantised, "onnxruntime", precision) as session:
+        found = generate(session, SOURCES, dataclasses.replace(options, shortlist=TOKENS))
+        with hidden(session):
+            same(found, generate(session, SOURCES, options), "fp32" if precision == "w8a8" else "fp16")
+    assert {token for nbest in found for h in nbest for token in h.tokens} <= {*TOKENS, END}
+
+
 def test_where_rules_renormalise_it_is_the_vocabulary_mask(session: Session) -> None:
     options = SearchOptions(max_length=6, beam=3, nbest=3, semantics="ctranslate2")
     short, masked = (
