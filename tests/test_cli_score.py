@@ -153,7 +153,7 @@ def test_a_prefix_of_text_begins_every_output(cli, bundle):
     code, _, err = cli("run", bundle, "--ids", "5", "--prefix", f"5 {CONFIG.end_id}", "--banned", "5 99")
     assert code == 1
     assert err == (
-        f"error: token 99 asked for, but the vocabulary has 0 to {CONFIG.target_vocab - 1}; "
+        f"error: search options: token 99 asked for, but the vocabulary has 0 to {CONFIG.target_vocab - 1}; "
         f"the prefix has the end token {CONFIG.end_id}, expected it nowhere in a prefix\n"
     )
 
