@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,16 +29,6 @@ CASES = [Case("greedy", 2, 1, 5, 7), Case("beam", 2, 3, 5, 7)]
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return onnx_from_model(random_model(SMALL, 3), tmp_path_factory.mktemp("peers") / "small")
-
-
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("environments")
-    python = folder / "transformers" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return folder
 
 
 @pytest.fixture(scope="module")

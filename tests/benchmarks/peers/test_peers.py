@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,17 +36,6 @@ MODELS = {
         output_bias=True,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make peers` makes, but with the libraries of this environment behind it."""
-    folder = tmp_path_factory.mktemp("environments")
-    python = folder / "transformers" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return folder
 
 
 def wandering(config: ModelConfig) -> Transformer:
