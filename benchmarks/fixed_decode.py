@@ -11,7 +11,7 @@ import numpy as np
 from ..runtime.answers import Answer
 from ..runtime.beam import beam_search
 from ..runtime.cache import CacheCounts, TreeStep
-from ..runtime.generate import padded
+from ..runtime.generate import padded, session_for
 from ..runtime.greedy import greedy_search
 from ..runtime.lanes import in_lanes
 from ..runtime.search import Hypothesis, SearchOptions, Special
@@ -26,6 +26,11 @@ Tokens = list[tuple[int, ...]]  # the best hypothesis of every source
 
 def best_tokens(hypotheses: list[list[Hypothesis]]) -> Tokens:
     return [nbest[0].tokens for nbest in hypotheses]
+
+
+def options_of(case: Case) -> SearchOptions:
+    """How a case is decoded: for its tokens. No peer is asked for scores either."""
+    return SearchOptions(max_length=case.target, beam=case.beam, scores=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def split_decode(
     """A fixed decode, in lanes as a user's would be, whose pieces are added to the list: the mean of its lanes."""
 
     def part(lane: Session, numbers: list[int]) -> dict[str, int]:
-        watched = WatchedSession(lane)
+        watched = WatchedSession(session_for(lane, options))
         fixed_decode(cast(Session, watched), [sources[number] for number in numbers], options, WatchedTree)
         return watched.split()
 

@@ -18,10 +18,9 @@ from typing import Any
 from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..runtime.generate import generate
-from ..runtime.search import SearchOptions
 from ..runtime.session import open_session
 from .cases import Case, sources_for
-from .fixed_decode import fixed_decode
+from .fixed_decode import options_of, split_decode
 from .peers.worker import peak_bytes
 
 
@@ -65,9 +64,8 @@ def decode_all(request: dict[str, Any]) -> None:
     ) as session:
         for case in (Case(**values) for values in request["cases"]):
             sources = sources_for(case, session.config, request["seed"])
-            options = SearchOptions(max_length=case.target, beam=case.beam)
-            generate(session, sources, options)
-            fixed_decode(session, sources, options)
+            generate(session, sources, options_of(case))
+            split_decode([], session, sources, options_of(case))
 
 
 def export_seconds(bundle: Bundle, precision: str) -> float:

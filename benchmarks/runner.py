@@ -22,14 +22,14 @@ from seq2engine.progress import Progress, silent
 from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
-from ..runtime.generate import generate, padded
+from ..runtime.generate import generate, padded, session_for
 from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import SearchOptions
 from ..runtime.session import BACKENDS, Session, open_session
 from ..runtime.trt_choice import choose_engine
 from .cases import Case, case_problems, cases_for, sources_for
 from .ceiling import ceiling_of
-from .fixed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, repeated_step, split_decode
+from .fixed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, options_of, repeated_step, split_decode
 from .footprint import build_seconds, export_seconds, peak_of_arm
 from .machine import environment, load_average, usable_cores
 from .peers.arms import WIDTHS, PeerDecode, Peers, decode_with_peers, open_peers
@@ -253,7 +253,7 @@ def bench_case(
     first = next(iter(sessions))
     config = sessions[first].config
     sources = sources_for(case, config, seed)
-    options = SearchOptions(max_length=case.target, beam=case.beam)
+    options = options_of(case)
     usual: dict[str, Tokens] = {}
     fixed: dict[str, FixedDecode] = {}
     stage = f"bench: {case.name}, outputs"
@@ -261,7 +261,7 @@ def bench_case(
         progress(stage, done / len(sessions))
         with blaming(name, f"case {case.name}"):
             usual[name] = best_tokens(generate(session, sources, options))
-            fixed[name] = fixed_decode(session, sources, options)
+            fixed[name] = fixed_decode(session_for(session, options), sources, options)
     theirs = decode_with_peers(peers, case, sources)
     agreed = agreement(theirs, sessions[first], sources, options)
     progress(stage, 1.0)
@@ -272,7 +272,7 @@ def bench_case(
     for name, session in sessions.items():
         with blaming(name, f"case {case.name}"):
             calls["encoder"][name] = partial(session.encode, ids, mask)
-            calls["step"][name] = repeated_step(session, ids, mask, case, fixed[first].trail)
+            calls["step"][name] = repeated_step(session_for(session, options), ids, mask, case, fixed[first].trail)
             calls["end_to_end"][name] = partial(split_decode, splits[name], session, sources, options)
     calls["end_to_end"] |= {name: decode.worker.run for name, decode in theirs.items()}
     times = {

@@ -26,6 +26,7 @@ from ..runtime.generate import generate
 from ..runtime.search import Emitted, SearchOptions
 from ..runtime.session import Session
 from .cases import Case, ordinary_ids
+from .fixed_decode import options_of
 from .timing import Samples, interleaved
 
 SCENARIOS = ("single", "offline", "server")
@@ -64,7 +65,7 @@ def run_scenarios(
         return ()
     config = next(iter(sessions.values())).config
     sources = ragged_sources(case, config, queries, seed)
-    options = SearchOptions(max_length=case.target, beam=case.beam)
+    options = options_of(case)
     found: list[Scenario] = []
     if "single" in names or "server" in names:
         streams = single_streams(sessions, sources, options, progress)

@@ -21,10 +21,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 CONTRIB = "com.microsoft"
 STEPS = 127  # an activation is one of so many steps to either side of 0, and ZERO is 0
 ZERO = 128
-LEAST = 1e-30  # of a row's scale: a row of zeros has none
 CONSTANTS = {
     "last": np.array([-1]),
-    "least": np.array(LEAST, dtype=np.float32),
     "step": np.array(1 / STEPS, dtype=np.float32),
     "zero": np.array(ZERO, dtype=np.uint8),
 }
@@ -38,19 +36,20 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
     restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     turned = {node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.input[0] in restored}
     rounded: set[str] = set()
+    positive = {node.output[0] for node in graph.node if node.op_type == "Relu"}
     nodes: list[NodeProto] = []
     for node in graph.node:
         weight = node.input[1] if node.op_type == "MatMul" else node.input[0] if node.op_type == "Gather" else ""
         if node.op_type == "MatMul" and weight in restored:
             stored, scale = restored[weight].input[:2]
-            nodes += product(node, stored, scale, rounded)
+            nodes += product(node, stored, scale, rounded, node.input[0] in positive)
         elif node.op_type == "MatMul" and weight in turned:
             stored, scale = restored[turned[weight].input[0]].input[:2]
             name = f"{stored}/turned"
             if name not in rounded:  # the same tensor for every product that reads it
                 nodes.append(helper.make_node("Transpose", [stored], [name], name=f"{name}/Transpose", perm=[1, 0]))
                 rounded.add(name)
-            nodes += product(node, name, scale, rounded)
+            nodes += product(node, name, scale, rounded, node.input[0] in positive)
         elif node.op_type == "Gather" and weight in restored:
             nodes += gathered(node, *restored[weight].input[:2])
         else:
@@ -69,23 +68,30 @@ def path(name: str) -> str:
     return f"row_products/{name}"
 
 
-def product(node: NodeProto, weight: str, scale: str, rounded: set[str]) -> list[NodeProto]:
+def product(node: NodeProto, weight: str, scale: str, rounded: set[str], positive: bool) -> list[NodeProto]:
     x, y = node.input[0], node.output[0]
     made = []
     if x not in rounded:  # q|k|v of one x, or several products of it, share its rounding
         rounded.add(x)
-        made += [
-            op("Abs", [x], f"{x}/size"),
-            op("ReduceMax", [f"{x}/size", path("last")], f"{x}/largest", keepdims=1),
-            op("Max", [f"{x}/largest", path("least")], f"{x}/scale"),
-            op("Div", [x, f"{x}/scale"], f"{x}/unit"),
-            op("QuantizeLinear", [f"{x}/unit", path("step"), path("zero")], f"{x}/uint8"),
-        ]
+        made += rounding(x, positive)
     inputs = [f"{x}/uint8", weight, path("step"), scale, path("zero")]
     return [
         *made,
         op("MatMulIntegerToFloat", inputs, f"{y}/unit", domain=CONTRIB),
         op("Mul", [f"{y}/unit", f"{x}/scale"], y),
+    ]
+
+
+def rounding(x: str, positive: bool = False) -> list[NodeProto]:
+    """x -> x/scale, the largest of every row; x/unit, divided by that; x/uint8, rounded to steps.
+
+    A row of zeros has the scale 0 and becomes some integers, which times 0 are zeros again.
+    """
+    return [
+        *([] if positive else [op("Abs", [x], f"{x}/size")]),
+        op("ReduceMax", [x if positive else f"{x}/size", path("last")], f"{x}/scale", keepdims=1),
+        op("Div", [x, f"{x}/scale"], f"{x}/unit"),
+        op("QuantizeLinear", [f"{x}/unit", path("step"), path("zero")], f"{x}/uint8"),
     ]
 
 

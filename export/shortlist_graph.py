@@ -69,11 +69,16 @@ def own_restoring(graph: onnx.GraphProto) -> None:
 
 def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:
     """The part of a weight that belongs to these tokens, along whichever axis has one place for each of all."""
-    loaded = TensorProto()
-    loaded.CopyFrom(weight)
-    if loaded.data_location == TensorProto.EXTERNAL:
-        load_external_data_for_tensor(loaded, str(folder))
-        loaded.data_location = TensorProto.DEFAULT
-        del loaded.external_data[:]
     axis = list(weight.dims).index(vocab)
-    return numpy_helper.from_array(np.take(numpy_helper.to_array(loaded), tokens, axis=axis), name)
+    return numpy_helper.from_array(np.take(loaded(weight, folder), tokens, axis=axis), name)
+
+
+def loaded(weight: TensorProto, folder: Path) -> np.ndarray:
+    """The numbers of a weight, wherever they are."""
+    copy = TensorProto()
+    copy.CopyFrom(weight)
+    if copy.data_location == TensorProto.EXTERNAL:
+        load_external_data_for_tensor(copy, str(folder))
+        copy.data_location = TensorProto.DEFAULT
+        del copy.external_data[:]
+    return numpy_helper.to_array(copy)

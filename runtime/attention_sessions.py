@@ -21,7 +21,7 @@ from .torch_session import TorchSession
 class OrtAttention(OrtSession):
     """The bundle's own graphs, of the decoder step a form with more outputs. It is made for looking, not for speed."""
 
-    looks = True
+    looks, turns_keys = True, False
 
     @classmethod
     def from_bundle(

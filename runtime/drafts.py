@@ -19,12 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 
 from ..errors import SessionError
 from ..export.beam_positions import beam_positions, spec_with_beam_positions
 from ..export.bundle import Bundle
 from .answers import Answer, Candidates, Reduced, Shortlist
-from .ort_session import OrtSession, check_precision, step_model
+from .ort_session import OrtSession, check_precision
 from .session import State
 
 AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few guesses are wrong (docs/LOG.md)
@@ -84,10 +85,8 @@ class DraftedSession(OrtSession):
         session.specs = {**session.specs, "decoder_step": spec_with_beam_positions(session.specs["decoder_step"])}
         return session
 
-    def graph_bytes(self, name: str, shortlist: Shortlist | None = None) -> bytes | None:
-        if name != "decoder_step":
-            return super().graph_bytes(name, shortlist)
-        return step_model(self.graphs[name], self.precision, shortlist, change=beam_positions).SerializeToString()
+    def step_form(self, model: onnx.ModelProto, shortlist: Shortlist | None) -> onnx.ModelProto:
+        return super().step_form(beam_positions(model), shortlist)
 
     def reserve(self, state: State, slots: int) -> None:
         state["drafts"] = Drafts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,8 +27,9 @@ def greedy_search(
     options force). An alternative that does not exist has no hypothesis.
 
     A source is done at the end token, which is one of its tokens, or at the maximum length. Its score is the sum of its
-    tokens' log-probabilities, whatever the length penalty: with one hypothesis there is nothing to compare. Yields an
-    Emitted for every step; a done source that has not left the batch yet emits, and is fed, the end token.
+    tokens' log-probabilities, whatever the length penalty: with one hypothesis there is nothing to compare; NaN, if
+    none was asked for. Yields an Emitted for every step; a done source that has not left the batch yet emits, and is
+    fed, the end token.
     """
     rules = Rules(options, special, texts, starts)
     chosen = np.zeros((batch, options.max_length), dtype=np.int64)
@@ -88,11 +90,12 @@ def hypotheses_of(
     tokens: np.ndarray, log_probs: np.ndarray, looks: np.ndarray, lengths: np.ndarray, options: SearchOptions
 ) -> list[Hypothesis]:
     """Rows [N,T] that were chosen for one source, with zeros behind their lengths [N]; none of a row of length 0."""
+    scored = not options.unscored
     return [
         Hypothesis(
             tuple(said[:end].tolist()),
-            float(prices.cumsum()[-1]),
-            tuple(prices[:end].tolist()),
+            float(prices.cumsum()[-1]) if scored else math.nan,
+            tuple(prices[:end].tolist()) if scored else (),
             tuple(looked[:end].tolist()) if options.alignments else (),
         )
         for said, prices, looked, end in zip(tokens, log_probs, looks, lengths.tolist(), strict=True)

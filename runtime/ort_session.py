@@ -6,7 +6,8 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from ..export.bundle import Bundle
 from ..export.candidate_graph import CANDIDATES, candidate_graph
 from ..export.contract import GraphSpec, TensorSpec
 from ..export.row_products import row_products
+from ..export.screened_graph import SCORED, screened_graph, worth_screening
 from ..export.shortlist_graph import shortlist_graph
+from ..export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
 from .lanes import Turns, rows_for_a_lane, sensible_threads
@@ -34,12 +37,17 @@ LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabu
 EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
 # Rows from which on a thread is better off with a decode of its own; measured on two cores (docs/LOG.md).
 LANE_ROWS, MOST_LANE_ROWS = {"w8a8": 2}, 32
+# Lanes whose encoders are their own. A source in int8 takes many small nodes, which threads cannot share; in fp32 it
+# takes a few large ones, which they can, and a second copy of its weights takes four times the memory.
+LANE_ENCODERS = ("w8a8",)
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
 class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
+    scored = True  # whether its answers have logits and their normalisers; else the best candidates alone
+    turns_keys = True  # whether its graphs, on a CPU, are in the form of `turned_keys`
     looks = False  # whether its states keep the cross-attention of the latest step
     # Graphs whose threads go to sleep when a call ends. Others wait for the next one in a busy loop, for some 40 ms,
     # and take a core from the graph that comes next: an encoder's would do so during the first steps of every decode.
@@ -59,16 +67,20 @@ class OrtSession(Session):
         check_provider(provider)
         self.backend = "onnxruntime" if provider == "cpu" else f"onnxruntime {provider}"
         self.config, self.precision, self.cache_form = config, precision, cache_form
-        self.specs, self.deterministic = specs, deterministic
+        self.turned = self.turns_keys and provider == "cpu"
+        self.specs, self.deterministic = specs_with_turned_keys(specs) if self.turned else specs, deterministic
         longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
         self.graphs, self.provider = graphs, provider
         self.threads = sensible_threads(config) if threads is None else threads
+        # Whether its step has a shortcut to the best candidates. That works for all sources at once, so no bit of their
+        # logits may matter.
+        self.screens = provider == "cpu" and not deterministic and worth_screening(config, precision)
         self.sessions = {name: self.inference_session(name) for name in graphs}
-        self.encoding = Turns()  # lanes encode one by one, each with all threads
+        self.turns: Turns | None = Turns()  # lanes that share an encoder use it one by one, each with all threads
         self.view: OrtSession | None = None  # with the latest shortlist
         self.narrow: list[OrtSession] = []  # one of one thread, for lanes, once it is needed; views share it
-        self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
+        self.kept = [specs["encoder"].input("source_mask"), *self.specs["encoder"].outputs]
         step = specs["decoder_step"]
         self.cache_names = [
             tensor.name for tensor in step.inputs if tensor.name.startswith("self_") and "." in tensor.name
@@ -94,9 +106,24 @@ class OrtSession(Session):
         rests = name in self.resting
         return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision, rests)
 
-    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes | None:
-        """A graph in the form that this session takes; its weights still lie where the graph is. None: as it is."""
-        return changed_bytes(name, self.graphs[name], self.precision, shortlist)
+    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes:
+        """A graph in the form that this session takes; its weights still lie where the graph is."""
+        model = graph_from_file(self.graphs[name])
+        if self.turned:
+            model = turned_keys(model)
+        if name == "decoder_step":
+            model = self.step_form(model, shortlist)
+        elif self.precision == "w8a8":
+            model = row_products(model)
+        return model.SerializeToString()
+
+    def step_form(self, model: onnx.ModelProto, shortlist: Shortlist | None) -> onnx.ModelProto:
+        """A decoder step that reduces its own logits; products of `w8a8` are of int8 numbers."""
+        folder = self.graphs["decoder_step"].parent
+        if shortlist is not None:
+            model = shortlist_graph(model, shortlist.tokens, folder)
+        made = candidate_graph(row_products(model) if self.precision == "w8a8" else model)
+        return screened_graph(made, folder) if self.screens and shortlist is None else made
 
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
@@ -107,6 +134,23 @@ class OrtSession(Session):
             self.view.shortlist = shortlist
         return self.view
 
+    def unscored(self) -> OrtSession:
+        if not self.has_shortcut:
+            return self
+        view = copy.copy(self)
+        view.scored = False
+        return view
+
+    @property
+    def has_shortcut(self) -> bool:
+        """Whether its decoder step asks if it is to be `scored`."""
+        return self.screens and self.shortlist is None
+
+    @property
+    def as_view(self) -> tuple[bool, Shortlist | None]:
+        """What sets views of one session apart, which may step the same state."""
+        return self.scored, self.shortlist
+
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
         threads = self.threads
         wanted = threads * rows_for_a_lane(self.config, LANE_ROWS.get(self.precision, MOST_LANE_ROWS))
@@ -116,12 +160,13 @@ class OrtSession(Session):
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own
             lane = copy.copy(self)
-            lane.threads, lane.narrow, lane.view, lane.shortlist = 1, [], None, None
-            step = lane.inference_session("decoder_step")
-            lane.sessions = {**self.sessions, "decoder_step": step}  # sources are encoded by all threads, in turn
+            lane.threads, lane.narrow, lane.view, lane.shortlist, lane.scored = 1, [], None, None, True
+            own = lane.graphs if self.precision in LANE_ENCODERS else ("decoder_step",)
+            lane.sessions = {**self.sessions, **{name: lane.inference_session(name) for name in own}}
+            lane.turns = None if "encoder" in own else self.turns
             self.narrow.append(lane)
         lane = self.narrow[0] if self.shortlist is None else self.narrow[0].shortlisted(self.shortlist)
-        return (lane,) * threads
+        return (lane if self.scored else lane.unscored(),) * threads
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         width = self.width(source_ids.shape[1])
@@ -135,7 +180,7 @@ class OrtSession(Session):
         for tensor in self.specs["encoder"].outputs:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
             bind_output(binding, tensor.name, state[tensor.name])
-        with self.encoding.taken():
+        with nullcontext() if self.turns is None else self.turns.taken():
             self.sessions["encoder"].run_with_iobinding(binding, giving_back() if self.provider == "cpu" else None)
         trim()
         return state
@@ -156,7 +201,7 @@ class OrtSession(Session):
     ) -> Answer:
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         bound = state.get("binding")
-        if bound is None or bound.shape != self_mask.shape:
+        if bound is None or bound.shape != self_mask.shape or bound.view != self.as_view:
             bound = state["binding"] = StepBinding(self, state, self_mask.shape)
         for name, buffer in bound.inputs.items():
             buffer[...] = given[name]
@@ -185,11 +230,12 @@ class OrtSession(Session):
             array[rows] = fitted(newcomers[tensor.name], axis, width)
 
     def tensor(self, state: State, name: str) -> np.ndarray:
+        array = state[name]
         tensor = next((kept for kept in self.kept if kept.name == name), None)
-        if tensor is None or not self.deterministic:
-            return np.array(state[name])
-        asked = np.flatnonzero(state["source_mask"].any(axis=0))[-1] + 1  # without the columns that we added
-        return np.array(fitted(state[name], tensor.axes.index("S"), asked))
+        if tensor is not None and self.deterministic:
+            asked = np.flatnonzero(state["source_mask"].any(axis=0))[-1] + 1  # without the columns that we added
+            array = fitted(array, tensor.axes.index("S"), asked)
+        return np.array(array.transpose(TURN) if self.turned and name.startswith(KEYS) else array, order="C")
 
     def close(self) -> None:
         self.sessions.clear()
@@ -208,11 +254,13 @@ class StepBinding:
     """
 
     def __init__(self, session: OrtSession, state: State, mask_shape: tuple[int, ...]):
-        self.shape = mask_shape
+        self.shape, self.view = mask_shape, session.as_view
         batch, beams, attended = mask_shape
         spec = session.specs["decoder_step"]
         columns = session.config.target_vocab if session.shortlist is None else len(session.shortlist.tokens)
-        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": columns, "C": min(beams + 1, columns)}
+        best = min(beams + 1, columns)
+        columns = columns if session.scored else best
+        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": columns, "C": best}
         self.binding = session.sessions["decoder_step"].io_binding()
         self.inputs: dict[str, np.ndarray] = {}
         self.grown: dict[str, np.ndarray] = {}
@@ -222,11 +270,15 @@ class StepBinding:
             else:
                 array = state[tensor.name]
             bind_input(self.binding, tensor.name, array)
+        if session.has_shortcut:
+            self.scored = np.array(session.scored)
+            bind_input(self.binding, SCORED.name, self.scored)
         outputs = {t.name: zeros(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
         for name, array in outputs.items():
             bind_output(self.binding, name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
-        self.logits, self.reduced = outputs["logits"], Reduced(candidates, outputs["exp_sum"])
+        self.reduced = Reduced(candidates, outputs["exp_sum"])
+        self.logits = outputs["logits"] if session.scored else outputs["logits"][..., :0]
         for name in session.cache_names:
             if session.cache_form == "static":
                 cache = state[name]
@@ -253,26 +305,6 @@ def check_precision(precision: str) -> None:
             "ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here, --backend torch, or an engine with: "
             "seq2engine build BUNDLE --precision bf16"
         )
-
-
-def changed_bytes(name: str, path: Path, precision: str, shortlist: Shortlist | None = None) -> bytes | None:
-    """A graph in the form that this runtime takes; its weights still lie beside `path`. None: as it is."""
-    if name == "decoder_step":
-        return step_model(path, precision, shortlist).SerializeToString()
-    return row_products(graph_from_file(path)).SerializeToString() if precision == "w8a8" else None
-
-
-def step_model(
-    path: Path,
-    precision: str,
-    shortlist: Shortlist | None = None,
-    change: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model,
-) -> onnx.ModelProto:
-    """A decoder step that reduces its own logits; products of `w8a8` are of int8 numbers. `change` comes first."""
-    model = change(graph_from_file(path))
-    if shortlist is not None:
-        model = shortlist_graph(model, shortlist.tokens, path.parent)
-    return candidate_graph(row_products(model) if precision == "w8a8" else model)
 
 
 def graph_from_file(path: Path) -> onnx.ModelProto:

@@ -48,9 +48,7 @@ class Rules:
         self.trie = TrieConstraint(options, special.end) if options.trie is not None else None
         self.said = PhraseConstraint(options, special.end) if options.phrases else None
         self.constraints: list[Constraint] = [one for one in (self.trie, self.said) if one is not None]
-        forced = self.starts.size or options.forced_eos is not None or options.alternatives
-        listed = self.always.size or self.first.size or options.allowed is not None or self.constraints
-        self.idle = not (self.remembers or forced or listed or options.min_length > 1)
+        self.idle = options.unruled and not self.starts.size
         self.history: np.ndarray | None = None  # [B, K, T]
         self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
 

@@ -59,6 +59,9 @@ class SearchOptions:
     the source token that each output token looked at most. Both read the last decoder layer's cross-attention, the mean
     of all its heads, and need a session that keeps it (`open_session(..., attention=True)`).
 
+    Without `scores`, greedy search need not compute the probabilities it adds up, and where a session has a shortcut to
+    the best token (`Session.unscored`) it says the same tokens sooner; scores are NaN then. Others need them anyway.
+
     Every one of `phrases` is in the output. A `trie` (of `trie_from_sequences`) has all outputs there are: after each
     of its prefixes only what it goes on with, the end token where a sequence ends. It begins behind `forced_bos`.
 
@@ -97,6 +100,7 @@ class SearchOptions:
     alternatives: bool = False
     min_alternative_expansion_prob: float = 0.0
     alignments: bool = False
+    scores: bool = True
 
     def __post_init__(self) -> None:
         if problems := problems_of(self):
@@ -106,6 +110,19 @@ class SearchOptions:
     def greedy(self) -> bool:
         """Whether greedy search will do: with one beam, only Hugging Face has rules of its own for that."""
         return self.beam == 1 and self.semantics == "huggingface"
+
+    @property
+    def unscored(self) -> bool:
+        """Whether nothing is asked for but the likeliest tokens."""
+        return not self.scores and self.greedy and not self.sample and not self.alternatives
+
+    @property
+    def unruled(self) -> bool:
+        """Whether every token may come next, any time, as the model has it."""
+        forced = self.forced_start or self.forced_eos is not None or self.alternatives
+        listed = self.banned or self.first_banned or self.allowed is not None or self.phrases or self.trie is not None
+        repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
+        return not (forced or listed or repeating or self.min_length > 1)
 
     @property
     def width(self) -> int:
@@ -203,7 +220,7 @@ class Hypothesis:
 
     `log_probs` are its tokens' log-probabilities as the model has them, forced ones too, so that they are what
     `score_targets` says of these tokens. `alignments` are, where asked for, the places in the source that each of them
-    looked at most. Two hypotheses are the same if they say the same at the same score.
+    looked at most. Two hypotheses are the same if they say the same at the same score. One without a score has NaN.
     """
 
     tokens: tuple[int, ...]

@@ -17,7 +17,7 @@ from ..errors import SessionError
 from ..export.bundle import Bundle
 from ..export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED
 from ..export.quantise import scheme_of, weights_from_graph
-from ..export.row_products import LEAST, STEPS
+from ..export.row_products import STEPS
 from ..model.checkpoint import load_checkpoint
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
@@ -174,7 +174,8 @@ def round_rows(model: Transformer) -> None:
     """Has every product round what it is given, row by row, as the CPU form of the graphs does."""
 
     def rounded(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        scale = given[0].abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
+        scale = given[0].abs().amax(dim=-1, keepdim=True)
+        scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # a row of zeros stays one
         return ((given[0] / scale * STEPS).round() / STEPS * scale, *given[1:])
 
     for module in model.modules():

@@ -7,6 +7,7 @@ How fast this is does not depend on the order of the lines, and what a line gets
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ def translate(
 ) -> list[str]:
     """The best output of every text; of an empty text an empty one. The first text that cannot be taken is an error."""
     lines = (Line(number, text) for number, text in enumerate(texts, start=1))
+    asked = dataclasses.replace(options or SearchOptions(max_length=session.limits.target), scores=False)
     found = []
-    for translated in translate_lines(session, tokenizer, lines, options, batch, truncate, language):
+    for translated in translate_lines(session, tokenizer, lines, asked, batch, truncate, language):
         if translated.error is not None:
             raise RequestError(f"text {translated.line.number}: {translated.error}")
         found.append(translated.outputs[0].text if translated.outputs else "")

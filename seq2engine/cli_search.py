@@ -196,6 +196,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         alternatives=args.alternatives,
         min_alternative_expansion_prob=args.min_alternative_expansion_prob,
         alignments=args.alignments,
+        scores=args.scores or args.json,
         no_repeat_ngram=args.no_repeat_ngram,
         source_no_repeat_ngram=args.source_no_repeat_ngram,
         repetition_penalty=args.repetition_penalty,
