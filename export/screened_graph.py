@@ -4,8 +4,8 @@ The output projection is a large part of a small model's weights, and greedy sea
 is kept in int8 as well. A product with that is wrong by no more than is known beforehand, so whichever token could be
 among the best in spite of it is multiplied again in fp32, and all others cannot be:
 
-    scored ? --yes--> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
-             --no---> x in int8 * table in int8 = rough [R,V]
+    wanted 0 -------> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
+    wanted n -------> x in int8 * table in int8 = rough [R,V]
                       t [R]: the least of the fp32 logits of the roughly best tokens; none of the best is lower
                       rough + bound < t in all rows: out; the others are candidates, some ten of 32,000 for each row
                       x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
@@ -32,16 +32,16 @@ from .contract import TensorSpec
 from .quantise import quantised, scheme_of
 from .shortlist_graph import loaded
 
-SCORED = TensorSpec("scored", "bool", ())
+WANTED = TensorSpec("wanted", "int64", (1,))
 WORTH_IT = 2_000_000  # numbers of a table from which on reading a quarter of it saves more than the rest costs
-ALWAYS = 16  # the first tokens are candidates whatever happens: there must be some, even where logits are no numbers
+MOST = 16  # that can be wanted: so many tokens are candidates whatever happens, even where logits are no numbers
 ULP = 2.0**-24
 
 
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """A decoder step of `candidate_graph`, in fp32 or of int8 products, whose weights lie in `folder`, if they are not
-    loaded -> the same with an input `scored`. Where that is false, there are no logits but the best (they are put out
-    twice), and `exp_sum` is of candidates alone.
+    loaded -> the same with an input `wanted`. Where that is not 0, there are no logits but the best, so many of every
+    beam (they are put out twice), and `exp_sum` is of candidates alone.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -64,14 +64,15 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
     outputs = ["logits", *(tensor.name for tensor in CANDIDATES)]
     sides = {
-        "then_branch": branch("scored", [product, *reducing], outputs),
-        "else_branch": branch("unscored", shortcut, outputs),
+        "then_branch": branch("all", [product, *reducing], outputs),
+        "else_branch": branch("best", shortcut, outputs),
     }
     del graph.node[:]
-    graph.node.extend([*before, node("If", [SCORED.name], outputs, **sides)])
+    every = node("Equal", [WANTED.name, path("first")], [path("every")])
+    graph.node.extend([*before, every, node("If", [path("every")], outputs, **sides)])
     (logits,) = [value for value in graph.output if value.name == "logits"]
     logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", "W"]))
-    graph.input.append(helper.make_tensor_value_info(SCORED.name, TensorProto.BOOL, SCORED.axes))
+    graph.input.append(helper.make_tensor_value_info(WANTED.name, TensorProto.INT64, WANTED.axes))
     if all(opset.domain != row_products.CONTRIB for opset in made.opset_import):
         made.opset_import.append(helper.make_opsetid(row_products.CONTRIB, 1))
     return made
@@ -98,7 +99,7 @@ def tables(table: np.ndarray) -> dict[str, np.ndarray]:
     norms = np.linalg.norm(table, axis=1)
     slack = 4 * table.shape[1] * ULP * norms.max()  # of fp32 sums of D products: the rough one, two exact ones, and t
     always = np.zeros(len(table), dtype=np.float32)
-    always[:ALWAYS] = 1
+    always[:MOST] = 1
     constants = {
         "int8": np.ascontiguousarray(numbers.T),  # [D, V]
         "scale": scales,
@@ -132,8 +133,7 @@ def screening(x: str, table: str) -> list[NodeProto]:
             domain=row_products.CONTRIB,
         ),
         # t: as many exact logits as there are best ones to be found, of which none will be lower than the lowest
-        *counting(),
-        node("TopK", [path("rough"), path("count")], [path("roughly_best"), path("likely")], axis=-1),
+        node("TopK", [path("rough"), WANTED.name], [path("roughly_best"), path("likely")], axis=-1),
         node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
         node("Unsqueeze", [f"{u}/unit", last], [path("columns")]),
         node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
@@ -160,7 +160,7 @@ def screening(x: str, table: str) -> list[NodeProto]:
         # the exact ones
         node("Gather", [table, path("candidates")], [path("candidate_rows")]),
         node("Gemm", [u, path("candidate_rows")], [path("exact")], transB=1),
-        node("TopK", [path("exact"), path("count")], [path("best"), path("spots")], axis=-1),
+        node("TopK", [path("exact"), WANTED.name], [path("best"), path("spots")], axis=-1),
         node("Gather", [path("candidates"), path("spots")], [path("best_ids")]),
         *summing(path("exact"), path("best"), path("sum")),
         node("Shape", ["tokens"], [path("shape")]),
@@ -175,19 +175,10 @@ def screening(x: str, table: str) -> list[NodeProto]:
 def best_of_steps(steps: str, scale: str) -> list[NodeProto]:
     """Logits before their rows' scales [B,K,1], which are positive, are ranked alike."""
     return [
-        *counting(),
-        node("TopK", [steps, path("count")], [path("best_steps"), "best_tokens"], axis=-1),
+        node("TopK", [steps, WANTED.name], [path("best_steps"), "best_tokens"], axis=-1),
         node("Mul", [path("best_steps"), scale], ["best_logits"]),
         *summing("best_logits", "best_logits", "exp_sum"),
         node("Identity", ["best_logits"], ["logits"]),
-    ]
-
-
-def counting() -> list[NodeProto]:
-    """How many are asked for of every beam: one more than there are beams, which a vocabulary worth screening has."""
-    return [
-        node("Shape", ["tokens"], [path("beams")], start=1, end=2),
-        node("Add", [path("beams"), path("one")], [path("count")]),
     ]
 
 

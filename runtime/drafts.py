@@ -26,6 +26,7 @@ from ..export.beam_positions import beam_positions, spec_with_beam_positions
 from ..export.bundle import Bundle
 from .answers import Answer, Candidates, Reduced, Shortlist
 from .ort_session import OrtSession, check_precision
+from .search import LEAST_CANDIDATES
 from .session import State
 
 AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few guesses are wrong (docs/LOG.md)
@@ -168,5 +169,7 @@ def answer_of_beam(answer: Answer, beam: int) -> Answer:
     only = slice(beam, beam + 1)
     assert answer.reduced is not None
     best = answer.reduced.candidates
-    reduced = Reduced(Candidates(best.tokens[:, only, :2], best.logits[:, only, :2]), answer.reduced.exp_sum[:, only])
+    count = LEAST_CANDIDATES if answer.raw.shape[-1] else best.tokens.shape[-1]
+    found = Candidates(best.tokens[:, only, :count], best.logits[:, only, :count])
+    reduced = Reduced(found, answer.reduced.exp_sum[:, only])
     return Answer(answer.raw[:, only], reduced, answer.shortlist)

@@ -51,7 +51,7 @@ def translate_many(
     options = options or SearchOptions(max_length=session.limits.target)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    session = session_for(session, options, prefixes is not None)
+    session = session_for(session, options)
     given = None if prefixes is None else iter(prefixes)
     return _fed(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
 

@@ -28,7 +28,7 @@ def decode(
     """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
     check_request(session.limits, session.config, rows, options, prefixes=prefixes)
-    session = session_for(session, options, prefixes is not None)
+    session = session_for(session, options)
     state = session.encode(*padded(rows, session.config.pad_id))
     step = TreeStep(session, state, len(rows), options.width, options.max_length)
     return (yield from search_over(step, rows, session.config, options, prefixes))
@@ -49,13 +49,13 @@ def search_over(
     return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources, starts)
 
 
-def session_for(session: Session, options: SearchOptions, prefixed: bool = False) -> Session:
-    """The session with the vocabulary that the options ask for, and its shortcut where any token will do."""
+def session_for(session: Session, options: SearchOptions) -> Session:
+    """The session with the vocabulary that the options ask for, and its shortcut where they ask for tokens alone."""
     if options.shortlist is not None:
         config = session.config
         tokens = tuple(sorted({*options.shortlist, config.end_id}))
         session = session.shortlisted(Shortlist(tokens, config.target_vocab))
-    return session.unscored() if options.unscored and options.unruled and not prefixed else session
+    return session.unscored(options.candidates) if options.unscored and options.candidates else session
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:

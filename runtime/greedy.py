@@ -31,7 +31,7 @@ def greedy_search(
     none was asked for. Yields an Emitted for every step; a done source that has not left the batch yet emits, and is
     fed, the end token.
     """
-    rules = Rules(options, special, texts, starts)
+    rules, unscored = Rules(options, special, texts, starts), options.unscored
     chosen = np.zeros((batch, options.max_length), dtype=np.int64)
     looks = np.zeros((batch, options.max_length), dtype=np.int64)
     log_probs = np.zeros((batch, options.max_length))
@@ -53,7 +53,7 @@ def greedy_search(
         best = allowed.candidates
         tokens = best.tokens[..., 0].copy()  # [B, 1]
         # Rules may have put a price of their own on it; where there are none, a candidate's logit is the model's.
-        logits = best.logits[..., 0] if allowed is answer else answer.logits_of(tokens)
+        logits = best.logits[..., 0] if allowed is answer or unscored else answer.logits_of(tokens)
         gained = logits.astype(np.float64) - normaliser
         if options.alternatives:
             missing = ~done & (best.logits[:, 0, 0] == -np.inf)

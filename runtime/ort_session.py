@@ -21,7 +21,7 @@ from ..export.bundle import Bundle
 from ..export.candidate_graph import CANDIDATES, candidate_graph
 from ..export.contract import GraphSpec, TensorSpec
 from ..export.row_products import row_products
-from ..export.screened_graph import SCORED, screened_graph, worth_screening
+from ..export.screened_graph import MOST, WANTED, screened_graph, worth_screening
 from ..export.shortlist_graph import shortlist_graph
 from ..export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
 from ..model.config import ModelConfig
@@ -46,7 +46,7 @@ SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into
 class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
-    scored = True  # whether its answers have logits and their normalisers; else the best candidates alone
+    wanted = 0  # how many candidates of every beam its answers have, and nothing else; 0: everything
     turns_keys = True  # whether its graphs, on a CPU, are in the form of `turned_keys`
     looks = False  # whether its states keep the cross-attention of the latest step
     # Graphs whose threads go to sleep when a call ends. Others wait for the next one in a busy loop, for some 40 ms,
@@ -134,22 +134,22 @@ class OrtSession(Session):
             self.view.shortlist = shortlist
         return self.view
 
-    def unscored(self) -> OrtSession:
-        if not self.has_shortcut:
+    def unscored(self, wanted: int) -> OrtSession:
+        if not self.has_shortcut or wanted > MOST:
             return self
         view = copy.copy(self)
-        view.scored = False
+        view.wanted = wanted
         return view
 
     @property
     def has_shortcut(self) -> bool:
-        """Whether its decoder step asks if it is to be `scored`."""
+        """Whether its decoder step asks how many candidates are `wanted`."""
         return self.screens and self.shortlist is None
 
     @property
-    def as_view(self) -> tuple[bool, Shortlist | None]:
+    def as_view(self) -> tuple[int, Shortlist | None]:
         """What sets views of one session apart, which may step the same state."""
-        return self.scored, self.shortlist
+        return self.wanted, self.shortlist
 
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
         threads = self.threads
@@ -160,13 +160,13 @@ class OrtSession(Session):
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own
             lane = copy.copy(self)
-            lane.threads, lane.narrow, lane.view, lane.shortlist, lane.scored = 1, [], None, None, True
+            lane.threads, lane.narrow, lane.view, lane.shortlist, lane.wanted = 1, [], None, None, 0
             own = lane.graphs if self.precision in LANE_ENCODERS else ("decoder_step",)
             lane.sessions = {**self.sessions, **{name: lane.inference_session(name) for name in own}}
             lane.turns = None if "encoder" in own else self.turns
             self.narrow.append(lane)
         lane = self.narrow[0] if self.shortlist is None else self.narrow[0].shortlisted(self.shortlist)
-        return (lane if self.scored else lane.unscored(),) * threads
+        return (lane.unscored(self.wanted) if self.wanted else lane,) * threads
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         width = self.width(source_ids.shape[1])
@@ -258,8 +258,8 @@ class StepBinding:
         batch, beams, attended = mask_shape
         spec = session.specs["decoder_step"]
         columns = session.config.target_vocab if session.shortlist is None else len(session.shortlist.tokens)
-        best = min(beams + 1, columns)
-        columns = columns if session.scored else best
+        best = session.wanted or min(beams + 1, columns)
+        columns = best if session.wanted else columns
         sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": columns, "C": best}
         self.binding = session.sessions["decoder_step"].io_binding()
         self.inputs: dict[str, np.ndarray] = {}
@@ -271,14 +271,14 @@ class StepBinding:
                 array = state[tensor.name]
             bind_input(self.binding, tensor.name, array)
         if session.has_shortcut:
-            self.scored = np.array(session.scored)
-            bind_input(self.binding, SCORED.name, self.scored)
+            self.wanted = np.array([session.wanted])
+            bind_input(self.binding, WANTED.name, self.wanted)
         outputs = {t.name: zeros(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
         for name, array in outputs.items():
             bind_output(self.binding, name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
         self.reduced = Reduced(candidates, outputs["exp_sum"])
-        self.logits = outputs["logits"] if session.scored else outputs["logits"][..., :0]
+        self.logits = outputs["logits"][..., :0] if session.wanted else outputs["logits"]
         for name in session.cache_names:
             if session.cache_form == "static":
                 cache = state[name]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import RequestError
-from .answers import Answer
+from .answers import Answer, Candidates, Reduced
 from .constraints import Constraint, PhraseConstraint, TrieConstraint
 from .search import SearchOptions, Special, Start
 
@@ -61,7 +61,27 @@ class Rules:
         normaliser: np.ndarray | None = None,
     ) -> Answer:
         """The answer as the rules leave it: see `allowed`. Without rules nobody looks at whole rows of logits."""
-        return answer if self.idle else Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+        if self.idle:
+            return answer
+        if not answer.raw.shape[-1]:
+            return self.among(answer, length)
+        return Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+
+    def among(self, answer: Answer, length: int) -> Answer:
+        """What may be said of an answer that has candidates alone, of which `SearchOptions.candidates` are enough."""
+        best = answer.candidates
+        barred = np.isin(best.tokens, self.always)
+        opening = self.start_lengths + 1 == length
+        barred |= opening[:, None, None] & np.isin(best.tokens, self.first)
+        if length < self.options.min_length:
+            barred |= best.tokens == self.special.end
+        order = np.argsort(barred, axis=-1, kind="stable")
+        tokens = np.take_along_axis(best.tokens, order, axis=-1)
+        forced = self.forced_at(length, len(tokens))
+        tokens[forced >= 0] = forced[forced >= 0, None, None]
+        assert answer.reduced is not None
+        found = Candidates(tokens, np.take_along_axis(best.logits, order, axis=-1))
+        return Answer(answer.raw, Reduced(found, answer.reduced.exp_sum))
 
     def allowed(
         self,

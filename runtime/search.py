@@ -34,6 +34,9 @@ class Step(Protocol):
         """Where the beams of the latest call looked: [B,K,S], 0 for padding. Only where the session keeps it."""
 
 
+LEAST_CANDIDATES = 2  # of one beam: its best and, in case that is the end token, the next
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """How to decode, in the words of Hugging Face `generate`.
@@ -120,9 +123,19 @@ class SearchOptions:
     def unruled(self) -> bool:
         """Whether every token may come next, any time, as the model has it."""
         forced = self.forced_start or self.forced_eos is not None or self.alternatives
-        listed = self.banned or self.first_banned or self.allowed is not None or self.phrases or self.trie is not None
+        return not forced and self.candidates == LEAST_CANDIDATES
+
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens are sure to have one that may come next; 0 if no number is.
+
+        Rules that bar some tokens by name bar no more than these, and a forced one needs no candidates at all.
+        """
+        listed = self.allowed is not None or self.phrases or self.trie is not None
         repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
-        return not (forced or listed or repeating or self.min_length > 1)
+        if listed or repeating or any(len(words) > 1 for words in self.banned):
+            return 0
+        return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + (self.min_length > 1)
 
     @property
     def width(self) -> int:

@@ -66,8 +66,8 @@ class Session(AbstractContextManager["Session"], Protocol):
         other logits; the latest view is kept, as making one may take as long as opening a session.
         """
 
-    def unscored(self) -> Session:
-        """This session with answers that have the best candidates of every beam and nothing else, if that is less work.
+    def unscored(self, wanted: int) -> Session:
+        """This session with answers that have so many candidates of every beam and nothing else, if that is less work.
 
         Such an answer's normaliser is a number where the model's logits are, but not what makes probabilities of them.
         It is a view, which shares states with this session and ends with it.

@@ -77,6 +77,8 @@ RULES = {
     "repetition": {"repetition_penalty": 1.5},
     "shortlist": {"shortlist": tuple(range(3, 3000, 2))},
     "allowed": {"allowed": tuple(range(3, 300))},
+    "first_banned": {"first_banned": (5, 9), "min_length": 3, "banned": ((7,),)},
+    "many_banned": {"banned": tuple((token,) for token in range(3, 40))},
     "beam": {"beam": 3, "nbest": 3},
     "ctranslate2": {"semantics": "ctranslate2"},
     "sample": {"sample": True, "seed": 3, "nbest": 2},
@@ -93,6 +95,29 @@ def test_with_rules_and_other_searches_too(bundles, rules):
     assert tokens_of(found) == tokens_of(expected)
     if not unscored.unscored:
         assert found == expected, "scores come with the search"
+
+
+@pytest.mark.parametrize("name", ["banned", "first_banned", "min_length"])
+def test_what_would_be_said_is_barred(bundles, name):
+    """Rules that take the best candidates away."""
+    sources = sources_of(8, seed=6)
+    with open_session(bundles["static"], threads=1) as session:
+        said = [nbest[0].tokens for nbest in generate(session, sources, SearchOptions(max_length=12))]
+        often = sorted({token for tokens in said for token in tokens[:2]})[:12]
+        rules = {
+            "banned": {"banned": tuple((token,) for token in often)},
+            "first_banned": {"first_banned": tuple({tokens[0] for tokens in said})},
+            "min_length": {"min_length": 12},
+        }
+        scored, unscored = both(SearchOptions(max_length=12, **rules[name]))
+        assert session_for(session, unscored) is not session
+        if name == "min_length":  # an end token that is what they say: they have to say something else
+            config = dataclasses.replace(session.config, end_id=said[0][3])
+            session.config = config
+        expected, found = generate(session, sources, scored), generate(session, sources, unscored)
+        session.config = CONFIG
+    assert tokens_of(found) == tokens_of(expected)
+    assert [nbest[0].tokens for nbest in found] != said
 
 
 def test_prefixes_lanes_feeding_and_drafts(bundles, monkeypatch):
@@ -119,7 +144,7 @@ def test_views_share_states(bundles):
     """A state may be stepped with and without scores in turn."""
     with open_session(bundles["static"], threads=1) as session:
         assert isinstance(session, OrtSession)
-        short = session.unscored()
+        short = session.unscored(2)
         state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
         session.reserve(state, 8)
         mask = np.zeros((1, 1, 8), dtype=bool)
@@ -159,5 +184,5 @@ def test_lanes_of_views_have_the_shortcut_too(bundles, monkeypatch):
         shortlisted = session_for(session, SearchOptions(shortlist=tokens))
         assert not shortlisted.lanes(64, 64)[0].has_shortcut
         assert session.lanes(64, 64)[0].has_shortcut, "whoever asked for lanes first"
-        assert not session.unscored().lanes(64, 64)[0].scored
-        assert session.lanes(64, 64)[0].scored
+        assert session.unscored(2).lanes(64, 64)[0].wanted == 2
+        assert session.lanes(64, 64)[0].wanted == 0
