@@ -36,6 +36,7 @@ WANTED = TensorSpec("wanted", "int64", (1,))
 WORTH_IT = 2_000_000  # numbers of a table from which on reading a quarter of it saves more than the rest costs
 MOST = 16  # that can be wanted: so many tokens are candidates whatever happens, even where logits are no numbers
 ULP = 2.0**-24
+BLOCK = 2048
 
 
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
@@ -51,23 +52,20 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     before = [node for node in graph.node if node is not product and node not in reducing]
     if product.op_type == "Mul":  # of int8 steps and every row's scale
         shortcut = best_of_steps(*product.input)
-        constants = shared_constants()
+        constants = PLACES
     else:
         (turned,) = [node for node in before if node.output[0] == product.input[1]]
         (weight,) = [one for one in graph.initializer if one.name == turned.input[0]]
         shortcut = screening(product.input[0], weight.name)
         constants = tables(loaded(weight, folder))
-    known = {one.name for one in graph.initializer}
-    graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in constants.items() if name not in known
-    )
-
     outputs = ["logits", *(tensor.name for tensor in CANDIDATES)]
     sides = {
         "then_branch": branch("all", [product, *reducing], outputs),
         "else_branch": branch("best", shortcut, outputs),
     }
     del graph.node[:]
+    # Not in their branch: ONNX Runtime would hold them twice.
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     every = node("Equal", [WANTED.name, path("first")], [path("every")])
     graph.node.extend([*before, every, node("If", [path("every")], outputs, **sides)])
     (logits,) = [value for value in graph.output if value.name == "logits"]
@@ -88,39 +86,42 @@ def path(name: str) -> str:
     return f"screening/{name}"
 
 
+LAST = path("last")
+PLACES = {LAST: np.array([-1]), path("first"): np.array([0]), path("one"): np.array([1])}
+
+
 def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> NodeProto:
     return helper.make_node(op, inputs, outputs, name=f"{outputs[0]}/{op}", **attributes)
 
 
 def tables(table: np.ndarray) -> dict[str, np.ndarray]:
     """What screening reads of a table [V,D]: its int8 form, bounds of what that is wrong by, and constants."""
-    numbers, scales = quantised(table, 1, scheme_of("w8a8", "int8"))
-    wrong = np.linalg.norm(table - numbers * scales[:, None], axis=1)
-    norms = np.linalg.norm(table, axis=1)
-    slack = 4 * table.shape[1] * ULP * norms.max()  # of fp32 sums of D products: the rough one, two exact ones, and t
-    always = np.zeros(len(table), dtype=np.float32)
-    always[:MOST] = 1
-    constants = {
-        "int8": np.ascontiguousarray(numbers.T),  # [D, V]
+    vocab, width = table.shape
+    steps = np.empty((width, vocab), dtype=np.int8)
+    scales, wrong, norms = (np.empty(vocab, dtype=np.float32) for _ in range(3))
+    for first in range(0, vocab, BLOCK):  # a block at a time: what is in between would be larger than the table
+        part = slice(first, first + BLOCK)
+        rows = table[part]
+        numbers, scales[part] = quantised(rows, 1, scheme_of("w8a8", "int8"))
+        steps[:, part] = numbers.T
+        wrong[part] = np.linalg.norm(rows - numbers * scales[part, None], axis=1)
+        norms[part] = np.linalg.norm(rows, axis=1)
+    slack = 4 * width * ULP * norms.max()  # of fp32 sums of D products: the rough one, two exact ones, and t
+    constants: dict[str, np.ndarray] = {
+        "int8": steps,
         "scale": scales,
-        # times |v|, |u - v| and -t
-        "bounds": np.stack([wrong + slack, norms, np.ones_like(norms)]).astype(np.float32),
-        "always": always,
+        "bounds": np.stack([wrong + slack, norms, np.ones_like(norms)]).astype(np.float32),  # times |v|, |u - v| and -t
+        "always": (np.arange(vocab) < MOST).astype(np.float32),
         "none": np.array(0, dtype=np.float32),
         "plus": np.array([1], dtype=np.float32),
-        "rows": np.array([-1, table.shape[1]]),
-        "rest": np.array([-1]),
+        "rows": np.array([-1, width]),
     }
-    return {path(name): array for name, array in constants.items()} | shared_constants()
-
-
-def shared_constants() -> dict[str, np.ndarray]:
-    own = {path("first"): np.array([0]), path("one"): np.array([1])}
-    return own | {row_products.path(name): array for name, array in row_products.CONSTANTS.items()}
+    rounding = {row_products.path(name): array for name, array in row_products.CONSTANTS.items()}
+    return {path(name): array for name, array in constants.items()} | rounding | PLACES
 
 
 def screening(x: str, table: str) -> list[NodeProto]:
-    u, last = path("x"), row_products.path("last")
+    u = path("x")
     step, zero = row_products.path("step"), row_products.path("zero")
     return [
         node("Reshape", [x, path("rows")], [u]),  # [B, K, D] -> [R, D]
@@ -135,16 +136,16 @@ def screening(x: str, table: str) -> list[NodeProto]:
         # t: as many exact logits as there are best ones to be found, of which none will be lower than the lowest
         node("TopK", [path("rough"), WANTED.name], [path("roughly_best"), path("likely")], axis=-1),
         node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
-        node("Unsqueeze", [f"{u}/unit", last], [path("columns")]),
+        node("Unsqueeze", [f"{u}/unit", LAST], [path("columns")]),
         node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
-        node("Squeeze", [path("likely_logits"), last], [path("known")]),
-        node("ReduceMin", [path("known"), last], [path("least")], keepdims=1),
+        node("Squeeze", [path("likely_logits"), LAST], [path("known")]),
+        node("ReduceMin", [path("known"), LAST], [path("least")], keepdims=1),
         node("Neg", [path("least")], [path("below")]),
         # rough + bound - t
         node("DequantizeLinear", [f"{u}/uint8", step, zero], [path("rounded")]),
         node("Sub", [f"{u}/unit", path("rounded")], [path("missed")]),
-        node("ReduceL2", [path("rounded"), last], [path("length")], keepdims=1),
-        node("ReduceL2", [path("missed"), last], [path("missed_length")], keepdims=1),
+        node("ReduceL2", [path("rounded"), LAST], [path("length")], keepdims=1),
+        node("ReduceL2", [path("missed"), LAST], [path("missed_length")], keepdims=1),
         node("Concat", [path("length"), path("missed_length"), path("below")], [path("factors")], axis=1),
         node("Gemm", [path("factors"), path("bounds"), path("rough")], [path("margin")]),
         # in any row: a sum is a product, which is several times faster here than a maximum over rows
@@ -164,7 +165,7 @@ def screening(x: str, table: str) -> list[NodeProto]:
         node("Gather", [path("candidates"), path("spots")], [path("best_ids")]),
         *summing(path("exact"), path("best"), path("sum")),
         node("Shape", ["tokens"], [path("shape")]),
-        node("Concat", [path("shape"), path("rest")], [path("wide")], axis=0),
+        node("Concat", [path("shape"), LAST], [path("wide")], axis=0),
         node("Reshape", [path("best"), path("wide")], ["best_logits"]),
         node("Identity", ["best_logits"], ["logits"]),
         node("Reshape", [path("best_ids"), path("wide")], ["best_tokens"]),
@@ -183,12 +184,11 @@ def best_of_steps(steps: str, scale: str) -> list[NodeProto]:
 
 
 def summing(logits: str, best: str, total: str) -> list[NodeProto]:
-    last = row_products.path("last")
     return [
-        node("Slice", [best, path("first"), path("one"), last], [path("top")]),
+        node("Slice", [best, path("first"), path("one"), LAST], [path("top")]),
         node("Sub", [logits, path("top")], [path("shifted")]),
         node("Exp", [path("shifted")], [path("exp")]),
-        node("ReduceSum", [path("exp"), last], [total], keepdims=0),
+        node("ReduceSum", [path("exp"), LAST], [total], keepdims=0),
     ]
 
 

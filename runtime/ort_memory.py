@@ -2,7 +2,8 @@
 
 An arena keeps what it once had, so with one for each session a process holds the most that each of them ever needed,
 though they work in turn. And `malloc` keeps freed pieces of some megabytes, which the next, longer cache does not fit
-into. Both are given back once for a batch, when it is encoded: what the batches before had is free by then.
+into. Both are given back when a batch is encoded that is unlike those before: what they had is free by then. Among its
+like it is not worth it, as fresh pages are cleared by the system, one by one, when they are first written to.
 """
 
 from __future__ import annotations
@@ -54,6 +55,30 @@ def malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
+class Holding:
+    """What batches the process holds memory for; the arena and `malloc` are all sessions' as well."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a batch of so many needs about as much as those before: then it can have what they had.
+
+        If it does not, what is held is no good to it, or it is too much for it, and had better be given back.
+        """
+        fits = self.tokens / 2 <= tokens <= self.tokens
+        if not fits:
+            self.tokens = tokens
+        return fits
+
+    def forget(self) -> None:
+        """Something else was done, like opening a session: whatever comes next, first give back what that has left."""
+        self.tokens = 0
+
+
+HELD = Holding()
+
+
 def giving_back() -> ort.RunOptions:
     """For a run after which the arena gives back what nobody uses then."""
     options = ort.RunOptions()
@@ -61,11 +86,36 @@ def giving_back() -> ort.RunOptions:
     return options
 
 
-def zeros(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """As numpy's; a large one goes back to the system as soon as it is dropped."""
+def zeros(shape: Sequence[int], dtype: Any, room: int = 1) -> np.ndarray:
+    """As numpy's; a large one goes back to the system as soon as it is dropped.
+
+    It has room to become so many times as large where it is (`resized`). What is never used of that is never there.
+    """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(shape, dtype)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(pages, dtype).reshape(shape)
+    pages = mmap.mmap(-1, room * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
+
+
+def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
+    """An array of another shape that begins where this one does, in the same memory; None where that has no room."""
+    pages: Any = array
+    while isinstance(pages, np.ndarray | memoryview):
+        pages = pages.base if isinstance(pages, np.ndarray) else pages.obj
+    count = math.prod(shape)
+    if not isinstance(pages, mmap.mmap) or count * array.itemsize > len(pages):
+        return None
+    return np.frombuffer(pages, array.dtype, count).reshape(shape)
+
+
+def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """array[rows]; in the same memory, if most rows stay and in their order: then no new pages have to be cleared."""
+    kept = resized(array, (len(rows), *array.shape[1:]))
+    if kept is None or 2 * len(rows) < len(array) or (np.diff(rows) <= 0).any():
+        return array[rows]
+    for new, old in enumerate(rows.tolist()):
+        if new != old:
+            kept[new] = array[old]
+    return kept

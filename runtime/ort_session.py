@@ -27,7 +27,7 @@ from ..export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
 from .lanes import Turns, rows_for_a_lane, sensible_threads
-from .ort_memory import giving_back, share_arena, trim, zeros
+from .ort_memory import HELD, giving_back, resized, rows_of, share_arena, trim, zeros
 from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
@@ -40,6 +40,8 @@ LANE_ROWS, MOST_LANE_ROWS = {"w8a8": 2}, 32
 # Lanes whose encoders are their own. A source in int8 takes many small nodes, which threads cannot share; in fp32 it
 # takes a few large ones, which they can, and a second copy of its weights takes four times the memory.
 LANE_ENCODERS = ("w8a8",)
+ROOM = 4  # times as long as it is at first, a cache grows where it lies
+ENCODED = 256  # tokens of sources in one call of the encoder: more are no faster, and what it works with gets large
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -104,6 +106,7 @@ class OrtSession(Session):
     def inference_session(self, name: str, shortlist: Shortlist | None = None) -> ort.InferenceSession:
         changed = self.graph_bytes(name, shortlist)
         rests = name in self.resting
+        HELD.forget()
         return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision, rests)
 
     def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes:
@@ -161,6 +164,7 @@ class OrtSession(Session):
         if not self.narrow:  # all lanes may run it at once: their states are their own
             lane = copy.copy(self)
             lane.threads, lane.narrow, lane.view, lane.shortlist, lane.wanted = 1, [], None, None, 0
+            lane.screens = self.screens and self.precision == "w8a8"  # in fp32 it takes a second copy of the table
             own = lane.graphs if self.precision in LANE_ENCODERS else ("decoder_step",)
             lane.sessions = {**self.sessions, **{name: lane.inference_session(name) for name in own}}
             lane.turns = None if "encoder" in own else self.turns
@@ -172,18 +176,27 @@ class OrtSession(Session):
         width = self.width(source_ids.shape[1])
         source_ids, source_mask = fitted(source_ids, 1, width), fitted(source_mask, 1, width)
         state: State = {"source_mask": np.array(source_mask, order="C")}
-        given = {"source_ids": np.ascontiguousarray(source_ids), "source_mask": state["source_mask"]}
-        binding = self.sessions["encoder"].io_binding()
-        for name, array in given.items():
-            bind_input(binding, name, array)
         sizes = dict(zip("BS", source_ids.shape, strict=True))
         for tensor in self.specs["encoder"].outputs:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
-            bind_output(binding, tensor.name, state[tensor.name])
+        given = {**state, "source_ids": np.ascontiguousarray(source_ids)}
+        fits = self.provider != "cpu" or HELD.fits(source_ids.size)
+        rows = len(source_ids) if self.provider != "cpu" else max(1, ENCODED // width)
         with nullcontext() if self.turns is None else self.turns.taken():
-            self.sessions["encoder"].run_with_iobinding(binding, giving_back() if self.provider == "cpu" else None)
-        trim()
+            for first in range(0, len(source_ids), rows):
+                part = {name: array[first : first + rows] for name, array in given.items()}
+                self.encode_part(part, last=first + rows >= len(source_ids), fits=fits)
+        if not fits:
+            trim()
         return state
+
+    def encode_part(self, part: State, last: bool, fits: bool) -> None:
+        binding = self.sessions["encoder"].io_binding()
+        for tensor in self.specs["encoder"].inputs:
+            bind_input(binding, tensor.name, part[tensor.name])
+        for tensor in self.specs["encoder"].outputs:
+            bind_output(binding, tensor.name, part[tensor.name])
+        self.sessions["encoder"].run_with_iobinding(binding, giving_back() if last and not fits else None)
 
     def width(self, longest: int) -> int:
         """How many columns a batch has whose longest source is so long."""
@@ -193,7 +206,7 @@ class OrtSession(Session):
         sizes = {"B": len(state["source_mask"]), "L": slots}
         for name in self.cache_names:
             tensor = self.specs["decoder_step"].input(name)
-            state[name] = zeros(tensor.shape(sizes), tensor.dtype)
+            state[name] = zeros(tensor.shape(sizes), tensor.dtype, ROOM)
         state.pop("binding", None)
 
     def step(
@@ -202,7 +215,7 @@ class OrtSession(Session):
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         bound = state.get("binding")
         if bound is None or bound.shape != self_mask.shape or bound.view != self.as_view:
-            bound = state["binding"] = StepBinding(self, state, self_mask.shape)
+            bound = state["binding"] = StepBinding(self, state, self_mask.shape, bound)
         for name, buffer in bound.inputs.items():
             buffer[...] = given[name]
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
@@ -212,14 +225,18 @@ class OrtSession(Session):
         return Answer(bound.logits, bound.reduced, self.shortlist)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        if rows is not None or (slots is not None and slots.shape[1] != state[self.cache_names[0]].shape[2]):
-            state.pop("binding", None)  # first, as it holds on to arrays that are to go
+        bound = state.pop("binding", None)
+        if bound is not None and slots is not None and slots.shape[1] != state[self.cache_names[0]].shape[2]:
+            bound.release()  # first, as it holds on to arrays that are to go
         if rows is not None:
+            bound = None
             for name, array in state.items():
-                state[name] = array[rows]  # one by one: the old ones go as the new ones come
+                state[name] = rows_of(array, rows)  # one by one: the old ones go as the new ones come
         if slots is not None:
             for name in self.cache_names:
                 state[name] = gathered_slots(state[name], slots)
+        if bound is not None:
+            state["binding"] = bound
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         state.pop("binding", None)
@@ -253,7 +270,9 @@ class StepBinding:
     arrays every step.
     """
 
-    def __init__(self, session: OrtSession, state: State, mask_shape: tuple[int, ...]):
+    def __init__(
+        self, session: OrtSession, state: State, mask_shape: tuple[int, ...], before: StepBinding | None = None
+    ):
         self.shape, self.view = mask_shape, session.as_view
         batch, beams, attended = mask_shape
         spec = session.specs["decoder_step"]
@@ -273,7 +292,11 @@ class StepBinding:
         if session.has_shortcut:
             self.wanted = np.array([session.wanted])
             bind_input(self.binding, WANTED.name, self.wanted)
-        outputs = {t.name: zeros(t.shape(sizes), t.dtype) for t in (LOGITS, *CANDIDATES)}
+        shapes = {tensor.name: tensor.shape(sizes) for tensor in (LOGITS, *CANDIDATES)}
+        outputs = {} if before is None else before.outputs
+        if {name: array.shape for name, array in outputs.items()} != shapes:
+            outputs = {tensor.name: zeros(shapes[tensor.name], tensor.dtype) for tensor in (LOGITS, *CANDIDATES)}
+        self.outputs: dict[str, np.ndarray] = outputs
         for name, array in outputs.items():
             bind_output(self.binding, name, array)
         candidates = Candidates(outputs["best_tokens"], outputs["best_logits"])
@@ -286,6 +309,10 @@ class StepBinding:
                 tensor = spec.output(f"new_{name}")
                 cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
             bind_output(self.binding, f"new_{name}", cache)
+
+    def release(self) -> None:
+        """Lets go of the state's memory, as it moves; what it put out may serve the next binding."""
+        self.binding, self.shape, self.grown = None, (), {}
 
 
 def bind_input(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:
@@ -369,7 +396,14 @@ def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
                 first, last = np.flatnonzero(moves)[[0, -1]]
                 cache[row, :, first : last + 1] = np.take(cache[row], slots[row, first : last + 1], axis=1)
         return cache
-    result = zeros((batch, heads, slots.shape[1], width), cache.dtype)
-    for row in range(batch):
-        np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
+    shape = (batch, heads, slots.shape[1], width)
+    result = resized(cache, shape)
+    if result is None:
+        result = zeros(shape, cache.dtype, ROOM)
+        for row in range(batch):
+            np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
+        return result
+    # In the same memory: rows of a longer cache lie behind where they were, so the last one goes first.
+    for row in range(batch) if slots.shape[1] < length else reversed(range(batch)):
+        result[row] = np.take(cache[row], slots[row], axis=1)
     return result

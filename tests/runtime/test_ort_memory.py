@@ -12,7 +12,7 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.ort_memory import OWN_PAGES, zeros
+from seq2engine.runtime.ort_memory import OWN_PAGES, Holding, resized, rows_of, zeros
 from seq2engine.runtime.session import open_session
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
@@ -52,7 +52,8 @@ print(held[2] - held[0])
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return onnx_from_model(random_model(WIDE, seed=0), tmp_path_factory.mktemp("memory") / "bundle")
+    folder = tmp_path_factory.mktemp("memory") / "bundle"
+    return onnx_from_model(random_model(WIDE, seed=0), folder, ("fp32", "w8a8"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
@@ -64,11 +65,44 @@ def test_what_a_large_batch_needed_goes_back_with_the_next(bundle, how):
     assert int(done.stdout) < logits / 2, "a step has several tensors of the size of its logits"
 
 
-def test_lanes_have_a_decoder_of_their_own_and_nothing_else(bundle):
-    with open_session(bundle, threads=2) as session:
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_lanes_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision):
+    with open_session(bundle, precision=precision, threads=2) as session:
         lane = session.lanes(SOURCES, SOURCES * BEAM)[0]
-        assert lane.sessions["encoder"] is session.sessions["encoder"]
+        assert (lane.sessions["encoder"] is session.sessions["encoder"]) is (precision == "fp32")
+        assert (lane.turns is None) is (precision == "w8a8")
         assert lane.sessions["decoder_step"] is not session.sessions["decoder_step"]
+
+
+def test_memory_is_given_back_before_batches_unlike_those_before():
+    held = Holding()
+    assert [held.fits(tokens) for tokens in (100, 100, 50)] == [False, True, True]
+    assert [held.fits(tokens) for tokens in (49, 49, 60, 60)] == [False, True, False, True]
+    held.forget()
+    assert not held.fits(60)
+
+
+def test_an_array_with_room_grows_where_it_is():
+    array = zeros((2, OWN_PAGES), "float32", room=3)
+    array[...] = 5
+    larger = resized(array, (3, 2, OWN_PAGES))
+    assert np.shares_memory(array, larger)
+    assert larger.reshape(6, -1)[:2].min() == 5
+    assert not larger.reshape(6, -1)[2:].any()
+    assert resized(larger, (7, OWN_PAGES)) is None, "no more room"
+    assert resized(np.zeros(4), (2,)) is None, "not ours"
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 3, 5], [1, 2, 3], [5], [3, 1, 0, 2], [0, 0, 1, 2]])
+@pytest.mark.parametrize("size", [4, OWN_PAGES])
+def test_rows_are_those_of_numpy(rows, size):
+    array = zeros((6, size), "int32")
+    array[...] = np.arange(6)[:, None]
+    wanted = array[rows]
+    kept = rows_of(array, np.array(rows))
+    assert np.array_equal(kept, wanted)
+    in_place = size == OWN_PAGES and rows in ([0, 1, 3, 5], [1, 2, 3])
+    assert np.shares_memory(kept, array) is in_place
 
 
 @pytest.mark.parametrize("size", [3, OWN_PAGES])

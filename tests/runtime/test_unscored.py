@@ -179,7 +179,7 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path, precision):
 def test_lanes_of_views_have_the_shortcut_too(bundles, monkeypatch):
     monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
     tokens = tuple(range(3, 2000))
-    with open_session(bundles["static"], threads=2) as session:
+    with open_session(bundles["static"], precision="w8a8", threads=2) as session:
         assert isinstance(session, OrtSession)
         shortlisted = session_for(session, SearchOptions(shortlist=tokens))
         assert not shortlisted.lanes(64, 64)[0].has_shortcut
