@@ -22,6 +22,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 SAME_AS_REQUESTED = 1  # grow by what is asked for; else by twice as much every time
+LARGE = 256  # tokens of sources that are encoded together
 OWN_PAGES = 1 << 20  # bytes from which on an array has pages of its own
 REGISTERING = threading.Lock()  # two threads may open sessions at once
 
@@ -64,9 +65,10 @@ class Holding:
     def fits(self, tokens: int) -> bool:
         """Whether a batch of so many needs about as much as those before: then it can have what they had.
 
-        If it does not, what is held is no good to it, or it is too much for it, and had better be given back.
+        If it does not, what is held is no good to it, or it is too much for it, and had better be given back. A large one
+        takes so long that giving back costs it nothing, and it needs the memory most.
         """
-        fits = self.tokens / 2 <= tokens <= self.tokens
+        fits = tokens <= LARGE and self.tokens / 2 <= tokens <= self.tokens
         if not fits:
             self.tokens = tokens
         return fits

@@ -238,7 +238,7 @@ def parities_of_sessions(
         raise ConfigError(f"batch {batch}, expected at least 1")
     everyone = [*(one.candidate for one in compared), speaker]
     longest = longest_of(min(session.limits.target for session in everyone), max_length)
-    searches = [SearchOptions(longest, width) for width in sorted({1, beam})]
+    searches = [SearchOptions(longest, width, scores=False) for width in sorted({1, beam})]  # as `run` decodes
     rows = [list(source) for source in sources]
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])

@@ -12,7 +12,7 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.ort_memory import OWN_PAGES, Holding, resized, rows_of, zeros
+from seq2engine.runtime.ort_memory import LARGE, OWN_PAGES, Holding, resized, rows_of, zeros
 from seq2engine.runtime.session import open_session
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
@@ -78,6 +78,7 @@ def test_memory_is_given_back_before_batches_unlike_those_before():
     held = Holding()
     assert [held.fits(tokens) for tokens in (100, 100, 50)] == [False, True, True]
     assert [held.fits(tokens) for tokens in (49, 49, 60, 60)] == [False, True, False, True]
+    assert [held.fits(tokens) for tokens in (LARGE + 1, LARGE + 1)] == [False, False]
     held.forget()
     assert not held.fits(60)
 
