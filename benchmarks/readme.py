@@ -73,7 +73,8 @@ def conditions(result: BenchResult) -> list[str]:
     busy = f", on a busy machine (load {machine.load_before})" if machine.busy else ""
     agreement = f"Outputs differ from {result.first}'s somewhere: {', '.join(differing)}."
     lines = [
-        f"End to end at forced output length, medians of {result.rounds} interleaved rounds with 95 % intervals of the",
+        "End to end at forced output length, tokens without scores, medians of "
+        f"{result.rounds} interleaved rounds with 95 % intervals of the",
         f"ratio, every peer with its best setting for the case; {machine.cpu}, {machine.threads} threads,",
         f"{result.made_at[:10]}{busy}. Peers: {', '.join(peers) or 'none'} ({'; '.join(versions)}).",
         agreement if differing else "All outputs are equal.",

@@ -22,7 +22,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 SAME_AS_REQUESTED = 1  # grow by what is asked for; else by twice as much every time
-LARGE = 256  # tokens of sources that are encoded together
+LARGE = 1 << 19  # numbers of one tensor inside an encoder: 256 tokens of `base`
 OWN_PAGES = 1 << 20  # bytes from which on an array has pages of its own
 REGISTERING = threading.Lock()  # two threads may open sessions at once
 
@@ -57,25 +57,25 @@ def malloc_trim() -> Callable[[int], int] | None:
 
 
 class Holding:
-    """What batches the process holds memory for; the arena and `malloc` are all sessions' as well."""
+    """What batches the process holds memory for: one for all sessions, as the arena and `malloc` are."""
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.numbers = 0
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a batch of so many needs about as much as those before: then it can have what they had.
+    def fits(self, numbers: int) -> bool:
+        """Whether a batch with so many to a tensor needs about as much as those before: then it can have what they had.
 
-        If it does not, what is held is no good to it, or it is too much for it, and had better be given back. A large one
-        takes so long that giving back costs it nothing, and it needs the memory most.
+        If it does not, what is held is no good to it, or it is too much for it, and had better be given back. A large
+        one needs the memory most, and what it is given afresh costs it a few percent of its time.
         """
-        fits = tokens <= LARGE and self.tokens / 2 <= tokens <= self.tokens
+        fits = numbers <= LARGE and self.numbers / 2 <= numbers <= self.numbers
         if not fits:
-            self.tokens = tokens
+            self.numbers = numbers
         return fits
 
     def forget(self) -> None:
         """Something else was done, like opening a session: whatever comes next, first give back what that has left."""
-        self.tokens = 0
+        self.numbers = 0
 
 
 HELD = Holding()

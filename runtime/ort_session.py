@@ -27,7 +27,7 @@ from ..export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
 from .lanes import Turns, rows_for_a_lane, sensible_threads
-from .ort_memory import HELD, giving_back, resized, rows_of, share_arena, trim, zeros
+from .ort_memory import HELD, LARGE, giving_back, resized, rows_of, share_arena, trim, zeros
 from .ort_providers import arguments_for, check_assignment, check_provider
 from .session import Limits, Session, State
 
@@ -41,7 +41,6 @@ LANE_ROWS, MOST_LANE_ROWS = {"w8a8": 2}, 32
 # takes a few large ones, which they can, and a second copy of its weights takes four times the memory.
 LANE_ENCODERS = ("w8a8",)
 ROOM = 4  # times as long as it is at first, a cache grows where it lies
-ENCODED = 256  # tokens of sources in one call of the encoder: more are no faster, and what it works with gets large
 SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
 
 
@@ -109,8 +108,10 @@ class OrtSession(Session):
         HELD.forget()
         return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision, rests)
 
-    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes:
-        """A graph in the form that this session takes; its weights still lie where the graph is."""
+    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes | None:
+        """A graph in the form that this session takes; its weights still lie where the graph is. None: as it is."""
+        if name == "encoder" and not self.turned and self.precision != "w8a8":
+            return None
         model = graph_from_file(self.graphs[name])
         if self.turned:
             model = turned_keys(model)
@@ -180,8 +181,10 @@ class OrtSession(Session):
         for tensor in self.specs["encoder"].outputs:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
         given = {**state, "source_ids": np.ascontiguousarray(source_ids)}
-        fits = self.provider != "cpu" or HELD.fits(source_ids.size)
-        rows = len(source_ids) if self.provider != "cpu" else max(1, ENCODED // width)
+        inner = self.config.d_ff  # the longest a token gets to be
+        fits = self.provider != "cpu" or HELD.fits(source_ids.size * inner)
+        # A large batch in several calls: one is no faster, and what it works with gets larger than what comes of it.
+        rows = len(source_ids) if self.provider != "cpu" else max(1, LARGE // (width * inner))
         with nullcontext() if self.turns is None else self.turns.taken():
             for first in range(0, len(source_ids), rows):
                 part = {name: array[first : first + rows] for name, array in given.items()}

@@ -76,9 +76,9 @@ def test_lanes_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precis
 
 def test_memory_is_given_back_before_batches_unlike_those_before():
     held = Holding()
-    assert [held.fits(tokens) for tokens in (100, 100, 50)] == [False, True, True]
-    assert [held.fits(tokens) for tokens in (49, 49, 60, 60)] == [False, True, False, True]
-    assert [held.fits(tokens) for tokens in (LARGE + 1, LARGE + 1)] == [False, False]
+    assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
+    assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
+    assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]
     held.forget()
     assert not held.fits(60)
 
