@@ -36,7 +36,7 @@ WANTED = TensorSpec("wanted", "int64", (1,))
 WORTH_IT = 2_000_000  # numbers of a table from which on reading a quarter of it saves more than the rest costs
 MOST = 16  # that can be wanted: so many tokens are candidates whatever happens, even where logits are no numbers
 ULP = 2.0**-24
-BLOCK = 2048
+BLOCK = 2048  # tokens whose rows are rounded at a time
 
 
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:

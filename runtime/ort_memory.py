@@ -2,8 +2,8 @@
 
 An arena keeps what it once had, so with one for each session a process holds the most that each of them ever needed,
 though they work in turn. And `malloc` keeps freed pieces of some megabytes, which the next, longer cache does not fit
-into. Both are given back when a batch is encoded that is unlike those before: what they had is free by then. Among its
-like it is not worth it, as fresh pages are cleared by the system, one by one, when they are first written to.
+into. Both are given back when a batch is encoded that is large, or unlike those before: what they had is free by then.
+Otherwise it is not worth it, as fresh pages are cleared by the system, one by one, when they are first written to.
 """
 
 from __future__ import annotations

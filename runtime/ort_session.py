@@ -188,18 +188,20 @@ class OrtSession(Session):
         with nullcontext() if self.turns is None else self.turns.taken():
             for first in range(0, len(source_ids), rows):
                 part = {name: array[first : first + rows] for name, array in given.items()}
-                self.encode_part(part, last=first + rows >= len(source_ids), fits=fits)
+                last = first + rows >= len(source_ids)
+                self.encode_part(part, giving_back() if last and not fits else None)
         if not fits:
             trim()
         return state
 
-    def encode_part(self, part: State, last: bool, fits: bool) -> None:
+    def encode_part(self, part: State, options: ort.RunOptions | None) -> None:
+        """Some sources' rows of a state that is being made, written where they are."""
         binding = self.sessions["encoder"].io_binding()
         for tensor in self.specs["encoder"].inputs:
             bind_input(binding, tensor.name, part[tensor.name])
         for tensor in self.specs["encoder"].outputs:
             bind_output(binding, tensor.name, part[tensor.name])
-        self.sessions["encoder"].run_with_iobinding(binding, giving_back() if last and not fits else None)
+        self.sessions["encoder"].run_with_iobinding(binding, options)
 
     def width(self, longest: int) -> int:
         """How many columns a batch has whose longest source is so long."""
