@@ -7,6 +7,7 @@ oracle (`fp64:int8`) has them, too.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from ..model.transformer import Transformer
 from .answers import Answer, Shortlist
 from .fitting import fitted
 from .session import Limits, Session, State
+from .shared_weights import model_at
 
 DTYPES = {
     "fp64": torch.float64,
@@ -36,38 +38,44 @@ STORES = {"static": write_slots, "growing": append_slots}
 
 
 class TorchSession(Session):
-    """Takes the model over: it is converted to the precision in place."""
+    """Runs a model in fp32, or at another precision over the weights of one in fp32, which stay as they are.
+
+    Modules named in `in_fp32` compute in fp32 whatever the precision.
+    """
 
     backend = "torch"
     looks = False  # whether its states keep the cross-attention of the latest step
 
-    def __init__(self, model: Transformer, precision: str = "fp32", cache_form: str = "static"):
+    def __init__(
+        self,
+        model: Transformer,
+        precision: str = "fp32",
+        cache_form: str = "static",
+        in_fp32: Collection[str] = (),
+    ):
         if precision not in DTYPES:
             raise SessionError(f"PyTorch runs {', '.join(DTYPES)} here, not {precision!r}")
         self.precision, self.cache_form = precision, cache_form
         self.config = model.config
         self.dtype = DTYPES[precision]
-        self.model = model.to(self.dtype)
+        self.model = model if precision == "fp32" else model_at(model, self.dtype, in_fp32)
+        if precision == "w8a8":
+            round_rows(self.model)
         self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=self.looks)
         self.view: TorchSession | None = None  # with the latest shortlist
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, threads: int | None = None) -> TorchSession:
+    def from_bundle(
+        cls, bundle: Bundle, precision: str, threads: int | None = None, model: Transformer | None = None
+    ) -> TorchSession:
+        """`model` is what `model_with_weights_of` gave for the same bundle and weights, to have them only once."""
         if threads is not None:
             torch.set_num_threads(threads)
-        bundle.reference_path()  # checks the hash
-        computes_in, _, weights = precision.partition(":")
-        if weights and weights not in QUANTISED:
-            raise SessionError(f"PyTorch takes the weights of {', '.join(QUANTISED)} graphs here, not of {weights!r}")
-        model = load_checkpoint(bundle.root)
-        if (weights or precision) in QUANTISED:
-            take_quantised_weights(model, bundle, weights or precision)
-        session = cls(model, computes_in, bundle.cache_form)
-        if computes_in in bundle.precisions:
-            keep_islands(model, {node for graph in GRAPHS for node in bundle.graph(computes_in, graph).islands})
-        if computes_in == "w8a8":
-            round_rows(model)
-        return session
+        computes_in, _, _ = precision.partition(":")
+        graphs = GRAPHS if computes_in in bundle.precisions else ()
+        fallbacks = {node.partition("/")[0] for graph in graphs for node in bundle.graph(computes_in, graph).islands}
+        weights = model or model_with_weights_of(bundle, weights_of(precision))
+        return cls(weights, computes_in, bundle.cache_form, fallbacks)
 
     def shortlisted(self, shortlist: Shortlist) -> TorchSession:
         if self.view is None or self.view.shortlist != shortlist:
@@ -146,28 +154,29 @@ class TorchSession(Session):
 def projection_of(output: nn.Linear, shortlist: Shortlist) -> nn.Linear:
     """The rows of an output projection that belong to these tokens."""
     rows = torch.from_numpy(shortlist.ids)
-    made = nn.Linear(output.in_features, len(rows), bias=output.bias is not None, dtype=output.weight.dtype)
-    made.weight.copy_(output.weight[rows])
+    made = copy.copy(output)
+    made._parameters = {**output._parameters, "weight": nn.Parameter(output.weight[rows])}
     if output.bias is not None:
-        made.bias.copy_(output.bias[rows])
+        made._parameters["bias"] = nn.Parameter(output.bias[rows])
+    made.out_features = len(rows)
     return made
 
 
-def keep_islands(model: Transformer, islands: set[str]) -> None:
-    """Modules of which the graph has a node in fp32 are in fp32 here, too; every module casts what it gets."""
-    if not islands:
-        return
-    inside = {name.partition("/")[0] for name in islands}
+def weights_of(precision: str) -> str:
+    """Whose weights a precision of PyTorch has: "" for the checkpoint's, or a quantised precision's name."""
+    computes_in, _, weights = precision.partition(":")
+    if weights and weights not in QUANTISED:
+        raise SessionError(f"PyTorch takes the weights of {', '.join(QUANTISED)} graphs here, not of {weights!r}")
+    return weights or (computes_in if computes_in in QUANTISED else "")
 
-    def cast(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        dtype = next(module.parameters()).dtype
-        return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in given)
 
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
-            if name in inside:
-                module.float()
-            module.register_forward_pre_hook(cast)
+def model_with_weights_of(bundle: Bundle, weights: str) -> Transformer:
+    """The bundle's reference in fp32, with the checkpoint's weights ("") or those of a quantised precision's graphs."""
+    bundle.reference_path()  # checks the hash
+    model = load_checkpoint(bundle.root)
+    if weights:
+        take_quantised_weights(model, bundle, weights)
+    return model
 
 
 def round_rows(model: Transformer) -> None:
