@@ -35,9 +35,7 @@ class NextTokenTally:
         ours, theirs = log_softmax(exact), log_softmax(given)
         with np.errstate(invalid="ignore"):
             odds = np.exp(ours)
-            gaps = np.where(
-                odds == 0.0, 0.0, ours - theirs
-            )  # what is never said adds nothing, were it -inf on one side
+            gaps = np.where(odds == 0.0, 0.0, ours - theirs)  # a token of probability 0 adds nothing
             kl = np.maximum((odds * gaps).sum(axis=1), 0.0)  # below zero is rounding
         best = min(BEST, exact.shape[1])
         # Chosen, not sorted: to sort a large vocabulary takes longer than the step that made its logits.

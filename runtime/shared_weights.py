@@ -63,7 +63,7 @@ def model_at(model: Transformer, dtype: torch.dtype, in_fp32: Collection[str] = 
     made = copy.deepcopy(model, dict(tables))  # what the memo holds is shared, not copied
     for path, module in list(made.named_modules()):
         here = torch.float32 if path in in_fp32 else dtype
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             if id(parameter) not in tables:
                 parameter.data = parameter.data.to(here)
         for name, buffer in module.named_buffers(recurse=False):
