@@ -19,6 +19,7 @@ from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
+from .defaults import Defaults, defaults_of
 from .option_problems import problems_with_prefix
 from .search import SearchOptions
 
@@ -57,6 +58,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     config: ModelConfig
     limits: Limits
     deterministic: bool = False  # shapes are such that no bit of an output depends on other sources
+    defaults: Defaults = Defaults()  # the model's own way of decoding; what its bundle says, if it was opened from one
     shortlist: Shortlist | None = None  # what its answers are about, where that is not the whole vocabulary
 
     def shortlisted(self, shortlist: Shortlist) -> Session:
@@ -147,7 +149,7 @@ def open_session(
             )
         from .drafts import DraftedSession
 
-        return DraftedSession.with_drafts(opened, precision, draft, threads)
+        return with_defaults(DraftedSession.with_drafts(opened, precision, draft, threads), opened)
     if attention and backend not in ATTENTION:
         raise SessionError(
             f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
@@ -169,7 +171,13 @@ def open_session(
         options["deterministic"] = True
     if provider is not None:
         options["provider"] = provider
-    return session_class.from_bundle(opened, precision, **options)
+    return with_defaults(session_class.from_bundle(opened, precision, **options), opened)
+
+
+def with_defaults(session: Session, bundle: Bundle) -> Session:
+    """The session, which from now on knows how its model is decoded by default."""
+    session.defaults = defaults_of(bundle)
+    return session
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:

@@ -60,6 +60,7 @@ def add_languages(sub: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer, translate_lines
 
@@ -70,8 +71,7 @@ def run_run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
-    own = bundle.generation()
-    looks = any((args.alignments, args.coverage_penalty, own.get("alignments"), own.get("coverage_penalty")))
+    looks = bool(args.alignments or args.coverage_penalty) or defaults_of(bundle).needs_attention
     with (
         lines_from_args(args) as lines,
         open_session(
@@ -86,7 +86,7 @@ def run_run(args: argparse.Namespace) -> int:
             draft=args.draft,
         ) as session,
     ):
-        options = options_from_args(args, bundle, session, tokenizer)
+        options = options_from_args(args, session, tokenizer)
         prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
