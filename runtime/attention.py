@@ -22,11 +22,12 @@ from ..errors import RequestError
 from ..export.attention_graph import attention_name
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
-from .attention_sessions import OrtAttention, TorchAttention
+from .attention_sessions import TorchAttention
 from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
 from .defaults import first_token, options_from_session
 from .forcing import ForcedRun, Tokens
 from .generate import generate
+from .ort_session import OrtAttention
 from .search import SearchOptions
 from .session import Session, open_session
 from .translate import Coder, IdsTokenizer

@@ -25,9 +25,9 @@ from .search import SearchOptions
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
 
-ATTENTION = {  # those that can tell where they look, in a form that is made for that, not for speed
+ATTENTION = {  # those that can put out their cross-attention weights
     "torch": ("attention_sessions", "TorchAttention"),
-    "onnxruntime": ("attention_sessions", "OrtAttention"),
+    "onnxruntime": ("ort_session", "OrtAttention"),
 }
 
 BACKENDS = {  # name -> module and the class in it

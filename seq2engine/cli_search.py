@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seq2engine.errors import RequestError
 
@@ -163,7 +163,7 @@ def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Cod
     own = session.defaults.values
     begin = first_token(session, tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos
     said = Said(tokenizer, session)
-    texts = {
+    texts: dict[str, Any] = {
         "prefix": None if args.prefix is None else said.prefix(args.prefix, "--prefix", begin),
         "phrases": None if args.phrases is None else tuple(said.ids(text, "--phrases") for text in args.phrases),
         "trie": trie_from_args(args, said),
