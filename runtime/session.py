@@ -59,6 +59,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     limits: Limits
     deterministic: bool = False  # shapes are such that no bit of an output depends on other sources
     defaults: Defaults = Defaults()  # the model's own way of decoding; what its bundle says, if it was opened from one
+    chosen: str = ""  # which precision `auto` has chosen, and why
     shortlist: Shortlist | None = None  # what its answers are about, where that is not the whole vocabulary
 
     def shortlisted(self, shortlist: Shortlist) -> Session:
@@ -126,7 +127,8 @@ def open_session(
     draft: str | None = None,
 ) -> Session:
     """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
-    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx.
+    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx. Precision
+    "auto" is the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes: see the session's `chosen`.
 
     With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
     source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
@@ -141,6 +143,14 @@ def open_session(
     if threads is not None and threads < 1:
         raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    if precision == "auto":
+        if draft is not None:
+            raise SessionError(
+                "a draft for precision auto, expected one for a precision that is named; leave --draft out"
+            )
+        from .auto_precision import open_fastest
+
+        return open_fastest(opened, backend, threads, attention, deterministic, provider)
     if draft is not None:
         if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
             raise SessionError(

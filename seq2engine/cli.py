@@ -210,7 +210,10 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     if several:
         parser.add_argument("--precision", nargs="+", default=["fp32"], help="one or more (default: fp32)")
     else:
-        parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+        auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
+        parser.add_argument(
+            "--precision", default="fp32", help=f"one of the bundle's, or {auto} (default: %(default)s)"
+        )
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
     parser.add_argument(

@@ -20,6 +20,7 @@ from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
     from seq2engine.runtime.lines import Line
+    from seq2engine.runtime.session import Session
     from seq2engine.runtime.translate import Coder, Translated
 
 CHUNK = 1 << 16  # bytes read at once
@@ -86,6 +87,7 @@ def run_run(args: argparse.Namespace) -> int:
             draft=args.draft,
         ) as session,
     ):
+        tell_precision(args, session)
         options = options_from_args(args, session, tokenizer)
         prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
         failed, decoded = False, 0
@@ -104,6 +106,15 @@ def run_run(args: argparse.Namespace) -> int:
     if prefixes is not None and len(prefixes) > decoded:
         raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
     return 1 if failed else 0
+
+
+def tell_precision(args: argparse.Namespace, session: Session) -> None:
+    """One line on the precision, where there is something to know."""
+    from seq2engine.runtime.auto_precision import note_on
+
+    told = session.chosen or note_on(session.precision, args.backend, args.provider)
+    if told and not args.quiet:
+        print(f"note: {told}", file=sys.stderr)
 
 
 @contextmanager

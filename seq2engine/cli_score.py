@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file
+from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file, tell_precision
 
 if TYPE_CHECKING:
     from seq2engine.model.tokenizers.base import Tokenizer
@@ -52,6 +52,7 @@ def run_score(args: argparse.Namespace) -> int:
             provider=args.provider,
         ) as session,
     ):
+        tell_precision(args, session)
         begin = first_token(session, tokenizer, args.target_language)
         first = [] if begin is None or names is None else [begin]
         progress, size = progress_of_file(args.input, args.quiet)
