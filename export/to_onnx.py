@@ -116,7 +116,7 @@ def onnx_from_model(
     companions: Path | None = None,
     scan: Scan | None = None,
 ) -> Bundle:
-    """Writes a bundle with both graphs in each precision and the reference weights, and opens it.
+    """Writes a bundle as `seq2engine.exporting` asks for it, which is how bundles for use are made, and opens it.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `scan` runs the
     fp32 graphs (runtime/range_scan.py has one) where a precision computes in fp16: what that could not hold stays in

@@ -20,13 +20,15 @@ from seq2engine.progress import Progress, silent
 
 from ..errors import RequestError
 from ..export.attention_graph import attention_name
-from ..export.bundle import GENERATION, Bundle, open_bundle
+from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
-from .attention_sessions import OrtAttention, TorchAttention
+from .attention_sessions import TorchAttention
 from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
+from .defaults import first_token, options_from_session
 from .forcing import ForcedRun, Tokens
 from .generate import generate
-from .search import SearchOptions, options_from_values
+from .ort_session import OrtAttention
+from .search import SearchOptions
 from .session import Session, open_session
 from .translate import Coder, IdsTokenizer
 
@@ -118,16 +120,8 @@ def attention_of(
     source = coder.encode_source(checked_line(text), source_language)
     progress("attention: decode", 0.0)
     with open_session(opened, "onnxruntime", precision, threads) as session:
-        where = str(opened.root / GENERATION)
-        options = options_from_values(
-            opened.generation(),
-            session.limits.target,
-            where,
-            beam=beam,
-            max_length=max_length,
-            nbest=1,
-            forced_bos=None if target_language is None else coder.language_id(target_language),
-        )
+        first = first_token(session, coder, target_language)
+        options = options_from_session(session, beam=beam, max_length=max_length, nbest=1, forced_bos=first)
         said = generate(session, [source], options)[0][0].tokens
     progress("attention: decode", 1.0)
     seen = []

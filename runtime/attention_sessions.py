@@ -1,4 +1,7 @@
-"""Sessions that keep where they looked: after a step the state has `cross_attention.i` [B,H,K,S] of every layer."""
+"""PyTorch with its cross-attention weights: after a step the state has `cross_attention.i` [B,H,K,S] of every layer.
+
+ONNX Runtime's is `OrtAttention` (ort_session.py).
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 
-from ..export.attention_graph import attention_graph, attention_name
-from ..export.bundle import Bundle
+from ..export.attention_graph import attention_name
 from .answers import Answer
-from .ort_session import OrtSession, check_precision, inference_session
 from .session import State
 from .torch_session import TorchSession
-
-
-class OrtAttention(OrtSession):
-    """The bundle's own graphs, of the decoder step a form with more outputs. It is made for looking, not for speed."""
-
-    looks, turns_keys = True, False
-
-    @classmethod
-    def from_bundle(
-        cls,
-        bundle: Bundle,
-        precision: str,
-        threads: int | None = None,
-        deterministic: bool = False,
-        provider: str = "cpu",
-    ) -> OrtAttention:
-        check_precision(precision)
-        specs = bundle.specs(precision)
-        paths = {name: bundle.graph_path(precision, name) for name in specs}
-        step = paths.pop("decoder_step")
-        session = cls(paths, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
-        changed = attention_graph(onnx.load(step, load_external_data=False), bundle.config.decoder_layers)
-        session.sessions["decoder_step"] = inference_session(step, threads, changed.SerializeToString(), provider)
-        return session
-
-    def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
-        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
-        feeds = {tensor.name: given[tensor.name] for tensor in self.specs["decoder_step"].inputs}
-        session = self.sessions["decoder_step"]
-        names = [output.name for output in session.get_outputs()]
-        found = dict(zip(names, session.run(names, feeds), strict=True))
-        answer = Answer(found.pop("logits"))
-        state.update({name.removeprefix("new_"): array for name, array in found.items()})
-        return answer
-
-    def attention(self, state: State) -> np.ndarray:
-        return mean_of_heads(self.tensor(state, attention_name(self.config.decoder_layers - 1)))
 
 
 class TorchAttention(TorchSession):

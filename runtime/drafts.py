@@ -19,12 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 
 from ..errors import SessionError
-from ..export.beam_positions import beam_positions, spec_with_beam_positions
 from ..export.bundle import Bundle
-from .answers import Answer, Candidates, Reduced, Shortlist
+from .answers import Answer, Candidates, Reduced
 from .ort_session import OrtSession, check_precision
 from .search import LEAST_CANDIDATES
 from .session import State
@@ -71,6 +69,7 @@ class DraftedSession(OrtSession):
     """An ONNX Runtime session whose decoder step is asked less often than the search asks it."""
 
     resting = ("encoder", "decoder_step")  # it takes turns with the drafts' session
+    speculative = True
     drafting: OrtSession
 
     @classmethod
@@ -83,11 +82,7 @@ class DraftedSession(OrtSession):
         rest = (bundle.config, draft, bundle.cache_form, threads)
         step = {"decoder_step": bundle.graph_path(draft, "decoder_step")}
         session.drafting = RestingSession(step, bundle.specs(draft), *rest)
-        session.specs = {**session.specs, "decoder_step": spec_with_beam_positions(session.specs["decoder_step"])}
         return session
-
-    def step_form(self, model: onnx.ModelProto, shortlist: Shortlist | None) -> onnx.ModelProto:
-        return super().step_form(beam_positions(model), shortlist)
 
     def reserve(self, state: State, slots: int) -> None:
         state["drafts"] = Drafts()

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import RequestError
 from .answers import Answer
 from .cache import TreeStep, rounded
+from .defaults import options_from_session
 from .generate import padded, search_over, session_for, start_of
 from .leaving import staying_rows
 from .search import Hypothesis, SearchOptions
@@ -48,7 +49,7 @@ def translate_many(
     """
     if batch < 1 or window < 0:
         raise RequestError(f"batch {batch} and window {window}, expected at least 1 and 0")
-    options = options or SearchOptions(max_length=session.limits.target)
+    options = options or options_from_session(session)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     session = session_for(session, options)

@@ -94,7 +94,7 @@ def _scored_batch(
     targets: Sequence[Tokens],
     usual: float,
 ) -> list[Scored]:
-    fed, _ = forced_tokens(targets, oracle.config)
+    fed, _ = forced_tokens(targets, oracle.config, oracle.defaults.start)
     said, _ = padded(targets, oracle.config.end_id)
     runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
     log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)

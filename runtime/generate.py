@@ -12,6 +12,7 @@ from .alternatives import alternatives_search
 from .answers import Shortlist
 from .beam import beam_search
 from .cache import TreeStep
+from .defaults import options_from_session
 from .greedy import greedy_search
 from .lanes import in_lanes
 from .sampling import sampling_search
@@ -72,12 +73,15 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """Decodes a batch of sources; n-best hypotheses each, best first (samples by number, alternatives by token).
 
+    Without `options`, as the model does by default (its bundle's generation.json); `options_from_session` changes parts
+    of that. SearchOptions that are given are taken at their word.
+
     `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
     decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every source (an empty
     one for none), are forced like the options' `prefix`. A large batch may be decoded in lanes, if there
     is no `on_step`.
     """
-    options = options or SearchOptions(max_length=session.limits.target)
+    options = options or options_from_session(session)
     if on_step is not None:
         return run_through(decode(session, sources, options, prefixes), on_step)
     check_request(session.limits, session.config, [list(source) for source in sources], options, prefixes=prefixes)

@@ -6,6 +6,7 @@ A State is in host memory whatever the provider: one for GPUs gets and gives bac
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,13 +18,13 @@ from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from ..errors import SessionError
+from ..export.attention_graph import attention_name
 from ..export.bundle import Bundle
-from ..export.candidate_graph import CANDIDATES, candidate_graph
+from ..export.candidate_graph import CANDIDATES
 from ..export.contract import GraphSpec, TensorSpec
-from ..export.row_products import row_products
-from ..export.screened_graph import MOST, WANTED, screened_graph, worth_screening
-from ..export.shortlist_graph import shortlist_graph
-from ..export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
+from ..export.ort_forms import OrtForm, encoder_form, step_form
+from ..export.screened_graph import MOST, WANTED, worth_screening
+from ..export.turned_keys import KEYS, TURN
 from ..model.config import ModelConfig
 from .answers import Answer, Candidates, Reduced, Shortlist
 from .lanes import Turns, rows_for_a_lane, sensible_threads
@@ -48,8 +49,8 @@ class OrtSession(Session):
     """Owns two inference sessions. A State holds numpy arrays; the graph reads and writes their memory directly."""
 
     wanted = 0  # how many candidates of every beam its answers have, and nothing else; 0: everything
-    turns_keys = True  # whether its graphs, on a CPU, are in the form of `turned_keys`
-    looks = False  # whether its states keep the cross-attention of the latest step
+    looks = False  # whether its states keep the cross-attention weights of the latest step
+    speculative = False  # whether the tokens of one step may stand at positions of their own
     # Graphs whose threads go to sleep when a call ends. Others wait for the next one in a busy loop, for some 40 ms,
     # and take a core from the graph that comes next: an encoder's would do so during the first steps of every decode.
     resting: tuple[str, ...] = ("encoder",)
@@ -68,15 +69,22 @@ class OrtSession(Session):
         check_provider(provider)
         self.backend = "onnxruntime" if provider == "cpu" else f"onnxruntime {provider}"
         self.config, self.precision, self.cache_form = config, precision, cache_form
-        self.turned = self.turns_keys and provider == "cpu"
-        self.specs, self.deterministic = specs_with_turned_keys(specs) if self.turned else specs, deterministic
+        self.deterministic = deterministic
+        self.form = OrtForm(
+            transposed_keys=provider == "cpu",
+            int8_products=precision == "w8a8",
+            beam_positions=self.speculative,
+            attention_layers=config.decoder_layers if self.looks else 0,
+            # The shortcut to the best candidates works for all sources at once, so no bit of their logits may matter.
+            screened=provider == "cpu" and not deterministic and worth_screening(config, precision),
+        )
+        self.plain_form = self.form  # without a shortlist, which views have
+        self.specs = self.form.specs(specs)
+        self.looked = [attention_name(layer) for layer in range(self.form.attention_layers)]
         longest = config.max_source // EVEN * EVEN if deterministic else config.max_source
         self.limits = Limits(None, None, longest, config.max_target, attention=self.looks)
         self.graphs, self.provider = graphs, provider
         self.threads = sensible_threads(config) if threads is None else threads
-        # Whether its step has a shortcut to the best candidates. That works for all sources at once, so no bit of their
-        # logits may matter.
-        self.screens = provider == "cpu" and not deterministic and worth_screening(config, precision)
         self.sessions = {name: self.inference_session(name) for name in graphs}
         self.turns: Turns | None = Turns()  # lanes that share an encoder use it one by one, each with all threads
         self.view: OrtSession | None = None  # with the latest shortlist
@@ -102,40 +110,26 @@ class OrtSession(Session):
         graphs = {name: bundle.graph_path(precision, name) for name in specs}
         return cls(graphs, specs, bundle.config, precision, bundle.cache_form, threads, deterministic, provider)
 
-    def inference_session(self, name: str, shortlist: Shortlist | None = None) -> ort.InferenceSession:
-        changed = self.graph_bytes(name, shortlist)
+    def inference_session(self, name: str) -> ort.InferenceSession:
+        changed = self.graph_bytes(name)
         rests = name in self.resting
         HELD.forget()
         return inference_session(self.graphs[name], self.threads, changed, self.provider, self.precision, rests)
 
-    def graph_bytes(self, name: str, shortlist: Shortlist | None) -> bytes | None:
+    def graph_bytes(self, name: str) -> bytes | None:
         """A graph in the form that this session takes; its weights still lie where the graph is. None: as it is."""
-        if name == "encoder" and not self.turned and self.precision != "w8a8":
-            return None
-        model = graph_from_file(self.graphs[name])
-        if self.turned:
-            model = turned_keys(model)
+        path = self.graphs[name]
         if name == "decoder_step":
-            model = self.step_form(model, shortlist)
-        elif self.precision == "w8a8":
-            model = row_products(model)
-        return model.SerializeToString()
-
-    def step_form(self, model: onnx.ModelProto, shortlist: Shortlist | None) -> onnx.ModelProto:
-        """A decoder step that reduces its own logits; products of `w8a8` are of int8 numbers."""
-        folder = self.graphs["decoder_step"].parent
-        if shortlist is not None:
-            model = shortlist_graph(model, shortlist.tokens, folder)
-        made = candidate_graph(row_products(model) if self.precision == "w8a8" else model)
-        return screened_graph(made, folder) if self.screens and shortlist is None else made
+            return step_form(graph_from_file(path), self.form, path.parent).SerializeToString()
+        return encoder_form(graph_from_file(path), self.form).SerializeToString() if self.form.changes_encoder else None
 
     def shortlisted(self, shortlist: Shortlist) -> OrtSession:
         if self.view is None or self.view.shortlist != shortlist:
             self.view = None  # first make room: a view has a decoder of its own
-            step = self.inference_session("decoder_step", shortlist)
-            self.view = copy.copy(self)
-            self.view.sessions = {**self.sessions, "decoder_step": step}
-            self.view.shortlist = shortlist
+            view = copy.copy(self)
+            view.shortlist, view.form = shortlist, self.form.with_shortlist(shortlist.tokens)
+            view.sessions = {**self.sessions, "decoder_step": view.inference_session("decoder_step")}
+            self.view = view
         return self.view
 
     def unscored(self, wanted: int) -> OrtSession:
@@ -148,7 +142,7 @@ class OrtSession(Session):
     @property
     def has_shortcut(self) -> bool:
         """Whether its decoder step asks how many candidates are `wanted`."""
-        return self.screens and self.shortlist is None
+        return self.form.screened
 
     @property
     def as_view(self) -> tuple[int, Shortlist | None]:
@@ -158,14 +152,15 @@ class OrtSession(Session):
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
         threads = self.threads
         wanted = threads * rows_for_a_lane(self.config, LANE_ROWS.get(self.precision, MOST_LANE_ROWS))
-        # Others do more in a step.
-        plain = type(self) is OrtSession and self.provider == "cpu" and not self.deterministic
+        plain = self.provider == "cpu" and not self.speculative and not self.deterministic
         if not plain or threads == 1 or sources < threads or rows < wanted:
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own
             lane = copy.copy(self)
             lane.threads, lane.narrow, lane.view, lane.shortlist, lane.wanted = 1, [], None, None, 0
-            lane.screens = self.screens and self.precision == "w8a8"  # in fp32 it takes a second copy of the table
+            # Without a shortlist; and in fp32 without the shortcut, which takes a second copy of the table.
+            screened = self.plain_form.screened and self.precision == "w8a8"
+            lane.form = dataclasses.replace(self.plain_form, screened=screened)
             own = lane.graphs if self.precision in LANE_ENCODERS else ("decoder_step",)
             lane.sessions = {**self.sessions, **{name: lane.inference_session(name) for name in own}}
             lane.turns = None if "encoder" in own else self.turns
@@ -224,6 +219,7 @@ class OrtSession(Session):
         for name, buffer in bound.inputs.items():
             buffer[...] = given[name]
         self.sessions["decoder_step"].run_with_iobinding(bound.binding)
+        state.update(bound.looks)
         if self.cache_form == "growing":
             state.update(bound.grown)
             del state["binding"]
@@ -254,10 +250,22 @@ class OrtSession(Session):
     def tensor(self, state: State, name: str) -> np.ndarray:
         array = state[name]
         tensor = next((kept for kept in self.kept if kept.name == name), None)
-        if tensor is not None and self.deterministic:
+        places = array.ndim - 1 if name in self.looked else None if tensor is None else tensor.axes.index("S")
+        if places is not None and self.deterministic:
             asked = np.flatnonzero(state["source_mask"].any(axis=0))[-1] + 1  # without the columns that we added
-            array = fitted(array, tensor.axes.index("S"), asked)
-        return np.array(array.transpose(TURN) if self.turned and name.startswith(KEYS) else array, order="C")
+            array = fitted(array, places, asked)
+        turned = self.form.transposed_keys and name.startswith(KEYS)
+        return np.array(array.transpose(TURN) if turned else array, order="C")
+
+    def dtype_of(self, output: str) -> str:
+        """The type of an output of the decoder step that the contract does not have."""
+        (kind,) = [one.type for one in self.sessions["decoder_step"].get_outputs() if one.name == output]
+        return "float16" if kind == "tensor(float16)" else "float32"
+
+    def attention(self, state: State) -> np.ndarray:
+        if not self.looked:
+            return super().attention(state)
+        return self.tensor(state, self.looked[-1]).astype(np.float64).mean(axis=1)  # [B, H, K, S] -> [B, K, S]
 
     def close(self) -> None:
         self.sessions.clear()
@@ -266,6 +274,12 @@ class OrtSession(Session):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class OrtAttention(OrtSession):
+    """The same graphs with more outputs: the cross-attention weights `cross_attention.i` [B,H,K,S] of every layer."""
+
+    looks = True
 
 
 class StepBinding:
@@ -314,10 +328,14 @@ class StepBinding:
                 tensor = spec.output(f"new_{name}")
                 cache = self.grown[name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
             bind_output(self.binding, f"new_{name}", cache)
+        shape = (batch, session.config.heads, beams, state["source_mask"].shape[1])
+        self.looks = {name: np.zeros(shape, dtype=session.dtype_of(name)) for name in session.looked}
+        for name, array in self.looks.items():
+            bind_output(self.binding, name, array)
 
     def release(self) -> None:
         """Lets go of the state's memory, as it moves; what it put out may serve the next binding."""
-        self.binding, self.shape, self.grown = None, (), {}
+        self.binding, self.shape, self.grown, self.looks = None, (), {}, {}
 
 
 def bind_input(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:

@@ -29,6 +29,7 @@ from ..export.contract import oracle_of
 from .against import Against, Speaker, speaker_of
 from .bootstrap import Rate, check_metrics, rates_from_outputs
 from .company import companies_of
+from .defaults import measured_options
 from .divergence import Judge
 from .drift import drift_of
 from .drives import compare_drives
@@ -238,7 +239,7 @@ def parities_of_sessions(
         raise ConfigError(f"batch {batch}, expected at least 1")
     everyone = [*(one.candidate for one in compared), speaker]
     longest = longest_of(min(session.limits.target for session in everyone), max_length)
-    searches = [SearchOptions(longest, width, scores=False) for width in sorted({1, beam})]  # as `run` decodes
+    searches = searches_of(compared[0].candidate, longest, beam)
     rows = [list(source) for source in sources]
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
@@ -282,6 +283,15 @@ def parities_of_sessions(
     if outputs is not None:
         outputs.update({(arm.name, search): said for arm in arms for search, said in arm.said.items()})
     return found
+
+
+def searches_of(session: Session, longest: int, beam: int) -> list[SearchOptions]:
+    """Greedy and beam search as `run` does them, with the model's own defaults.
+
+    The repetition penalty is left out: where two decodes part, they are judged by the model's own probabilities.
+    """
+    own = (measured_options(session, width, longest) for width in sorted({1, beam}))
+    return [dataclasses.replace(options, repetition_penalty=1.0) for options in own]
 
 
 def hunted(

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import RequestError
 from ..model.pairs import read_pairs
 from ..model.tokenizers.base import Tokenizer
-from .search import SearchOptions
+from .defaults import measured_options
 from .session import Session
 from .translate import translate
 
@@ -79,7 +79,7 @@ def quality_of_session(
     session: Session, tokenizer: Tokenizer, references: References, beam: int, batch: int = 64
 ) -> Quality:
     """Decodes the texts of the references and counts."""
-    options = SearchOptions(max_length=session.limits.target, beam=beam)
+    options = measured_options(session, beam)
     texts = list(references)
     outputs = dict(zip(texts, translate(session, tokenizer, texts, options, batch), strict=True))
     return quality_from_outputs("greedy" if beam == 1 else f"beam {beam}", outputs, references)

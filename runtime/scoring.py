@@ -51,8 +51,9 @@ def score_targets(
 
     All tokens of a target count: the end token where it stands in it, and forced ones like a language too. So the total
     of what greedy search said is its score, and of what beam search said its score times length ** length_penalty,
-    where nothing was forced. `start` is what the decoder is fed first; None: the model's own start token.
+    where nothing was forced. `start` is what the decoder is fed first; None: the model's own default.
     """
+    start = session.defaults.start if start is None else start
     check_targets(session, sources, targets, batch, start)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     batches = batches_by_length({place: list(target) for place, target in enumerate(targets)}, most)

@@ -19,14 +19,15 @@ from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
+from .defaults import Defaults, defaults_of
 from .option_problems import problems_with_prefix
 from .search import SearchOptions
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
 
-ATTENTION = {  # those that can tell where they look, in a form that is made for that, not for speed
+ATTENTION = {  # those that can put out their cross-attention weights
     "torch": ("attention_sessions", "TorchAttention"),
-    "onnxruntime": ("attention_sessions", "OrtAttention"),
+    "onnxruntime": ("ort_session", "OrtAttention"),
 }
 
 BACKENDS = {  # name -> module and the class in it
@@ -57,6 +58,8 @@ class Session(AbstractContextManager["Session"], Protocol):
     config: ModelConfig
     limits: Limits
     deterministic: bool = False  # shapes are such that no bit of an output depends on other sources
+    defaults: Defaults = Defaults()  # the model's own way of decoding; what its bundle says, if it was opened from one
+    chosen: str = ""  # which precision `auto` has chosen, and why
     shortlist: Shortlist | None = None  # what its answers are about, where that is not the whole vocabulary
 
     def shortlisted(self, shortlist: Shortlist) -> Session:
@@ -124,7 +127,8 @@ def open_session(
     draft: str | None = None,
 ) -> Session:
     """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
-    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx.
+    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx. Precision
+    "auto" is the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes: see the session's `chosen`.
 
     With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
     source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
@@ -139,6 +143,14 @@ def open_session(
     if threads is not None and threads < 1:
         raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    if precision == "auto":
+        if draft is not None:
+            raise SessionError(
+                "a draft for precision auto, expected one for a precision that is named; leave --draft out"
+            )
+        from .auto_precision import open_fastest
+
+        return open_fastest(opened, backend, threads, attention, deterministic, provider)
     if draft is not None:
         if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
             raise SessionError(
@@ -147,7 +159,7 @@ def open_session(
             )
         from .drafts import DraftedSession
 
-        return DraftedSession.with_drafts(opened, precision, draft, threads)
+        return with_defaults(DraftedSession.with_drafts(opened, precision, draft, threads), opened)
     if attention and backend not in ATTENTION:
         raise SessionError(
             f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
@@ -169,7 +181,13 @@ def open_session(
         options["deterministic"] = True
     if provider is not None:
         options["provider"] = provider
-    return session_class.from_bundle(opened, precision, **options)
+    return with_defaults(session_class.from_bundle(opened, precision, **options), opened)
+
+
+def with_defaults(session: Session, bundle: Bundle) -> Session:
+    """The session, which from now on knows how its model is decoded by default."""
+    session.defaults = defaults_of(bundle)
+    return session
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:

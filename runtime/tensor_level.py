@@ -45,7 +45,7 @@ def compare_tensors(
         progress("parity: tensors", done / len(batches))
         chosen = [sources[row] for row in rows]
         targets = [found[0].tokens for found in generate(oracle, chosen, options)]
-        fed, counts = forced_tokens(targets, oracle.config)
+        fed, counts = forced_tokens(targets, oracle.config, options.start)
         runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference, candidate)]
         _, real = padded(chosen, oracle.config.pad_id)
         for name, tally in encoder.items():
@@ -87,7 +87,8 @@ def usual_spread(
     spreads = []
     for rows in mixed_batches(len(sources), batch):
         chosen = [sources[row] for row in rows]
-        fed, counts = forced_tokens([said[0].tokens for said in generate(oracle, chosen, options)], oracle.config)
+        targets = [said[0].tokens for said in generate(oracle, chosen, options)]
+        fed, counts = forced_tokens(targets, oracle.config, options.start)
         runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference)]
         for step in range(fed.shape[1]):
             spreads.append(error_spread(*(run.step(fed[:, step])[counts[:, step]] for run in runs)))

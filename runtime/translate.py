@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import RequestError
+from .defaults import options_from_session
 from .generate import generate
 from .lines import Line, windows_of
 from .option_problems import problems_with_prefix
@@ -67,10 +68,17 @@ def translate(
     batch: int = BATCH,
     truncate: bool = False,
     language: str | None = None,
+    target_language: str | None = None,
 ) -> list[str]:
-    """The best output of every text; of an empty text an empty one. The first text that cannot be taken is an error."""
+    """The best output of every text; of an empty text an empty one. The first text that cannot be taken is an error.
+
+    Without `options`, texts are decoded as the model does by default. `target_language` is the first token of every
+    output, as the model names it, whatever the options say.
+    """
     lines = (Line(number, text) for number, text in enumerate(texts, start=1))
-    asked = dataclasses.replace(options or SearchOptions(max_length=session.limits.target), scores=False)
+    asked = dataclasses.replace(options or options_from_session(session), scores=False)
+    if target_language is not None:
+        asked = dataclasses.replace(asked, forced_bos=tokenizer.language_id(target_language))
     found = []
     for translated in translate_lines(session, tokenizer, lines, asked, batch, truncate, language):
         if translated.error is not None:
@@ -97,7 +105,7 @@ def translate_lines(
     """
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
-    options = options or SearchOptions(max_length=session.limits.target)
+    options = options or options_from_session(session)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     if prefixes is not None and options.prefix:
         raise RequestError("a prefix of all lines and one of each, expected either")

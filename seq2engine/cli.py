@@ -21,11 +21,11 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import ConfigError, Seq2EngineError
+from seq2engine.errors import Seq2EngineError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
-    from seq2engine.model.config import ModelConfig
+    pass
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -210,7 +210,10 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     if several:
         parser.add_argument("--precision", nargs="+", default=["fp32"], help="one or more (default: fp32)")
     else:
-        parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+        auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
+        parser.add_argument(
+            "--precision", default="fp32", help=f"one of the bundle's, or {auto} (default: %(default)s)"
+        )
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
     parser.add_argument(
@@ -268,40 +271,16 @@ def run_import(args: argparse.Namespace) -> int:
 
 def run_export(args: argparse.Namespace) -> int:
     from seq2engine.describe import bundle_text, bundle_values
-    from seq2engine.export.to_onnx import onnx_from_model
+    from seq2engine.exporting import onnx_from_model
     from seq2engine.model.importers.opening import opened_checkpoint
 
     progress = progress_for(args)
     with opened_checkpoint(args.checkpoint, progress) as (model, companions):
-        scan = scan_from_args(args, model.config, companions, progress)
-        bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions, scan)
+        bundle = onnx_from_model(
+            model, args.bundle, args.precision, args.cache, args.force, progress, companions, args.calibrate
+        )
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
-
-
-def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Path | None, progress: Progress) -> Any:
-    """The decodes by which islands are chosen: of the corpus, in the checkpoint's own tokens, or of random sources."""
-    from seq2engine.export.contract import PRECISIONS, check_choices
-    from seq2engine.model.tokenizers.base import FOLDER
-    from seq2engine.model.tokenizers.reading import read_tokenizer
-    from seq2engine.runtime.range_scan import scan_of, sources_from_corpus
-    from seq2engine.runtime.translate import Coder, IdsTokenizer
-
-    for precision in args.precision:
-        check_choices(precision, args.cache)
-    if "float16" not in {PRECISIONS[precision] for precision in args.precision}:
-        if args.calibrate is not None:
-            raise ConfigError(
-                f"--calibrate finds what fp16 cannot hold, but {' '.join(args.precision)} computes nothing in fp16; "
-                "leave it out, or add fp16 to --precision"
-            )
-        return None
-    if args.calibrate is None:
-        return scan_of(None, "random sources", config, args.cache, progress)
-    takes_text = companions is not None and (companions / FOLDER).is_dir()
-    coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
-    sources = sources_from_corpus(args.calibrate, coder)
-    return scan_of(sources, args.calibrate.name, config, args.cache, progress)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

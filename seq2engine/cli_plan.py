@@ -73,23 +73,20 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:
     """The lengths of every request, and the number of beams."""
-    from seq2engine.export.bundle import GENERATION
+    from seq2engine.runtime.defaults import first_token, options_from_session
     from seq2engine.runtime.lengths import lengths_by_decoding, lengths_by_ratio, sources_of_lines
-    from seq2engine.runtime.search import options_from_values
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import Coder, IdsTokenizer
 
     tokenizer: Coder = IdsTokenizer() if args.ids or not bundle.takes_text else bundle.tokenizer()
     with lines_from_input(args.corpus, instead="a file") as lines:
         sources = sources_of_lines(tokenizer, lines, args.source_language)
-    own = bundle.generation()
-    beam = args.beam or own.get("beam", 1)
+    beam = args.beam or bundle.generation().get("beam", 1)
     if args.ratio is not None:
         return lengths_by_ratio(sources, args.ratio, bundle.config.max_target), beam
-    first = None if args.target_language is None else tokenizer.language_id(args.target_language)
     with open_session(bundle, precision=bundle.precisions[0]) as session:
-        where = str(bundle.root / GENERATION)
-        options = options_from_values(own, session.limits.target, where, beam=beam, forced_bos=first)
+        first = first_token(session, tokenizer, args.target_language)
+        options = options_from_session(session, beam=beam, forced_bos=first)
         return lengths_by_decoding(session, sources, options, args.count, progress_of(args)), beam
 
 

@@ -20,6 +20,7 @@ from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
     from seq2engine.runtime.lines import Line
+    from seq2engine.runtime.session import Session
     from seq2engine.runtime.translate import Coder, Translated
 
 CHUNK = 1 << 16  # bytes read at once
@@ -60,6 +61,7 @@ def add_languages(sub: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer, translate_lines
 
@@ -70,8 +72,7 @@ def run_run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
-    own = bundle.generation()
-    looks = any((args.alignments, args.coverage_penalty, own.get("alignments"), own.get("coverage_penalty")))
+    looks = bool(args.alignments or args.coverage_penalty) or defaults_of(bundle).needs_attention
     with (
         lines_from_args(args) as lines,
         open_session(
@@ -86,7 +87,8 @@ def run_run(args: argparse.Namespace) -> int:
             draft=args.draft,
         ) as session,
     ):
-        options = options_from_args(args, bundle, session, tokenizer)
+        tell_precision(args, session)
+        options = options_from_args(args, session, tokenizer)
         prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
@@ -104,6 +106,15 @@ def run_run(args: argparse.Namespace) -> int:
     if prefixes is not None and len(prefixes) > decoded:
         raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
     return 1 if failed else 0
+
+
+def tell_precision(args: argparse.Namespace, session: Session) -> None:
+    """One line on the precision, where there is something to know."""
+    from seq2engine.runtime.auto_precision import note_on
+
+    told = session.chosen or note_on(session.precision, args.backend, args.provider)
+    if told and not args.quiet:
+        print(f"note: {told}", file=sys.stderr)
 
 
 @contextmanager

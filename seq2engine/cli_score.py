@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file
+from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file, tell_precision
 
 if TYPE_CHECKING:
     from seq2engine.model.tokenizers.base import Tokenizer
@@ -31,6 +31,7 @@ def run_score(args: argparse.Namespace) -> int:
     ids are taken at their word. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.runtime.defaults import first_token
     from seq2engine.runtime.scoring import score_lines
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer
@@ -38,9 +39,6 @@ def run_score(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     names: Tokenizer | None = None if args.ids or not bundle.takes_text else bundle.tokenizer()
     tokenizer: Coder = names or IdsTokenizer()
-    own = bundle.generation()
-    begin = own.get("forced_bos") if args.target_language is None else tokenizer.language_id(args.target_language)
-    first = [] if begin is None or names is None else [begin]
     failed, scored, tokens, total = False, 0, 0, 0.0
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,
@@ -54,8 +52,11 @@ def run_score(args: argparse.Namespace) -> int:
             provider=args.provider,
         ) as session,
     ):
+        tell_precision(args, session)
+        begin = first_token(session, tokenizer, args.target_language)
+        first = [] if begin is None or names is None else [begin]
         progress, size = progress_of_file(args.input, args.quiet)
-        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, own.get("start")):
+        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first):
             if one.error is not None:
                 failed = True
                 print(f"line {one.line.number}: {one.error}", file=sys.stderr)

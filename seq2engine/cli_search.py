@@ -6,12 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seq2engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from seq2engine.export.bundle import Bundle
     from seq2engine.runtime.search import SearchOptions
     from seq2engine.runtime.session import Session
     from seq2engine.runtime.translate import Coder
@@ -157,24 +156,20 @@ class Said:
         return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
 
 
-def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session, tokenizer: Coder) -> SearchOptions:
-    from seq2engine.export.bundle import GENERATION
-    from seq2engine.runtime.search import options_from_values
+def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Coder) -> SearchOptions:
+    from seq2engine.runtime.defaults import first_token, options_from_session
     from seq2engine.runtime.session import problems_with_limits
 
-    own = bundle.generation()
-    forced_bos = args.forced_bos if args.target_language is None else tokenizer.language_id(args.target_language)
-    begin = own.get("forced_bos") if forced_bos is None else forced_bos
+    own = session.defaults.values
+    begin = first_token(session, tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos
     said = Said(tokenizer, session)
-    texts = {
+    texts: dict[str, Any] = {
         "prefix": None if args.prefix is None else said.prefix(args.prefix, "--prefix", begin),
         "phrases": None if args.phrases is None else tuple(said.ids(text, "--phrases") for text in args.phrases),
         "trie": trie_from_args(args, said),
     }
-    return options_from_values(
-        own,
-        session.limits.target,
-        str(bundle.root / GENERATION),
+    return options_from_session(
+        session,
         lambda options: [*said.told(), *problems_with_limits(session.limits, session.config, options)],
         **texts,
         beam=args.beam,
@@ -187,7 +182,7 @@ def options_from_args(args: argparse.Namespace, bundle: Bundle, session: Session
         max_length=args.max_length,
         min_length=args.min_length,
         start=args.start,
-        forced_bos=forced_bos,
+        forced_bos=begin,
         forced_eos=args.forced_eos,
         banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
         first_banned=args.first_banned,

@@ -16,14 +16,14 @@ from seq2engine.export.bundle import Bundle, write_text
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range
 from seq2engine.export.to_engine import default_ranges, engines_from_onnx
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.progress import Progress
+from seq2engine.runtime.defaults import options_from_session
 from seq2engine.runtime.parity import parity_of
 from seq2engine.runtime.parity_report import parity_html
 from seq2engine.runtime.quality import References, references_from_file
-from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.translate import translate
 from seq2engine.tables import text_table
@@ -119,6 +119,5 @@ def launch_table(engines: list[tuple[str, Passport]]) -> str:
 
 def spoken(bundle: Bundle) -> list[tuple[str, str]]:
     with open_session(bundle, threads=THREADS) as session:
-        options = SearchOptions(max_length=session.limits.target, beam=BEAM)
-        texts = translate(session, bundle.tokenizer(), WORDS, options)
+        texts = translate(session, bundle.tokenizer(), WORDS, options_from_session(session, beam=BEAM))
     return list(zip(WORDS, texts, strict=True))

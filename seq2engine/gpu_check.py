@@ -32,8 +32,8 @@ from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range, ShapeRanges
 from seq2engine.export.support import unsupported
 from seq2engine.export.to_engine import default_ranges, engines_from_onnx
-from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.export.trt_module import FLAVOURS, load_tensorrt
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import shipped_checkpoint
 from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html

@@ -18,8 +18,9 @@ from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 from seq2engine.runtime.attention import AttentionView, LayerCheck, attention_of, checks_of, looks_of
-from seq2engine.runtime.attention_sessions import OrtAttention, TorchAttention
+from seq2engine.runtime.attention_sessions import TorchAttention
 from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.ort_session import OrtAttention
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 

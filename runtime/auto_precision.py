@@ -1,0 +1,144 @@
+"""`--precision auto`: the fastest precision of a bundle on this machine, of those whose outputs are close to fp32's.
+
+    fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, in turns -> the fastest
+
+No table of processors: what is fastest depends on the instructions, the cores and the model, so it is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from seq2engine.reports import FOLDER
+
+from ..errors import SessionError
+from ..export.bundle import Bundle
+from ..export.contract import QUANTISED
+from .generate import generate
+from .parity_sources import random_sources
+from .search import SearchOptions
+from .session import Session, open_session
+
+CANDIDATES = ("fp32", "fp16", "w8a8")  # from fine to coarse; others save memory or are for GPUs, and cost more quality
+ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here
+ROUNDS, SOURCES, STEPS = 5, 4, 8
+
+
+def open_fastest(
+    bundle: Bundle,
+    backend: str,
+    threads: int | None = None,
+    attention: bool = False,
+    deterministic: bool = False,
+    provider: str | None = None,
+) -> Session:
+    """The session that decodes fastest; it says in `chosen` which precision that is and why. Others are closed."""
+    names, left_out = candidates_of(bundle, backend, provider)
+    with ExitStack() as opened:
+        sessions = {
+            name: opened.enter_context(
+                open_session(
+                    bundle,
+                    backend,
+                    name,
+                    threads,
+                    attention=attention,
+                    deterministic=deterministic,
+                    provider=provider,
+                )
+            )
+            for name in names
+        }
+        times = decode_times(sessions) if len(sessions) > 1 else dict.fromkeys(names, 0.0)
+        fastest = min(times, key=lambda name: times[name])  # of equals the finest
+        session = sessions.pop(fastest)
+        opened.pop_all()
+        for other in sessions.values():
+            other.close()
+    session.chosen = "; ".join(
+        filter(None, (reason_of(fastest, times), quality_of(fastest, bundle, backend), left_out))
+    )
+    return session
+
+
+def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[list[str], str]:
+    """The precisions to choose from, from fine to coarse, and what was left out because its parity failed."""
+    if backend == "tensorrt":
+        raise SessionError(
+            "precision auto times graphs, and an engine has the precision it was built in; name one with --precision"
+        )
+    cpu = backend == "onnxruntime" and provider in (None, "cpu")
+    there = [name for name in CANDIDATES if name in bundle.precisions and (cpu or name not in ON_CPU)]
+    failed = [name for name in there if parity_verdict(bundle, backend, name) is False]
+    names = [name for name in there if name not in failed]
+    left_out = f"{', '.join(failed)} left out, because its latest parity failed" if failed else ""
+    if not names:
+        raise SessionError(
+            f"precision auto chooses among {', '.join(CANDIDATES)}, and {bundle.root} has "
+            f"{', '.join(bundle.precisions)}{' (' + left_out + ')' if left_out else ''}; name one with --precision, or "
+            "export with: seq2engine export CHECKPOINT BUNDLE --precision fp32 w8a8"
+        )
+    return names, left_out
+
+
+def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
+    """What the latest parity report in the bundle says of a precision on a backend; None if there is no such report."""
+    found = (bundle.root / FOLDER).glob(f"parity-*{precision}*.json")
+    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if (values["backend"], values["precision"]) == (backend, precision):
+                return bool(values["verdict"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SessionError(
+                f"{path} is no parity report ({error!r}), and precision auto goes by it; delete it, or run again: "
+                f"seq2engine parity {shlex.quote(str(bundle.root))} --precision {precision}"
+            ) from error
+    return None
+
+
+def decode_times(sessions: Mapping[str, Session]) -> dict[str, float]:
+    """Seconds of the same short decode on each: the best of some rounds, in turns, after one that does not count."""
+    config = next(iter(sessions.values())).config
+    steps = min(STEPS, config.max_target)
+    options = SearchOptions(steps, min_length=steps, scores=False)
+    sources = random_sources(config, SOURCES, longest=16)
+    best = dict.fromkeys(sessions, float("inf"))
+    for turn in range(ROUNDS + 1):
+        for name, session in sessions.items():
+            started = time.perf_counter()
+            generate(session, sources, options)
+            best[name] = min(best[name], time.perf_counter() - started) if turn else best[name]
+    return best
+
+
+def reason_of(fastest: str, times: Mapping[str, float]) -> str:
+    if len(times) == 1:
+        return f"precision {fastest}, the only one here that auto chooses from ({', '.join(CANDIDATES)})"
+    listed = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in times.items())
+    return f"precision {fastest}, the fastest here ({listed} for a short decode)"
+
+
+def quality_of(precision: str, bundle: Bundle, backend: str) -> str:
+    """What the choice costs, as far as it is known."""
+    if precision not in QUANTISED:
+        return ""
+    known = parity_verdict(bundle, backend, precision)
+    rounds = f"{precision} rounds weights and activations to int8"
+    if known:
+        return f"{rounds}, and its parity passed"
+    return f"{rounds}; compare it with: seq2engine parity {shlex.quote(str(bundle.root))} --precision {precision}"
+
+
+def note_on(precision: str, backend: str, provider: str | None) -> str:
+    """What to know of a precision where it runs; nothing of most."""
+    if backend != "onnxruntime" or provider not in (None, "cpu") or precision not in QUANTISED or precision in ON_CPU:
+        return ""
+    return (
+        f"{precision} stores the weights of a GPU engine in fewer bits; on this CPU every step restores them, which is "
+        "slow. The CPU's int8 is --precision w8a8; --precision auto takes the fastest"
+    )

@@ -1,0 +1,67 @@
+"""Model to bundle as everybody makes it (the command, Python, the demo, the GPU check): calibrated where it must be.
+
+It stands above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from seq2engine.errors import ConfigError
+from seq2engine.export import to_onnx
+from seq2engine.export.bundle import Bundle
+from seq2engine.export.contract import PRECISIONS, check_choices
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.tokenizers.base import FOLDER
+from seq2engine.model.tokenizers.reading import read_tokenizer
+from seq2engine.model.transformer import Transformer
+from seq2engine.progress import Progress, silent
+from seq2engine.runtime.range_scan import scan_of, sources_from_corpus
+from seq2engine.runtime.translate import Coder, IdsTokenizer
+
+
+def onnx_from_model(
+    model: Transformer,
+    folder: str | os.PathLike[str],
+    precisions: Sequence[str] = ("fp32",),
+    cache_form: str = "static",
+    force: bool = False,
+    progress: Progress = silent,
+    companions: Path | None = None,
+    calibrate: Path | None = None,
+) -> Bundle:
+    """Writes a bundle with both graphs in each precision and the reference weights, and opens it.
+
+    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. Where a precision
+    computes in fp16, the fp32 graphs decode the source lines of `calibrate` (None: random sources), and nodes whose
+    numbers fp16 could not hold stay in fp32.
+    """
+    scan = scan_for(model.config, precisions, cache_form, progress, companions, calibrate)
+    return to_onnx.onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, scan)
+
+
+def scan_for(
+    config: ModelConfig,
+    precisions: Sequence[str],
+    cache_form: str,
+    progress: Progress,
+    companions: Path | None,
+    calibrate: Path | None,
+) -> to_onnx.Scan | None:
+    """The decodes of the calibration: of a corpus, in the checkpoint's own tokens, or of random sources."""
+    for precision in precisions:
+        check_choices(precision, cache_form)
+    if "float16" not in {PRECISIONS[precision] for precision in precisions}:
+        if calibrate is not None:
+            raise ConfigError(
+                f"--calibrate finds what fp16 cannot hold, but {' '.join(precisions)} computes nothing in fp16; "
+                "leave it out, or add fp16 to --precision"
+            )
+        return None
+    if calibrate is None:
+        return scan_of(None, "random sources", config, cache_form, progress)
+    takes_text = companions is not None and (companions / FOLDER).is_dir()
+    coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
+    return scan_of(sources_from_corpus(calibrate, coder), calibrate.name, config, cache_form, progress)

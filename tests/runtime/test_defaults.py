@@ -1,0 +1,139 @@
+"""Whoever decodes, by whatever door, decodes as the model does by default: its first token, its beams, its bans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hugging_face_models import library_outputs, saved, small_model, sources
+from text_bundle import CONFIG, TOKENIZER, text_bundle
+
+from seq2engine.benchmarks.runner import quality_of_arms
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import write_checkpoint
+from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.progress import silent
+from seq2engine.runtime.defaults import measured_options, options_from_session
+from seq2engine.runtime.feeding import translate_many
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.parity import Compared, parities_of_sessions
+from seq2engine.runtime.scoring import score_targets
+from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.session import open_session
+from seq2engine.runtime.translate import translate
+
+TEXTS = ["abc", "hij", "decade", "b", "fig", "chief", "badge"]
+OWN = {
+    "forced_bos": 7,
+    "beam": 3,
+    "length_penalty": 0.2,
+    "banned": [[5]],
+    "no_repeat_ngram": 2,
+    "start": 6,
+    "max_length": 9,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return text_bundle(tmp_path_factory.mktemp("own"), **OWN)
+
+
+@pytest.fixture(scope="module")
+def session(bundle):
+    with open_session(bundle, threads=1) as opened:
+        yield opened
+
+
+def said_by_run(cli, bundle, *flags):
+    """Texts and tokens of the command line."""
+    code, out, err = cli("run", bundle.root, *TEXTS, "--json", *flags)
+    assert (code, err) == (0, "")
+    best = [json.loads(line)["hypotheses"][0] for line in out.splitlines()]
+    return [one["text"] for one in best], [tuple(one["tokens"]) for one in best]
+
+
+def ids_of(texts):
+    return [TOKENIZER.encode_source(text) for text in texts]
+
+
+def test_run_translate_and_generate_are_one(cli, bundle, session):
+    texts, tokens = said_by_run(cli, bundle)
+    assert all(row[0] == 7 and 5 not in row and len(row) <= 9 for row in tokens)
+    assert translate(session, TOKENIZER, TEXTS) == texts
+    assert [best.tokens for best, *_ in generate(session, ids_of(TEXTS))] == tokens
+    found = dict(translate_many(session, ids_of(TEXTS), batch=3))
+    assert [found[row][0].tokens for row in range(len(TEXTS))] == tokens
+    plain = [best.tokens for best, *_ in generate(session, ids_of(TEXTS), SearchOptions(max_length=9, beam=3))]
+    assert plain != tokens  # options that are given are taken at their word
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
+    texts, tokens = said_by_run(cli, bundle, "--beam", beam)
+    with open_session(bundle, "torch", "fp64") as oracle, open_session(bundle, "torch", "fp32") as reference:
+        outputs = {}
+        compared = [Compared(oracle, reference, session)]
+        (result,) = parities_of_sessions(compared, reference, ids_of(TEXTS), 4, outputs=outputs)
+        assert result, result.reason
+    search = "greedy" if beam == 1 else "beam 4"
+    assert [outputs["onnxruntime fp32", search][row] for row in range(len(TEXTS))] == tokens
+    right = {text: [said] for text, said in zip(TEXTS, texts, strict=True)}
+    rates = quality_of_arms(bundle, {"arm": session}, right, [beam], silent)["arm"]
+    assert [(one.search, one.marked.lines) for one in rates] == [(search, 0.0)]
+
+
+def test_error_rates_of_parity_are_those_of_run(cli, bundle, tmp_path):
+    texts, _ = said_by_run(cli, bundle, "--beam", 4)
+    (tmp_path / "right.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(TEXTS, texts, strict=True)))
+    code, out, _ = cli("parity", bundle.root, "--references", tmp_path / "right.tsv", "--json", "--quiet")
+    quality = json.loads(out)["quality"]["onnxruntime fp32"]
+    assert code == 0
+    assert {one["search"]: one["marked"]["lines"] for one in quality}["beam 4"] == 0.0
+
+
+def test_scores_are_of_the_model_s_own_start(bundle, session):
+    rows = ids_of(TEXTS)
+    best = [found[0] for found in generate(session, rows)]
+    scores = score_targets(session, rows, [one.tokens for one in best])
+    for score, one in zip(scores, best, strict=True):
+        assert score.log_probs == pytest.approx(one.log_probs, abs=1e-5)
+
+
+def test_a_language_is_asked_for(cli, bundle, session, monkeypatch):
+    monkeypatch.setattr(type(TOKENIZER), "language_id", lambda self, language: {"fra": 8}[language])
+    texts, tokens = said_by_run(cli, bundle, "--to", "fra")
+    assert {row[0] for row in tokens} == {8}
+    assert translate(session, bundle.tokenizer(), TEXTS, target_language="fra") == texts
+    options = options_from_session(session, beam=1)
+    assert options.forced_bos == 7
+    asked = translate(session, bundle.tokenizer(), TEXTS, options, target_language="fra")
+    assert asked == said_by_run(cli, bundle, "--to", "fra", "--beam", 1)[0]
+
+
+def test_what_is_measured_draws_nothing_and_needs_no_attention(tmp_path):
+    own = {"sample": True, "temperature": 0.7, "top_k": 5, "nbest": 3, "forced_bos": 7}
+    with open_session(text_bundle(tmp_path / "sampling", **own), threads=1) as opened:
+        assert measured_options(opened, 4) == SearchOptions(CONFIG.max_target, 4, forced_bos=7, scores=False)
+    own = {"coverage_penalty": 0.3, "alignments": True, "beam": 2, "max_length": 5}
+    with open_session(text_bundle(tmp_path / "coverage", **own), threads=1) as opened:
+        assert measured_options(opened, 4, longest=9) == SearchOptions(5, 4, scores=False)
+        assert measured_options(opened, 4, longest=3).max_length == 3
+
+
+@pytest.mark.parametrize("family", ["mbart", "m2m_100"])
+def test_a_model_of_many_languages_says_what_the_library_says(tmp_path, family):
+    """With nothing but the bundle: its first token, beams and bans came along."""
+    model = small_model(family, 2)
+    own = {"max_length": 14, "num_beams": 4, "forced_bos_token_id": 9, "bad_words_ids": [[1], [20]]}
+    folder = saved(model, tmp_path / "theirs", **own)
+    imported = checkpoint_from_hugging_face(folder)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    write_checkpoint(imported.model, checkpoint)
+    (checkpoint / "generation.json").write_text(json.dumps(imported.generation))
+    made = onnx_from_model(imported.model, tmp_path / "bundle", companions=checkpoint)
+    with open_session(made, threads=1) as opened:
+        found = [list(best.tokens) for best, *_ in generate(opened, sources())]
+    assert found == library_outputs(type(model).from_pretrained(folder).eval(), sources())
+    assert {row[0] for row in found} == {9}
