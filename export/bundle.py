@@ -97,8 +97,11 @@ class Bundle:
         if precision not in self.manifest.graphs:
             raise BundleError(
                 f"{self.root} holds no {precision} graphs, only {', '.join(self.precisions)}; "
-                f"{mend_of(self.root)} --precision {' '.join((*self.precisions, precision))}"
+                f"{self.advice_to_add(precision)}"
             )
+
+    def advice_to_add(self, precision: str) -> str:
+        return f"add them with: seq2engine export --add {precision} {shlex.quote(str(self.root))}"
 
     def graph(self, precision: str, name: str) -> GraphEntry:
         self.require(precision)

@@ -22,6 +22,7 @@ from .build_jobs import EngineJob
 from .bundle import Bundle, GraphEntry, open_bundle
 from .census import check_engine
 from .contract import GRAPHS, GraphSpec
+from .default_precision import precision_to_build
 from .engine_cache import EngineCache, EngineFacts, engine_key
 from .engine_reuse import engines_of_jobs, passport_with, timings_path
 from .kernels import kernels_by_profile, weights_from_engine
@@ -49,7 +50,7 @@ def engines_from_onnx(
     bundle: Bundle | str | os.PathLike[str],
     targets: Sequence[str] = (),
     ranges: ShapeRanges | None = None,
-    precision: str = "fp16",
+    precision: str | None = None,
     slots: int | None = None,
     flavour: str | None = None,
     force: bool = False,
@@ -68,8 +69,9 @@ def engines_from_onnx(
     taken from the bundle, or from the folder `cache`, unless `rebuild` is asked for.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    specs = opened.specs(precision)
     trt = load_tensorrt(flavour)
+    precision = precision or precision_to_build(opened, targets, hasattr(trt, "ComputeCapability"))
+    specs = opened.specs(precision)
     profiles = check_profiles((ranges or default_ranges(opened.config), *narrower), opened.config)
     slots = check_slots(slots, profiles[0], opened.cache_form)
     check_targets(trt, targets, precision, opened.root, [opened.graph(precision, graph).census for graph in GRAPHS])

@@ -22,7 +22,7 @@ from ..model.transformer import Transformer
 from .audit import audit_graph
 from .bundle import MANIFEST, REFERENCE, Bundle, GraphEntry, Manifest, open_bundle
 from .census import audit_precision, census_of
-from .contract import GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
+from .contract import DEFAULT_PRECISIONS, GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
 from .islands import RangeScan, islands_of
 from .lowering import onnx_from_module
 from .precision import PASSES
@@ -109,7 +109,7 @@ def graphs_from_model(model: Transformer, cache_form: str = "static") -> dict[st
 def onnx_from_model(
     model: Transformer,
     folder: str | os.PathLike[str],
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
     cache_form: str = "static",
     force: bool = False,
     progress: Progress = silent,

@@ -26,6 +26,7 @@ from seq2engine.progress import Progress, silent
 from ..errors import ConfigError
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
+from ..export.default_precision import default_precision
 from .against import Against, Speaker, speaker_of
 from .bootstrap import Rate, check_metrics, rates_from_outputs
 from .company import companies_of
@@ -71,7 +72,7 @@ class ParityOptions:
 def parity_of(
     bundle: Bundle | str | os.PathLike[str],
     backend: str = "onnxruntime",
-    precision: str = "fp32",
+    precision: str | None = None,
     sources: Sequence[Sequence[int]] | None = None,
     count: int = 64,
     seed: int = 0,
@@ -89,7 +90,8 @@ def parity_of(
     options = ParityOptions(
         sources, count, seed, beam, max_length, batch, threads, engine, references, deterministic, provider
     )
-    return parities_of(bundle, [precision], backend, options, progress)[0]
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    return parities_of(opened, [precision or default_precision(opened, backend, engine)], backend, options, progress)[0]
 
 
 def parities_of(

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
+from ..export.default_precision import default_precision
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
 from .option_problems import problems_with_prefix
@@ -115,7 +116,7 @@ class Session(AbstractContextManager["Session"], Protocol):
 def open_session(
     bundle: Bundle | str | os.PathLike[str],
     backend: str = "onnxruntime",
-    precision: str = "fp32",
+    precision: str | None = None,
     threads: int | None = None,
     engine: str | None = None,
     attention: bool = False,
@@ -123,8 +124,10 @@ def open_session(
     provider: str | None = None,
     draft: str | None = None,
 ) -> Session:
-    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
-    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx.
+    """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that serves it.
+
+    `threads` is for CPU backends, `engine` names one of several engines, `provider` says where ONNX Runtime
+    computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx.
 
     With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
     source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
@@ -139,6 +142,7 @@ def open_session(
     if threads is not None and threads < 1:
         raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    precision = precision or default_precision(opened, backend, engine)
     if draft is not None:
         if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
             raise SessionError(

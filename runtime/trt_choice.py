@@ -8,14 +8,13 @@ from typing import Any
 
 from seq2engine.folders import sha256_of
 
-from ..errors import BundleError, SessionError
+from ..errors import SessionError
 from ..export.bundle import Bundle
-from ..export.contract import GRAPHS
-from ..export.passport import PASSPORT, Passport, build_command, command_of_passport, read_passport
+from ..export.bundle_engines import engine_names, open_passport
+from ..export.passport import PASSPORT, Passport, build_command, command_of_passport
 from ..export.profiles import Range
 from .trt_device import Device
 
-ENGINES = "engines"
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
 
@@ -51,25 +50,6 @@ def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[P
             f"choose one with: --engine {fitting[0][0].name}"
         )
     return fitting[0]
-
-
-def engine_names(bundle: Bundle) -> list[str]:
-    folder = bundle.root / ENGINES
-    if not folder.is_dir():
-        return []
-    # A dot in front marks a folder that a build is still filling, or left when it was killed.
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
-    folder = bundle.root / ENGINES / name
-    passport = read_passport(folder / PASSPORT)
-    if set(passport.engines) != set(GRAPHS):
-        raise BundleError(
-            f"{folder / PASSPORT} describes {', '.join(passport.engines) or 'nothing'}, expected {', '.join(GRAPHS)}; "
-            f"{mend(folder, passport)}"
-        )
-    return folder, passport
 
 
 def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:

@@ -7,12 +7,15 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_lists import MOST_PRECISE, Listed, is_range, is_target
+from seq2engine.cli_precision import say
 from seq2engine.errors import BuildError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
+    from seq2engine.export.bundle import Bundle
     from seq2engine.export.passport import Passport
     from seq2engine.export.profiles import ShapeRanges
     from seq2engine.model.config import ModelConfig
@@ -27,14 +30,13 @@ RANGES = {  # option -> field of ShapeRanges, and what it counts
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle folder")
-    sub.add_argument("--precision", default="fp16", help="which graphs to build (default: %(default)s)")
-    sub.add_argument(
-        "--target", nargs="+", default=[], metavar="SM", help="GPUs by compute capability, such as sm89 sm120"
-    )
+    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every target)")
+    add_targets(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():
         sub.add_argument(
             f"--{name}",
-            nargs="+",
+            action=Listed,
+            fits=is_range,
             metavar="RANGE",
             help=f"{what}: one number, or least:usual:most; several for as many profiles",
         )
@@ -53,6 +55,10 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
 
 
+def add_targets(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--target", action=Listed, fits=is_target, default=[], metavar="SM", help=what)
+
+
 def run_build(args: argparse.Namespace) -> int:
     """Builds one engine pair, or one per group of targets that cannot share an engine."""
     from seq2engine.describe import engine_text
@@ -67,8 +73,9 @@ def run_build(args: argparse.Namespace) -> int:
     first, *narrower = profiles_from_args(args, bundle.config)
     workspace = None if args.workspace is None else bytes_from_text(args.workspace)
     flags = BuildFlags(args.weight_streaming, args.refit, workspace)
-    bundle.require(args.precision)
-    check_targets(load_tensorrt(args.flavour), args.target, args.precision, bundle.root)  # all, before the first build
+    trt = load_tensorrt(args.flavour)
+    precision = build_precision(args, bundle, trt)
+    check_targets(trt, args.target, precision, bundle.root)  # all, before the first build
     passports: list[Passport] = []
     for targets in target_groups(args.target):
         passports.append(
@@ -76,7 +83,7 @@ def run_build(args: argparse.Namespace) -> int:
                 bundle,
                 targets,
                 first,
-                args.precision,
+                precision,
                 args.slots,
                 args.flavour,
                 args.force,
@@ -94,6 +101,18 @@ def run_build(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(engine_text(passport, bundle.config) for passport in passports))
     return 0
+
+
+def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
+    """What is built: the precision that was named, else the most precise that every target runs."""
+    from seq2engine.export.default_precision import precision_to_build
+
+    if args.precision is not None:
+        bundle.require(args.precision)
+        return str(args.precision)
+    chosen = precision_to_build(bundle, args.target, hasattr(trt, "ComputeCapability"))
+    say(args, bundle, chosen, "every target runs")
+    return chosen
 
 
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:

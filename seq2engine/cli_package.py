@@ -11,7 +11,7 @@ from seq2engine.progress import ProgressPrinter, silent
 
 def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--precision", default="fp16", help="which graphs (default: %(default)s)")
+    parser.add_argument("--precision", help="which graphs (default: the engine's, or what `build` would take)")
     parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
     for name, (_, what) in RANGES.items():
         parser.add_argument(

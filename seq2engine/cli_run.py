@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_precision import precision_from_args
 from seq2engine.cli_search import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress, ProgressPrinter, silent
@@ -77,7 +78,7 @@ def run_run(args: argparse.Namespace) -> int:
         open_session(
             bundle,
             args.backend,
-            args.precision,
+            precision_from_args(args, bundle),
             args.threads,
             args.engine,
             attention=looks,

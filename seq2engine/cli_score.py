@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_precision import precision_from_args
 from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run_score(args: argparse.Namespace) -> int:
         open_session(
             bundle,
             args.backend,
-            args.precision,
+            precision_from_args(args, bundle),
             args.threads,
             args.engine,
             deterministic=args.deterministic,
