@@ -23,6 +23,7 @@ from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
 from ..export.default_precision import shared_precision
+from ..export.profiles import Workload
 from ..runtime.generate import generate, padded, session_for
 from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import SearchOptions
@@ -81,6 +82,7 @@ def bench_bundle(
     threads = usable_cores() if threads is None else threads
     precisions = [shared_precision(opened, backends)] if precisions is None else precisions
     check_bench(opened, backends, precisions, chosen, rounds, threads)
+    workload = largest_of(chosen)
     load_before = load_average()
     ceiling = None if quick else ceiling_of(threads)
     with ExitStack() as stack:
@@ -96,7 +98,7 @@ def bench_bundle(
             started = time.perf_counter()
             with blaming(name, "loading"):
                 sessions[name] = stack.enter_context(
-                    open_session(opened, backend, precision, threads, provider=where, draft=guesses)
+                    open_session(opened, backend, precision, threads, provider=where, draft=guesses, workload=workload)
                 )
             load_ms = 1000 * (time.perf_counter() - started)
             arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms, draft=guesses)
@@ -134,6 +136,11 @@ def bench_bundle(
         seed=seed,
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def largest_of(cases: Sequence[Case]) -> Workload:
+    """What an engine must take to be timed on all cases."""
+    return Workload(*(max(getattr(case, size) for case in cases) for size in ("batch", "beam", "source", "target")))
 
 
 def wanted_arms(

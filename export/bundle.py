@@ -161,6 +161,7 @@ class Bundle:
 
 
 def mend_of(root: Path) -> str:
+    """What mends a damaged bundle; --force leaves engines, reports and other people's files there."""
     return f"export the checkpoint again with: seq2engine export CHECKPOINT {shlex.quote(str(root))} --force"
 
 

@@ -27,6 +27,7 @@ from ..errors import ConfigError
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
 from ..export.default_precision import default_precision
+from ..export.profiles import Workload
 from .against import Against, Speaker, speaker_of
 from .bootstrap import Rate, check_metrics, rates_from_outputs
 from .company import companies_of
@@ -192,6 +193,7 @@ class Sessions(ExitStack):
                 self.options.engine,
                 deterministic=self.options.deterministic,
                 provider=self.options.provider,
+                workload=Workload(beam=self.options.beam, target=self.options.max_length),
             )
         )
         own = (oracle_of(precision), precision)

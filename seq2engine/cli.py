@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
-from seq2engine.cli_lists import MOST_PRECISE, Parser, add_precisions
+from seq2engine.cli_lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
@@ -114,7 +114,14 @@ def make_parser() -> argparse.ArgumentParser:
         "checkpoint",
         help="checkpoint folder, anything that `import` reads, shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
-    sub.add_argument("bundle", type=Path, help="folder to write")
+    sub.add_argument("bundle", type=Path, nargs="?", help="folder to write; one of the same weights gets what it lacks")
+    sub.add_argument(
+        "--add",
+        action=Listed,
+        fits=is_precision,
+        metavar="PRECISION",
+        help="add these to a bundle, from its own weights: export --add int8 BUNDLE",
+    )
     add_precisions(sub, None, ",".join(DEFAULT_PRECISIONS))
     sub.add_argument(
         "--calibrate",
@@ -123,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="source lines that are decoded to find what fp16 cannot hold and fp32 must (default: random sources)",
     )
     sub.add_argument("--cache", default="static", help="static (written in place) or growing (default: %(default)s)")
-    sub.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of a bundle that is there")
     add_json(sub)
 
     add_build_flags(add("build", run_build, "build TensorRT engines of a bundle"))
@@ -261,11 +268,31 @@ def run_export(args: argparse.Namespace) -> int:
     from seq2engine.export.to_onnx import onnx_from_model
     from seq2engine.model.importers.opening import opened_checkpoint
 
+    if args.add is not None:
+        return run_add(args)
+    if args.bundle is None:
+        args.usage_error("the following arguments are required: bundle")
     progress = progress_for(args)
     args.precision = args.precision or list(DEFAULT_PRECISIONS)
     with opened_checkpoint(args.checkpoint, progress) as (model, companions):
         scan = scan_from_args(args, model.config, companions, progress)
         bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions, scan)
+    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    return 0
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """`export --add`: the one place is the bundle."""
+    from seq2engine.describe import bundle_text, bundle_values
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.to_onnx import add_precisions as added_precisions
+
+    if args.bundle is not None or args.precision is not None or args.force:
+        args.usage_error("--add takes a bundle and nothing else to export: export --add int8 BUNDLE")
+    bundle = open_bundle(args.checkpoint)
+    args.precision, args.cache = args.add, bundle.cache_form
+    scan = scan_from_args(args, bundle.config, bundle.root, progress_for(args))
+    bundle = added_precisions(bundle, args.add, progress_for(args), scan)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from seq2engine.export.bundle import Bundle
     from seq2engine.export.passport import Passport
     from seq2engine.export.profiles import ShapeRanges
-    from seq2engine.model.config import ModelConfig
 
 RANGES = {  # option -> field of ShapeRanges, and what it counts
     "batch": ("batch", "sources"),
@@ -45,7 +45,8 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
     sub.add_argument("--weight-streaming", action="store_true", help="let weights stay on the host when running")
     sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
-    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--name", help="of the engine's folder (default: by its precision, beams and key)")
+    sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
     sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
     sub.add_argument(
         "--cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
@@ -64,20 +65,22 @@ def run_build(args: argparse.Namespace) -> int:
     from seq2engine.describe import engine_text
     from seq2engine.export.build_flags import BuildFlags, bytes_from_text
     from seq2engine.export.bundle import open_bundle
-    from seq2engine.export.to_engine import check_targets, engines_from_onnx, target_groups
+    from seq2engine.export.to_engine import check_targets, engines_from_onnx, name_of, target_groups
     from seq2engine.export.trt_module import load_tensorrt
 
     if args.jobs < 1:
         raise BuildError(f"--jobs {args.jobs}, expected at least 1")
     bundle = open_bundle(args.bundle)
-    first, *narrower = profiles_from_args(args, bundle.config)
     workspace = None if args.workspace is None else bytes_from_text(args.workspace)
     flags = BuildFlags(args.weight_streaming, args.refit, workspace)
     trt = load_tensorrt(args.flavour)
     precision = build_precision(args, bundle, trt)
+    first, *narrower = profiles_from_args(args, bundle, precision)
     check_targets(trt, args.target, precision, bundle.root)  # all, before the first build
     passports: list[Passport] = []
-    for targets in target_groups(args.target):
+    groups = target_groups(args.target)
+    names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
+    for targets, name in zip(groups, names, strict=True):
         passports.append(
             engines_from_onnx(
                 bundle,
@@ -93,14 +96,22 @@ def run_build(args: argparse.Namespace) -> int:
                 None if args.no_cache else args.cache or default_cache(),
                 args.rebuild,
                 args.jobs,
+                name,
             )
         )
     if args.json:
         values = [json.loads(passport.to_json()) for passport in passports]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
     else:
-        print("\n\n".join(engine_text(passport, bundle.config) for passport in passports))
+        folders = [name or name_of(passport) for name, passport in zip(names, passports, strict=True)]
+        texts = [engine_text(passport, bundle.config) for passport in passports]
+        print("\n\n".join(f"engines/{folder}\n{text}" for folder, text in zip(folders, texts, strict=True)))
     return 0
+
+
+def name_of_group(name: str | None, targets: Sequence[str], groups: int) -> str | None:
+    """The name that was given; where targets need engines of their own, with the targets behind it."""
+    return name if name is None or groups == 1 else "-".join((name, *targets))
 
 
 def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
@@ -134,7 +145,7 @@ def run_refit(args: argparse.Namespace) -> int:
     return 0
 
 
-def profiles_from_args(args: argparse.Namespace, config: ModelConfig) -> list[ShapeRanges]:
+def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str) -> list[ShapeRanges]:
     """The profiles that were asked for: an option with several ranges has one for each, with one it is for all."""
     from seq2engine.export.profiles import range_from_text
     from seq2engine.export.to_engine import default_ranges
@@ -146,7 +157,7 @@ def profiles_from_args(args: argparse.Namespace, config: ModelConfig) -> list[Sh
         raise BuildError(f"{count} profiles need one range or {count} of every option, not {listed}")
     return [
         dataclasses.replace(
-            default_ranges(config),
+            default_ranges(bundle.config, precision, bundle.cache_form),
             **{RANGES[flag][0]: range_from_text(texts[number % len(texts)], flag) for flag, texts in given.items()},
         )
         for number in range(count)

@@ -61,6 +61,7 @@ def add_languages(sub: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.profiles import Workload
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer, translate_lines
 
@@ -85,6 +86,7 @@ def run_run(args: argparse.Namespace) -> int:
             deterministic=args.deterministic,
             provider=args.provider,
             draft=args.draft,
+            workload=Workload(beam=widest(args, own), target=args.max_length),
         ) as session,
     ):
         options = options_from_args(args, bundle, session, tokenizer)
@@ -105,6 +107,12 @@ def run_run(args: argparse.Namespace) -> int:
     if prefixes is not None and len(prefixes) > decoded:
         raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
     return 1 if failed else 0
+
+
+def widest(args: argparse.Namespace, own: dict[str, Any]) -> int:
+    """Beams of a step, by which an engine is chosen: those of the search, or all samples or alternatives at once."""
+    beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
+    return int(beam * nbest if args.sample or args.alternatives else beam)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ def run_score(args: argparse.Namespace) -> int:
     ids are taken at their word. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.profiles import Workload
     from seq2engine.runtime.scoring import score_lines
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer
@@ -53,6 +54,7 @@ def run_score(args: argparse.Namespace) -> int:
             args.engine,
             deterministic=args.deterministic,
             provider=args.provider,
+            workload=Workload(beam=1),
         ) as session,
     ):
         progress, size = progress_of_file(args.input, args.quiet)

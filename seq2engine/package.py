@@ -124,11 +124,11 @@ def form_of(bundle: Bundle, precision: str, engine: str | None, ranges: ShapeRan
     if ranges is not None or slots is not None:
         if engine is not None:
             raise RequestError(f"engine {engine} has its own shape ranges; leave either --engine or the ranges out")
-        widest = ranges or default_ranges(bundle.config)
+        widest = ranges or default_ranges(bundle.config, precision, bundle.cache_form)
         check_ranges(widest, bundle.config)
         return Form((widest,), check_slots(slots, widest, bundle.cache_form), None)
     if engine is None and all(p.precision != precision for p in passports_of(bundle).values()):
-        widest = default_ranges(bundle.config)
+        widest = default_ranges(bundle.config, precision, bundle.cache_form)
         return Form((widest,), widest.slots, None)
     folder, passport = choose_engine(bundle, precision, engine)
     check_files(bundle, folder, passport)
