@@ -22,6 +22,8 @@ from seq2engine.progress import Progress, silent
 from ..errors import RequestError, Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
+from ..export.default_precision import shared_precision
+from ..export.profiles import Workload
 from ..runtime.generate import generate, padded, session_for
 from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import SearchOptions
@@ -47,7 +49,7 @@ REST = 0.05  # seconds; ONNX Runtime's idle workers spin for some 40 ms and woul
 def bench_bundle(
     bundle: Bundle | str | os.PathLike[str],
     backends: Sequence[str] = ("torch", "onnxruntime"),
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] | None = None,
     cases: Sequence[Case] | None = None,
     rounds: int = ROUNDS,
     threads: int | None = None,
@@ -66,6 +68,7 @@ def bench_bundle(
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
+    Without `precisions`, the most precise that serves all backends is timed.
     Without `threads` every arm gets all cores this process may use. An arm that fails ends the run. With `references`
     every arm also decodes their texts, with each case's number of beams, and its error rates stand beside its times.
     `provider` is where the arms of ONNX Runtime compute. `peers` are other libraries with the same weights, timed end
@@ -77,7 +80,9 @@ def bench_bundle(
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
     threads = usable_cores() if threads is None else threads
+    precisions = [shared_precision(opened, backends)] if precisions is None else precisions
     check_bench(opened, backends, precisions, chosen, rounds, threads)
+    workload = largest_of(chosen)
     load_before = load_average()
     ceiling = None if quick else ceiling_of(threads)
     with ExitStack() as stack:
@@ -93,7 +98,7 @@ def bench_bundle(
             started = time.perf_counter()
             with blaming(name, "loading"):
                 sessions[name] = stack.enter_context(
-                    open_session(opened, backend, precision, threads, provider=where, draft=guesses)
+                    open_session(opened, backend, precision, threads, provider=where, draft=guesses, workload=workload)
                 )
             load_ms = 1000 * (time.perf_counter() - started)
             arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms, draft=guesses)
@@ -131,6 +136,11 @@ def bench_bundle(
         seed=seed,
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def largest_of(cases: Sequence[Case]) -> Workload:
+    """What an engine must take to be timed on all cases."""
+    return Workload(*(max(getattr(case, size) for case in cases) for size in ("batch", "beam", "source", "target")))
 
 
 def wanted_arms(

@@ -97,8 +97,11 @@ class Bundle:
         if precision not in self.manifest.graphs:
             raise BundleError(
                 f"{self.root} holds no {precision} graphs, only {', '.join(self.precisions)}; "
-                f"{mend_of(self.root)} --precision {' '.join((*self.precisions, precision))}"
+                f"{self.advice_to_add(precision)}"
             )
+
+    def advice_to_add(self, precision: str) -> str:
+        return f"add them with: seq2engine export --add {precision} {shlex.quote(str(self.root))}"
 
     def graph(self, precision: str, name: str) -> GraphEntry:
         self.require(precision)
@@ -158,6 +161,7 @@ class Bundle:
 
 
 def mend_of(root: Path) -> str:
+    """What mends a damaged bundle; --force leaves engines, reports and other people's files there."""
     return f"export the checkpoint again with: seq2engine export CHECKPOINT {shlex.quote(str(root))} --force"
 
 

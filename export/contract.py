@@ -22,6 +22,7 @@ PRECISIONS = {
     "fp8": "float16",
     "w8a8": "float32",
 }
+DEFAULT_PRECISIONS = ("fp32", "fp16")  # what an export writes
 STORED = {**PRECISIONS, "int8": "int8", "w8a8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
 # What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
 VOCABULARY = {**STORED, "int4": "int8"}

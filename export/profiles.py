@@ -6,6 +6,7 @@ and checked before a build.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,28 @@ class ShapeRanges:
         """Whether every request that fits the other fits here, too."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in NAMES)
         return all(mine.min <= theirs.min and theirs.max <= mine.max for mine, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The largest request to come, as far as it is known: None is not known."""
+
+    batch: int | None = None
+    beam: int | None = None
+    source: int | None = None
+    target: int | None = None
+
+    def fits(self, ranges: ShapeRanges) -> bool:
+        """Whether ranges reach that far."""
+        sizes = ((getattr(self, name), getattr(ranges, name)) for name in NAMES)
+        return all(size is None or size <= taken.max for size, taken in sizes)
+
+    def spare(self, ranges: ShapeRanges) -> tuple[int, int]:
+        """What ranges that take it have beyond it, to choose the least of: tight where a size is known, and wide, so
+        that whatever comes fits, where it is not."""
+        known = [getattr(ranges, name).max for name in NAMES if getattr(self, name) is not None]
+        unknown = [getattr(ranges, name).max for name in NAMES if getattr(self, name) is None]
+        return math.prod(known), -math.prod(unknown)
 
 
 def short(value: Range | int) -> str:

@@ -20,13 +20,14 @@ from seq2engine.progress import Progress, silent
 
 from ..errors import BuildError
 from .bundle import Bundle, open_bundle
+from .bundle_engines import ENGINES
 from .contract import GRAPHS
 from .engine_cache import engine_key
 from .engine_reuse import facts_of
 from .memory import peak_memory
 from .passport import PASSPORT, EngineEntry, Passport, command_of_passport, read_passport
 from .profiles import shapes_from_ranges
-from .to_engine import graph_for_tensorrt
+from .to_engine import engine_name, graph_for_tensorrt, name_of
 from .trt_build import logger_class, parse_errors
 from .trt_module import collector_held, load_tensorrt
 
@@ -51,12 +52,16 @@ def refit_engines(
             f"engine {folder.name} was built with {passport.flavour} {passport.version}, installed is "
             f"{trt.__version__}; build it again with: {command_of_passport(new.root, passport, passport.targets)}"
         )
-    with new_folder(new.root / "engines" / folder.name, force, marker=PASSPORT) as beside:
+    keys = {graph: key_with_weights(new, passport, graph) for graph in GRAPHS}
+    name = folder.name
+    if name == name_of(passport):  # and not one that somebody gave it
+        name = engine_name(passport.flavour, passport.targets, passport.precision, passport.ranges, keys)
+    with new_folder(new.root / ENGINES / name, force, marker=PASSPORT) as beside:
         entries = {}
         for graph in GRAPHS:
             stage = f"refit: {graph} {passport.precision}"
             progress(stage, 0.0)
-            entries[graph] = refitted(trt, new, folder, passport, graph, beside)
+            entries[graph] = refitted(trt, new, folder, passport, graph, beside, keys[graph])
             progress(stage, 1.0)
         made = dataclasses.replace(passport, engines=entries)
         (beside / PASSPORT).write_text(made.to_json())
@@ -113,8 +118,25 @@ def structure_of(bundle: Bundle, precision: str, graph: str) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
+def key_with_weights(new: Bundle, passport: Passport, graph: str) -> str:
+    """The key of an engine like that of the passport, with the new bundle's weights."""
+    spec = new.specs(passport.precision)[graph]
+    return engine_key(
+        graph_for_tensorrt(new, passport.precision, graph, passport.profiles, passport.slots),
+        new.graph(passport.precision, graph).data_sha256,
+        passport.flavour,
+        passport.version,
+        passport.device,
+        passport.targets,
+        [shapes_from_ranges(spec, ranges, new.cache_form, passport.slots) for ranges in passport.profiles],
+        passport.flags,
+    )
+
+
 @collector_held()
-def refitted(trt: Any, new: Bundle, folder: Path, passport: Passport, graph: str, beside: Path) -> EngineEntry:
+def refitted(
+    trt: Any, new: Bundle, folder: Path, passport: Passport, graph: str, beside: Path, key: str
+) -> EngineEntry:
     entry, graph_entry = passport.engines[graph], new.graph(passport.precision, graph)
     model = graph_for_tensorrt(new, passport.precision, graph, passport.profiles, passport.slots)
     path, started = new.inside(graph_entry.path), time.monotonic()
@@ -122,18 +144,6 @@ def refitted(trt: Any, new: Bundle, folder: Path, passport: Passport, graph: str
         content = engine_with_weights(trt, folder / entry.file, model, path)
     file = beside / entry.file
     file.write_bytes(content)
-    spec = new.specs(passport.precision)[graph]
-    shapes = [shapes_from_ranges(spec, ranges, new.cache_form, passport.slots) for ranges in passport.profiles]
-    key = engine_key(
-        model,
-        graph_entry.data_sha256,
-        passport.flavour,
-        passport.version,
-        passport.device,
-        passport.targets,
-        shapes,
-        passport.flags,
-    )
     return dataclasses.replace(
         entry,
         bytes=len(content),

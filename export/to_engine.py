@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from ..model.config import ModelConfig
 from .build_flags import PLAIN, BuildFlags, check_flags
 from .build_jobs import EngineJob
 from .bundle import Bundle, GraphEntry, open_bundle
+from .bundle_engines import ENGINES
 from .census import check_engine
-from .contract import GRAPHS, GraphSpec
+from .contract import GRAPHS, PRECISIONS, GraphSpec
+from .default_precision import precision_to_build
 from .engine_cache import EngineCache, EngineFacts, engine_key
 from .engine_reuse import engines_of_jobs, passport_with, timings_path
 from .kernels import kernels_by_profile, weights_from_engine
@@ -31,15 +34,21 @@ from .support import NEAREST, PORTABLE, unsupported
 from .trt_form import step_for_tensorrt
 from .trt_module import gpu_name, load_tensorrt
 
+BEAMS = 4  # most of a build that nobody asked otherwise: what `run` and `parity` decode with by default fits
 APART = ("sm75",)  # targets that share an engine with no other
 
 
-def default_ranges(config: ModelConfig, beam: int = 1) -> ShapeRanges:
-    """Ranges that suit short texts: batches of 1 to 32, lengths up to 256 where the model goes that far."""
+def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str = "static") -> ShapeRanges:
+    """Ranges that suit short texts: batches of 1 to 32, up to 4 beams, lengths up to 256 where the model goes that far.
+
+    TensorRT fuses attention over a range of beams in fp16 and bf16, but in fp32 only over a fixed number of them; a
+    session pads what has fewer (runtime/trt_session.py), which a growing cache does not allow.
+    """
+    fixed = PRECISIONS[precision] == "float32" and cache_form == "static"
     source, target = min(config.max_source, 256), min(config.max_target, 256)
     return ShapeRanges(
         batch=Range(1, 8, 32),
-        beam=Range(beam, beam, beam),
+        beam=Range(BEAMS, BEAMS, BEAMS) if fixed else Range(1, BEAMS, BEAMS),
         source=Range(1, min(32, source), source),
         target=Range(1, min(32, target), target),
     )
@@ -49,7 +58,7 @@ def engines_from_onnx(
     bundle: Bundle | str | os.PathLike[str],
     targets: Sequence[str] = (),
     ranges: ShapeRanges | None = None,
-    precision: str = "fp16",
+    precision: str | None = None,
     slots: int | None = None,
     flavour: str | None = None,
     force: bool = False,
@@ -59,18 +68,23 @@ def engines_from_onnx(
     cache: str | os.PathLike[str] | None = None,
     rebuild: bool = False,
     workers: int = 1,
+    name: str | None = None,
 ) -> Passport:
     """Builds both engines of a precision into the bundle and returns their passport.
 
     `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable); `slots` is the length of
     a static cache, by default one that always suffices; `narrower` are ranges within `ranges` that get profiles of
     their own. An engine that was built before from the same graph, weights, TensorRT, targets, shapes and flags is
-    taken from the bundle, or from the folder `cache`, unless `rebuild` is asked for.
+    taken from the bundle, or from the folder `cache`, unless `rebuild` is asked for. Its folder is called `name`, or by
+    what it is and its key: so builds that differ never meet.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    specs = opened.specs(precision)
     trt = load_tensorrt(flavour)
-    profiles = check_profiles((ranges or default_ranges(opened.config), *narrower), opened.config)
+    precision = precision or precision_to_build(opened, targets, hasattr(trt, "ComputeCapability"))
+    specs = opened.specs(precision)
+    profiles = check_profiles(
+        (ranges or default_ranges(opened.config, precision, opened.cache_form), *narrower), opened.config
+    )
     slots = check_slots(slots, profiles[0], opened.cache_form)
     check_targets(trt, targets, precision, opened.root, [opened.graph(precision, graph).census for graph in GRAPHS])
     if len(groups := target_groups(targets)) > 1:
@@ -79,7 +93,6 @@ def engines_from_onnx(
     (targets,) = groups
     check_flags(trt, flags)
     device = "" if hasattr(trt, "ComputeCapability") else gpu_name()
-    folder = opened.root / "engines" / engine_name(trt.__name__, targets, precision, profiles[0].beam)
     plans = {}
     for graph in GRAPHS:
         shapes = tuple(shapes_from_ranges(specs[graph], one, opened.cache_form, slots) for one in profiles)
@@ -88,12 +101,17 @@ def engines_from_onnx(
         key = engine_key(model, weights, trt.__name__, trt.__version__, device, targets, shapes, flags)
         plans[graph] = EnginePlan(graph, specs[graph], opened.graph(precision, graph), model, shapes, key)
     keys = {graph: plan.key for graph, plan in plans.items()}
+    folder = (
+        opened.root / ENGINES / (check_name(name) or engine_name(trt.__name__, targets, precision, profiles[0], keys))
+    )
     if not rebuild and (there := passport_with(folder, keys)) is not None:
         for graph in GRAPHS:
             progress(f"build: {graph} {precision}", 1.0, "it was there")
         return there
     remove_leftovers(folder.parent)
-    with no_room_is_an_error(folder), new_folder(folder, force or rebuild, marker=PASSPORT) as beside:
+    if name is not None and folder.exists() and not (force or rebuild):
+        raise BuildError(f"{folder} is another engine; choose another --name, or add --force to replace it")
+    with no_room_is_an_error(folder), new_folder(folder, force=True, marker=PASSPORT) as beside:
         jobs = {
             plan.key: EngineJob(
                 stage=f"build: {graph} {precision}",
@@ -217,11 +235,26 @@ def target_groups(targets: Sequence[str]) -> list[list[str]]:
     return [group for group in groups if group] or [[]]
 
 
-def engine_name(flavour: str, targets: Sequence[str], precision: str, beam: Range) -> str:
+def engine_name(
+    flavour: str, targets: Sequence[str], precision: str, ranges: ShapeRanges, keys: Mapping[str, str]
+) -> str:
     """A folder name that tells builds of one bundle apart. Facts are in the passport; nothing is read from the name."""
     where = "-".join(targets) if targets else ("portable" if flavour == "tensorrt_rtx" else "local")
-    beams = str(beam.max) if beam.fixed else f"{beam.min}to{beam.max}"
-    return f"{where}-{precision}-beam{beams}"
+    beams = str(ranges.beam.max) if ranges.beam.fixed else f"{ranges.beam.min}to{ranges.beam.max}"
+    key = hashlib.sha256("".join(keys[graph] for graph in GRAPHS).encode()).hexdigest()
+    return f"{where}-{precision}-beam{beams}-{key[:8]}"
+
+
+def name_of(passport: Passport) -> str:
+    """The folder name of an engine that was given none."""
+    return engine_name(passport.flavour, passport.targets, passport.precision, passport.ranges, passport.keys)
+
+
+def check_name(name: str | None) -> str | None:
+    """A name that was given: it is a folder's, beside those of the other engines."""
+    if name is not None and (name in ("", ".", "..") or "/" in name or name.startswith(".")):
+        raise BuildError(f"--name {name!r} is no name for a folder; write letters, digits and dashes")
+    return name
 
 
 def check_precision(plan: EnginePlan, precision: str, file: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +17,18 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from seq2engine.folders import new_folder, sha256_of
+from seq2engine.folders import keep_files, new_folder, sha256_of
 from seq2engine.progress import Progress, silent
 
-from ..errors import ExportError
-from ..model.checkpoint import copy_companions, write_checkpoint
+from ..errors import BundleError, ExportError
+from ..model.checkpoint import CONFIG, copy_companions, load_checkpoint, write_checkpoint
+from ..model.config import ModelConfig
 from ..model.layers import append_slots, write_slots
 from ..model.transformer import Transformer
 from .audit import audit_graph
-from .bundle import MANIFEST, REFERENCE, Bundle, GraphEntry, Manifest, open_bundle
+from .bundle import GENERATION, MANIFEST, REFERENCE, TOKENIZER, Bundle, GraphEntry, Manifest, open_bundle, write_text
 from .census import audit_precision, census_of
-from .contract import GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
+from .contract import DEFAULT_PRECISIONS, GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
 from .islands import RangeScan, islands_of
 from .lowering import onnx_from_module
 from .precision import PASSES
@@ -109,7 +115,7 @@ def graphs_from_model(model: Transformer, cache_form: str = "static") -> dict[st
 def onnx_from_model(
     model: Transformer,
     folder: str | os.PathLike[str],
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
     cache_form: str = "static",
     force: bool = False,
     progress: Progress = silent,
@@ -117,6 +123,10 @@ def onnx_from_model(
     scan: Scan | None = None,
 ) -> Bundle:
     """Writes a bundle as `seq2engine.exporting` asks for it, which is how bundles for use are made, and opens it.
+
+    A bundle that is there gets the precisions it lacks, if it is of the same weights. With `force` it is replaced: what
+    an export writes, that is. Engines, reports and whatever else lies there stay; engines of other graphs than the new
+    ones are stale, and none is run.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `scan` runs the
     fp32 graphs (runtime/range_scan.py has one) where a precision computes in fp16: what that could not hold stays in
@@ -129,60 +139,152 @@ def onnx_from_model(
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         raise ExportError("only a model in float32 can be exported; precision is chosen with --precision")
     target = Path(folder)
-    with new_folder(target, force, marker=MANIFEST) as beside:
+    there = None if force else bundle_of(model, target, cache_form)
+    if there is not None and any(precision not in there.precisions for precision in precisions):
+        return added(there, model, precisions, progress, scan)
+
+    def keep(beside: Path) -> None:
+        keep_files(target, beside, partial(is_own, own_files(target)))
+
+    with new_folder(target, force, marker=MANIFEST, keep=keep) as beside:
         progress("export: reference weights", 0.0)
         write_checkpoint(model, beside)
         copied = [] if companions is None else copy_companions(companions, beside)
         progress("export: reference weights", 1.0)
-        progress("export: graphs", 0.0)
-        graphs = graphs_from_model(model, cache_form)
-        progress("export: graphs", 1.0)
-        half = any(PRECISIONS[precision] == "float16" for precision in precisions)
-        found = scan(graphs) if scan is not None and half else None
-        islands = {
-            name: islands_of(graphs[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
-        }
-        entries: dict[str, dict[str, GraphEntry]] = {}
-        for precision in dict.fromkeys(precisions):  # one asked for twice is written once
-            specs = graph_specs(model.config, precision, cache_form)
-            entries[precision] = {}
-            for done, name in enumerate(GRAPHS):
-                progress(f"export: {precision}", done / len(GRAPHS))
-                kept = islands[name] if PRECISIONS[precision] == "float16" else {}
-                entries[precision][name] = write_graph(graphs[name], specs[name], precision, beside, kept)
-            progress(f"export: {precision}", 1.0)
+        made = graphs_in(model, precisions, cache_form, progress, scan)
+        entries = {precision: made.write(precision, beside / "onnx" / precision) for precision in made.precisions}
         manifest = Manifest(
             config=model.config,
             cache_form=cache_form,
             checkpoint_sha256=sha256_of(beside / REFERENCE),
             companions={path.relative_to(beside).as_posix(): sha256_of(path) for path in copied},
             graphs=entries,
-            scan={"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {},
+            scan=made.scan,
             made_by=versions(),
         )
         (beside / MANIFEST).write_text(manifest.to_json())
     return open_bundle(target)
 
 
+def add_precisions(
+    bundle: Bundle | str | os.PathLike[str],
+    precisions: Sequence[str],
+    progress: Progress = silent,
+    scan: Scan | None = None,
+) -> Bundle:
+    """Adds graphs in further precisions to a bundle, from its own reference weights; touches nothing else in it."""
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    for precision in precisions:
+        check_choices(precision, opened.cache_form)
+    opened.reference_path()  # which checks the file
+    return added(opened, load_checkpoint(opened.root), precisions, progress, scan)
+
+
+def added(
+    bundle: Bundle, model: Transformer, precisions: Sequence[str], progress: Progress, scan: Scan | None
+) -> Bundle:
+    """The same for a model that was read. The manifest is written last: until then the bundle is what it was."""
+    lacking = [precision for precision in precisions if precision not in bundle.precisions]
+    if not lacking:
+        return bundle
+    made = graphs_in(model, lacking, bundle.cache_form, progress, scan)
+    entries = dict(bundle.manifest.graphs)
+    for precision in made.precisions:
+        # What is there without being in the manifest was left when an export was killed.
+        with new_folder(bundle.root / "onnx" / precision, force=True, marker=f"{GRAPHS[0]}.onnx") as beside:
+            entries[precision] = made.write(precision, beside)
+    manifest = dataclasses.replace(bundle.manifest, graphs=entries, scan=made.scan or bundle.manifest.scan)
+    write_text(bundle.root / MANIFEST, manifest.to_json())
+    return open_bundle(bundle.root)
+
+
+def bundle_of(model: Transformer, folder: Path, cache_form: str) -> Bundle | None:
+    """The bundle in a folder, if it is of this very model."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    with suppress(BundleError):  # one that cannot be used is nobody's
+        bundle = open_bundle(folder)
+        if bundle.config == model.config and bundle.cache_form == cache_form:
+            with tempfile.TemporaryDirectory() as beside:
+                write_checkpoint(model, Path(beside))
+                same = sha256_of(Path(beside) / REFERENCE) == bundle.manifest.checkpoint_sha256
+            return bundle if same else None
+    return None
+
+
+def own_files(folder: Path) -> set[str] | None:
+    """What an export wrote into a bundle, by its manifest; None if that cannot be told."""
+    with suppress(BundleError):
+        manifest = open_bundle(folder).manifest
+        graphs = [entry for by_name in manifest.graphs.values() for entry in by_name.values()]
+        files = [path for entry in graphs for path in (entry.path, entry.data_path)]
+        return {MANIFEST, REFERENCE, CONFIG, *manifest.companions, *files}
+    return None
+
+
+def is_own(files: set[str] | None, path: Path) -> bool:
+    """Whether a path in a bundle is an export's; where no manifest tells, by its place."""
+    if files is not None:
+        return path.as_posix() in files
+    return path.parts[0] in (MANIFEST, REFERENCE, CONFIG, GENERATION, TOKENIZER, "onnx")
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Both graphs of a model in fp32, and all it takes to write them in the precisions asked for."""
+
+    config: ModelConfig
+    cache_form: str
+    precisions: tuple[str, ...]
+    fp32: dict[str, onnx.ModelProto]
+    islands: dict[str, dict[str, str]]  # graph -> nodes that stay in fp32 where the rest is fp16 -> why
+    scan: dict[str, Any]  # by which decodes they were chosen
+    progress: Progress
+
+    def write(self, precision: str, folder: Path) -> dict[str, GraphEntry]:
+        """Writes both graphs in one precision into a folder, for `onnx/<precision>` of a bundle."""
+        specs = graph_specs(self.config, precision, self.cache_form)
+        folder.mkdir(parents=True, exist_ok=True)
+        entries = {}
+        for done, name in enumerate(GRAPHS):
+            self.progress(f"export: {precision}", done / len(GRAPHS))
+            kept = self.islands[name] if PRECISIONS[precision] == "float16" else {}
+            entries[name] = write_graph(self.fp32[name], specs[name], precision, folder, kept)
+        self.progress(f"export: {precision}", 1.0)
+        return entries
+
+
+def graphs_in(
+    model: Transformer, precisions: Sequence[str], cache_form: str, progress: Progress, scan: Scan | None
+) -> Graphs:
+    progress("export: graphs", 0.0)
+    fp32 = graphs_from_model(model, cache_form)
+    progress("export: graphs", 1.0)
+    half = any(PRECISIONS[precision] == "float16" for precision in precisions)
+    found = scan(fp32) if scan is not None and half else None
+    islands = {name: islands_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS}
+    told = {"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {}
+    once = tuple(dict.fromkeys(precisions))  # one asked for twice is written once
+    return Graphs(model.config, cache_form, once, fp32, islands, told, progress)
+
+
 def write_graph(
-    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, root: Path, islands: dict[str, str]
+    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, folder: Path, islands: dict[str, str]
 ) -> GraphEntry:
     """One graph in one precision: rewritten, audited, saved with its weights beside it, checked as saved."""
     graph = PASSES[precision](fp32, islands)
     audit_graph(graph, spec)
     audit_precision(graph, precision, islands)
     census = census_of(graph)
-    folder = root / "onnx" / precision
-    folder.mkdir(parents=True, exist_ok=True)
     path, data = folder / f"{spec.name}.onnx", folder / f"{spec.name}.onnx.data"
     saved = onnx.ModelProto()
     saved.CopyFrom(graph)  # saving moves the weights out of the message
     onnx.save_model(saved, path, save_as_external_data=True, location=data.name, size_threshold=1024)
     onnx.checker.check_model(path, full_check=True)
     return GraphEntry(
-        path=path.relative_to(root).as_posix(),
+        path=f"onnx/{precision}/{path.name}",
         sha256=sha256_of(path),
-        data_path=data.relative_to(root).as_posix(),
+        data_path=f"onnx/{precision}/{data.name}",
         data_sha256=sha256_of(data),
         opset=graph.opset_import[0].version,
         inputs=tuple(str(tensor) for tensor in spec.inputs),

@@ -22,6 +22,7 @@ from ..errors import RequestError
 from ..export.attention_graph import attention_name
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
+from ..export.default_precision import default_precision
 from .attention_sessions import TorchAttention
 from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
 from .defaults import first_token, options_from_session
@@ -106,7 +107,7 @@ def attention_of(
     text: str,
     ids: bool = False,
     beam: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     max_length: int | None = None,
     threads: int | None = None,
     progress: Progress = silent,
@@ -117,6 +118,7 @@ def attention_of(
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     tokenizer = opened.tokenizer() if opened.takes_text else None
     coder: Coder = IdsTokenizer() if ids or tokenizer is None else tokenizer
+    precision = precision or default_precision(opened)
     source = coder.encode_source(checked_line(text), source_language)
     progress("attention: decode", 0.0)
     with open_session(opened, "onnxruntime", precision, threads) as session:

@@ -43,7 +43,7 @@ class TreeStep:
 
     def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
         self.session, self.state, self.beams = session, state, beams
-        self.max_steps, self.fixed_slots, self.on_time = max_steps, session.limits.slots, session.deterministic
+        self.max_steps, self.fixed_slots, self.on_time = max_steps, session.slots_for(beams), session.deterministic
         self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:

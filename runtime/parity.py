@@ -26,6 +26,8 @@ from seq2engine.progress import Progress, silent
 from ..errors import ConfigError
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
+from ..export.default_precision import default_precision
+from ..export.profiles import Workload
 from .against import Against, Speaker, speaker_of
 from .bootstrap import Rate, check_metrics, rates_from_outputs
 from .company import companies_of
@@ -72,7 +74,7 @@ class ParityOptions:
 def parity_of(
     bundle: Bundle | str | os.PathLike[str],
     backend: str = "onnxruntime",
-    precision: str = "fp32",
+    precision: str | None = None,
     sources: Sequence[Sequence[int]] | None = None,
     count: int = 64,
     seed: int = 0,
@@ -90,7 +92,8 @@ def parity_of(
     options = ParityOptions(
         sources, count, seed, beam, max_length, batch, threads, engine, references, deterministic, provider
     )
-    return parities_of(bundle, [precision], backend, options, progress)[0]
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    return parities_of(opened, [precision or default_precision(opened, backend, engine)], backend, options, progress)[0]
 
 
 def parities_of(
@@ -191,6 +194,7 @@ class Sessions(ExitStack):
                 self.options.engine,
                 deterministic=self.options.deterministic,
                 provider=self.options.provider,
+                workload=Workload(beam=self.options.beam, target=self.options.max_length),
             )
         )
         own = (oracle_of(precision), precision)

@@ -17,6 +17,8 @@ import numpy as np
 
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle, open_bundle
+from ..export.default_precision import default_precision
+from ..export.profiles import Workload
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
 from .defaults import Defaults, defaults_of
@@ -84,6 +86,10 @@ class Session(AbstractContextManager["Session"], Protocol):
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         """ids int64 and mask bool [B,S] -> a state with `source_mask`, `cross_k/v.i` and `encoder_states`."""
 
+    def slots_for(self, beams: int) -> int | None:
+        """How long the cache of a decode with so many beams is, where that is fixed (engines), else None."""
+        return self.limits.slots
+
     def reserve(self, state: State, slots: int) -> None:
         """Puts an empty cache of that many slots, all zero, into the state."""
 
@@ -118,21 +124,25 @@ class Session(AbstractContextManager["Session"], Protocol):
 def open_session(
     bundle: Bundle | str | os.PathLike[str],
     backend: str = "onnxruntime",
-    precision: str = "fp32",
+    precision: str | None = None,
     threads: int | None = None,
     engine: str | None = None,
     attention: bool = False,
     deterministic: bool = False,
     provider: str | None = None,
     draft: str | None = None,
+    workload: Workload | None = None,
 ) -> Session:
-    """Opens a bundle's graphs on a backend. `threads` is for CPU backends, `engine` names one of several engines,
-    `provider` says where ONNX Runtime computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx. Precision
-    "auto" is the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes: see the session's `chosen`.
+    """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that serves it.
+
+    `threads` is for CPU backends, `engine` names one of several engines, `provider` says where ONNX Runtime
+    computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx. Precision "auto" is the fastest of fp32, fp16 and
+    w8a8 on this machine, by timing short decodes: see the session's `chosen`.
 
     With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
     source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
     bundle, a cheaper one, that guesses ahead where a single source is decoded with one beam: the same tokens, sooner.
+    `workload` is the largest request to come, as far as it is known: of several engines that which suits it is opened.
     """
     if backend not in BACKENDS:
         raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -151,6 +161,7 @@ def open_session(
         from .auto_precision import open_fastest
 
         return open_fastest(opened, backend, threads, attention, deterministic, provider)
+    precision = precision or default_precision(opened, backend, engine)
     if draft is not None:
         if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
             raise SessionError(
@@ -171,7 +182,9 @@ def open_session(
     except ModuleNotFoundError as error:
         command = f"pip install {error.name}"
         raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
-    options: dict[str, Any] = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
+    options: dict[str, Any] = (
+        {"engine": engine, "workload": workload} if backend == "tensorrt" else {"threads": threads}
+    )
     if deterministic:
         if backend != "onnxruntime" or opened.cache_form != "static":
             raise SessionError(

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from seq2engine.folders import sha256_of
 
-from ..errors import BundleError, SessionError
+from ..errors import SessionError
 from ..export.bundle import Bundle
-from ..export.contract import GRAPHS
-from ..export.passport import PASSPORT, Passport, build_command, command_of_passport, read_passport
-from ..export.profiles import Range
+from ..export.bundle_engines import engine_names, is_current, open_passport
+from ..export.passport import PASSPORT, Passport, build_command, command_of_passport
+from ..export.profiles import Range, Workload
 from .trt_device import Device
 
-ENGINES = "engines"
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
 
 
-def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[Path, Passport]:
-    """The folder and passport of the named engine, or of the only one there is in this precision."""
+def choose_engine(
+    bundle: Bundle,
+    precision: str,
+    engine: str | None = None,
+    workload: Workload | None = None,
+    runs_here: Callable[[Passport], bool] = lambda passport: True,
+) -> tuple[Path, Passport]:
+    """The folder and passport of the named engine, or of the one in this precision that suits a workload best.
+
+    One that is stale, that does not run here or that does not take the workload is chosen only if all are like it:
+    opening it says what is wrong.
+    """
     bundle.require(precision)
     names = engine_names(bundle)
     if engine is not None:
@@ -44,32 +53,20 @@ def choose_engine(bundle: Bundle, precision: str, engine: str | None) -> tuple[P
             f"no {precision} engine in {bundle.root}; "
             f"build one with: {build_command(bundle.root, precision, [EXAMPLE_TARGET])}"
         )
-    if len(fitting) > 1:
-        listed = ", ".join(folder.name for folder, _ in fitting)
-        raise SessionError(
-            f"{bundle.root} has {len(fitting)} {precision} engines ({listed}); "
-            f"choose one with: --engine {fitting[0][0].name}"
-        )
-    return fitting[0]
+    wanted = workload or Workload()
+    for demand in (lambda passport: is_current(bundle, passport), runs_here):
+        fitting = [one for one in fitting if demand(one[1])] or fitting
+    taking = [one for one in fitting if takes(one[1], wanted)]
+    if not taking:
+        taking, wanted = fitting, Workload()
+    return min(taking, key=lambda one: (*wanted.spare(one[1].ranges), one[0].name))
 
 
-def engine_names(bundle: Bundle) -> list[str]:
-    folder = bundle.root / ENGINES
-    if not folder.is_dir():
-        return []
-    # A dot in front marks a folder that a build is still filling, or left when it was killed.
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
-    folder = bundle.root / ENGINES / name
-    passport = read_passport(folder / PASSPORT)
-    if set(passport.engines) != set(GRAPHS):
-        raise BundleError(
-            f"{folder / PASSPORT} describes {', '.join(passport.engines) or 'nothing'}, expected {', '.join(GRAPHS)}; "
-            f"{mend(folder, passport)}"
-        )
-    return folder, passport
+def takes(passport: Passport, workload: Workload) -> bool:
+    """Whether an engine takes a workload. Fewer beams than it has are padded, but not in a growing cache, which would
+    keep the padding."""
+    padded = passport.cache_form == "static" or workload.beam is None or workload.beam >= passport.ranges.beam.min
+    return padded and workload.fits(passport.ranges)
 
 
 def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:

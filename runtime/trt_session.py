@@ -14,11 +14,12 @@ import torch
 from ..errors import RequestError, SessionError
 from ..export.bundle import Bundle
 from ..export.passport import Passport
+from ..export.profiles import Workload
 from ..export.trt_module import load_tensorrt
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
 from .session import Limits, Session, State
-from .trt_choice import check_files, check_machine, choose_engine, mend
+from .trt_choice import check_files, check_machine, choose_engine, mend, runs_on
 from .trt_device import CudaDevice, Device
 from .trt_engine import Binding, Engine
 from .trt_memory import BatchMemory, DeviceArray, Parcel, Post, Shape, Transfer, TrtState, allocate, room_for, shape_of
@@ -62,6 +63,9 @@ class TrtSession(Session):
             target=max(r.target.max for r in ranges),
             slots=passport.slots if self.static else None,
         )
+        # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
+        # would keep it.
+        self.fewest_beams = passport.ranges.beam.min if self.static else 1
         self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
         self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
@@ -91,11 +95,16 @@ class TrtSession(Session):
         self.answer_staging = self.device.staging(room_for(self.logits, self.most))
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, engine: str | None = None) -> TrtSession:
+    def from_bundle(
+        cls, bundle: Bundle, precision: str, engine: str | None = None, workload: Workload | None = None
+    ) -> TrtSession:
         """Opens an engine pair of a bundle; what can be told from files is told before a GPU is needed."""
-        folder, passport = choose_engine(bundle, precision, engine)
+        folder, passport = choose_engine(bundle, precision, engine, workload)
         check_files(bundle, folder, passport)
         device = CudaDevice()
+        if engine is None and not runs_on(passport, device):  # there may be another one for this GPU
+            folder, passport = choose_engine(bundle, precision, None, workload, lambda one: runs_on(one, device))
+            check_files(bundle, folder, passport)
         trt = load_tensorrt(passport.flavour)
         check_machine(folder, passport, trt, device)
         return cls(trt, device, folder, passport, bundle.config)
@@ -134,9 +143,15 @@ class TrtSession(Session):
     def new_memory(self) -> BatchMemory:
         return BatchMemory(self.device, self.kept, self.cache, self.most, self.cache_form)
 
+    def slots_for(self, beams: int) -> int | None:
+        """Spare beams need room behind the last slot."""
+        return self.passport.slots - max(0, self.fewest_beams - beams) if self.static else None
+
     def reserve(self, state: State, slots: int) -> None:
         self.opened("decoder_step")
         state = own(state)
+        if self.static and self.passport.slots - self.fewest_beams < slots < self.passport.slots:
+            slots = self.passport.slots
         check_reserved(self.folder, self.passport, slots)
         for slab in state.memory.cache[0]:
             state.update(slab.arrays({"B": physical_rows(state), "L": slots}))
@@ -159,15 +174,13 @@ class TrtSession(Session):
             check_places("write_index", write_index, self.passport.slots - plan.beams + 1)
 
         for name, value in values.items():
-            window = plan.sent.values[name]
-            np.copyto(window[: state.rows], value)
-            window[state.rows :] = window.dtype == bool  # nobody's rows: token 0 at place 0, which sees everything
+            fill(plan.sent.values[name], value)
         engine.run(plan.binding)
         self.device.synchronize()
         if not self.static:
             state.update(plan.written)
             state.plan = None  # the next step has other shapes and the buffers change places
-        logits = plan.logits.values[: state.rows]
+        logits = plan.logits.values[: state.rows, : tokens.shape[1]]
         return Answer(logits if self.shortlist is None else logits[..., self.shortlist.ids], shortlist=self.shortlist)
 
     def plan_step(self, engine: Engine, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
@@ -176,10 +189,11 @@ class TrtSession(Session):
         check_dtypes("decoder_step", engine.entry, values)
         rows = physical_rows(state)
         shapes = {name: (state.rows, *array.shape[1:]) for name, array in state.items()}
-        shapes.update((name, value.shape) for name, value in values.items())
+        padded = {name: self.padded_shape(name, value.shape) for name, value in values.items()}
+        shapes.update(padded)
         sizes, profile = call_sizes(self.folder, self.passport, "decoder_step", shapes, rows)
 
-        sent = self.posts["decoder_step"].parcel({name: (rows, *value.shape[1:]) for name, value in values.items()})
+        sent = self.posts["decoder_step"].parcel({name: (rows, *shape[1:]) for name, shape in padded.items()})
         answer = self.answer[0].reshaped(shape_of(self.logits, sizes))
         logits = Transfer(self.answer_staging, answer)
         written: dict[str, DeviceArray] = {}
@@ -189,6 +203,14 @@ class TrtSession(Session):
         arrays = {**state, **sent.arrays, **made, "logits": answer}
         binding = engine.binding(profile, arrays, before=sent.to_device, after=logits.to_host)
         return StepPlan(signature_of(values.values()), sizes["K"], sent, binding, logits, written)
+
+    def padded_shape(self, name: str, shape: Shape) -> Shape:
+        """The shape [B,K] or [B,K,L] of a step's input with as many beams as the engine has at least."""
+        spare = self.fewest_beams - shape[1] if len(shape) > 1 else 0
+        if spare <= 0:
+            return shape
+        slots = [self.passport.slots if size == self.passport.slots - spare else size for size in shape[2:]]
+        return (shape[0], self.fewest_beams, *slots)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.opened("decoder_step")
@@ -265,6 +287,18 @@ class TrtSession(Session):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def fill(window: np.ndarray, value: np.ndarray) -> None:
+    """Puts an input of a step where the engine reads it. Rows and beams that are nobody's get token 0 at place 0, which
+    sees every slot; nobody else sees the slots behind the value's last."""
+    nobody = window.dtype == bool
+    if window.shape != value.shape:
+        window[...] = nobody
+        if value.ndim == 3:
+            window[: value.shape[0], : value.shape[1]] = False
+        window = window[tuple(slice(size) for size in value.shape)]
+    np.copyto(window, value)
 
 
 def signature_of(values: Iterable[np.ndarray]) -> tuple[tuple[Shape, np.dtype], ...]:

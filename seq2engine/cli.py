@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
@@ -22,19 +23,13 @@ from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import Seq2EngineError
+from seq2engine.export.contract import DEFAULT_PRECISIONS
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
     pass
 
 Command = Callable[[argparse.Namespace], int]
-
-
-class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,13 +114,15 @@ def make_parser() -> argparse.ArgumentParser:
         "checkpoint",
         help="checkpoint folder, anything that `import` reads, shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
-    sub.add_argument("bundle", type=Path, help="folder to write")
+    sub.add_argument("bundle", type=Path, nargs="?", help="folder to write; one of the same weights gets what it lacks")
     sub.add_argument(
-        "--precision",
-        nargs="+",
-        default=["fp32"],
-        help="one or more of fp32 fp16 bf16 int8 int4 fp8 w8a8 (default: fp32)",
+        "--add",
+        action=Listed,
+        fits=is_precision,
+        metavar="PRECISION",
+        help="add these to a bundle, from its own weights: export --add int8 BUNDLE",
     )
+    add_precisions(sub, None, ",".join(DEFAULT_PRECISIONS))
     sub.add_argument(
         "--calibrate",
         type=Path,
@@ -133,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="source lines that are decoded to find what fp16 cannot hold and fp32 must (default: random sources)",
     )
     sub.add_argument("--cache", default="static", help="static (written in place) or growing (default: %(default)s)")
-    sub.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of a bundle that is there")
     add_json(sub)
 
     add_build_flags(add("build", run_build, "build TensorRT engines of a bundle"))
@@ -183,7 +180,7 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--ids", action="store_true", help="the line is token ids though the model takes text")
     add_languages(sub)
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
-    sub.add_argument("--precision", default="fp32", help="fp32 or fp16 (default: %(default)s)")
+    sub.add_argument("--precision", help=f"fp32 or fp16 (default: {MOST_PRECISE})")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
     sub.add_argument("--out", type=Path, help="file to write (default: BUNDLE/reports/attention.html)")
     sub.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
@@ -208,12 +205,10 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
         "--backend", default="onnxruntime", help="torch, onnxruntime or tensorrt (default: %(default)s)"
     )
     if several:
-        parser.add_argument("--precision", nargs="+", default=["fp32"], help="one or more (default: fp32)")
+        add_precisions(parser, None, MOST_PRECISE)
     else:
         auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
-        parser.add_argument(
-            "--precision", default="fp32", help=f"one of the bundle's, or {auto} (default: %(default)s)"
-        )
+        parser.add_argument("--precision", help=f"one of the bundle's, or {auto} (default: {MOST_PRECISE})")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
     parser.add_argument(
@@ -274,11 +269,28 @@ def run_export(args: argparse.Namespace) -> int:
     from seq2engine.exporting import onnx_from_model
     from seq2engine.model.importers.opening import opened_checkpoint
 
+    if args.add is not None:
+        return run_add(args)
+    if args.bundle is None:
+        args.usage_error("the following arguments are required: bundle")
     progress = progress_for(args)
+    args.precision = args.precision or list(DEFAULT_PRECISIONS)
     with opened_checkpoint(args.checkpoint, progress) as (model, companions):
         bundle = onnx_from_model(
             model, args.bundle, args.precision, args.cache, args.force, progress, companions, args.calibrate
         )
+    print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
+    return 0
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """`export --add`: the one place is the bundle."""
+    from seq2engine.describe import bundle_text, bundle_values
+    from seq2engine.exporting import add_precisions as added_precisions
+
+    if args.bundle is not None or args.precision is not None or args.force:
+        args.usage_error("--add takes a bundle and nothing else to export: export --add int8 BUNDLE")
+    bundle = added_precisions(args.checkpoint, args.add, progress_for(args), args.calibrate)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
 

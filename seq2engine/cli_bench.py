@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+from seq2engine.cli_lists import MOST_PRECISE, Listed, add_precisions, one_of
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress
 
+BACKENDS = ("torch", "onnxruntime", "tensorrt")
 COMPARE = "compare"  # in place of a bundle; a bundle of that name is ./compare
 AXES = {"batch": "batch", "beam": "beam", "source": "source", "output": "target"}  # flag -> size of a case
 
@@ -17,30 +20,40 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "bundle", nargs="+", metavar="BUNDLE", help="bundle folder; or: compare BEFORE.json AFTER.json, two results"
     )
-    sub.add_argument("--backend", nargs="+", default=["torch", "onnxruntime"], help="arms (default: torch onnxruntime)")
-    sub.add_argument("--precision", nargs="+", default=["fp32"], help="(default: fp32)")
+    sub.add_argument(
+        "--backend",
+        action=Listed,
+        fits=one_of(*BACKENDS),
+        default=["torch", "onnxruntime"],
+        help="arms (default: torch,onnxruntime)",
+    )
+    add_precisions(sub, None, f"{MOST_PRECISE} all backends")
     sub.add_argument(
         "--peers",
-        nargs="+",
+        action=Listed,
+        fits=is_peer,
         default=[],
         metavar="NAME",
         help="other libraries with the same weights as arms, from .peers (make peers): all, or names such as "
         "'ctranslate2 int8'; of all, one that fails is listed as failed",
     )
     sub.add_argument(
-        "--case", nargs="+", metavar="BxKxSxT", help="cases: batch x beam x source x output, such as 8x4x32x32"
+        "--case",
+        action=Listed,
+        fits=is_case,
+        metavar="BxKxSxT",
+        help="cases: batch x beam x source x output, such as 8x4x32x32",
     )
-    sub.add_argument(
-        "--lengths", nargs="+", type=int, metavar="T", help="every case at each of these output lengths: cost curves"
-    )
+    add_numbers(sub, "--lengths", "T", "every case at each of these output lengths: cost curves")
     sub.add_argument(
         "--sweep", action="store_true", help="the grid of batch 1 8 32, beam 1 4, source 32 128 and output 32 128"
     )
     for flag in AXES:
-        sub.add_argument(f"--{flag}", nargs="+", type=int, metavar="N", help=f"a sweep with these values of {flag}")
+        add_numbers(sub, f"--{flag}", "N", f"a sweep with these values of {flag}")
     sub.add_argument(
         "--scenario",
-        nargs="+",
+        action=Listed,
+        fits=one_of("single", "offline", "server"),
         default=[],
         metavar="NAME",
         help="also single (stream), offline and server, as in MLPerf",
@@ -59,6 +72,19 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--relative", action="store_true", help="compare every arm's time over the first arm's of its run")
     sub.add_argument("--anyway", action="store_true", help="compare results of other models or machines all the same")
+
+
+def add_numbers(sub: argparse.ArgumentParser, flag: str, metavar: str, what: str) -> None:
+    sub.add_argument(flag, action=Listed, fits=str.isdecimal, item=int, metavar=metavar, help=what)
+
+
+def is_case(word: str) -> bool:
+    return re.fullmatch(r"\d+(x\d+){3}", word) is not None
+
+
+def is_peer(word: str) -> bool:
+    """All, or a name, whose second word may be a precision."""
+    return word.partition(" ")[0] in ("all", "ctranslate2", "transformers", "optimum", "openvino")
 
 
 def run_arms(

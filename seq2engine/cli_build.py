@@ -6,16 +6,19 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_lists import MOST_PRECISE, Listed, is_range, is_target
+from seq2engine.cli_precision import say
 from seq2engine.errors import BuildError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
+    from seq2engine.export.bundle import Bundle
     from seq2engine.export.passport import Passport
     from seq2engine.export.profiles import ShapeRanges
-    from seq2engine.model.config import ModelConfig
 
 RANGES = {  # option -> field of ShapeRanges, and what it counts
     "batch": ("batch", "sources"),
@@ -27,14 +30,13 @@ RANGES = {  # option -> field of ShapeRanges, and what it counts
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle folder")
-    sub.add_argument("--precision", default="fp16", help="which graphs to build (default: %(default)s)")
-    sub.add_argument(
-        "--target", nargs="+", default=[], metavar="SM", help="GPUs by compute capability, such as sm89 sm120"
-    )
+    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every target)")
+    add_targets(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():
         sub.add_argument(
             f"--{name}",
-            nargs="+",
+            action=Listed,
+            fits=is_range,
             metavar="RANGE",
             help=f"{what}: one number, or least:usual:most; several for as many profiles",
         )
@@ -43,7 +45,8 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
     sub.add_argument("--weight-streaming", action="store_true", help="let weights stay on the host when running")
     sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
-    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--name", help="of the engine's folder (default: by its precision, beams and key)")
+    sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
     sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
     sub.add_argument(
         "--cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
@@ -53,30 +56,37 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
 
 
+def add_targets(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--target", action=Listed, fits=is_target, default=[], metavar="SM", help=what)
+
+
 def run_build(args: argparse.Namespace) -> int:
     """Builds one engine pair, or one per group of targets that cannot share an engine."""
     from seq2engine.describe import engine_text
     from seq2engine.export.build_flags import BuildFlags, bytes_from_text
     from seq2engine.export.bundle import open_bundle
-    from seq2engine.export.to_engine import check_targets, engines_from_onnx, target_groups
+    from seq2engine.export.to_engine import check_targets, engines_from_onnx, name_of, target_groups
     from seq2engine.export.trt_module import load_tensorrt
 
     if args.jobs < 1:
         raise BuildError(f"--jobs {args.jobs}, expected at least 1")
     bundle = open_bundle(args.bundle)
-    first, *narrower = profiles_from_args(args, bundle.config)
     workspace = None if args.workspace is None else bytes_from_text(args.workspace)
     flags = BuildFlags(args.weight_streaming, args.refit, workspace)
-    bundle.require(args.precision)
-    check_targets(load_tensorrt(args.flavour), args.target, args.precision, bundle.root)  # all, before the first build
+    trt = load_tensorrt(args.flavour)
+    precision = build_precision(args, bundle, trt)
+    first, *narrower = profiles_from_args(args, bundle, precision)
+    check_targets(trt, args.target, precision, bundle.root)  # all, before the first build
     passports: list[Passport] = []
-    for targets in target_groups(args.target):
+    groups = target_groups(args.target)
+    names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
+    for targets, name in zip(groups, names, strict=True):
         passports.append(
             engines_from_onnx(
                 bundle,
                 targets,
                 first,
-                args.precision,
+                precision,
                 args.slots,
                 args.flavour,
                 args.force,
@@ -86,14 +96,34 @@ def run_build(args: argparse.Namespace) -> int:
                 None if args.no_cache else args.cache or default_cache(),
                 args.rebuild,
                 args.jobs,
+                name,
             )
         )
     if args.json:
         values = [json.loads(passport.to_json()) for passport in passports]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
     else:
-        print("\n\n".join(engine_text(passport, bundle.config) for passport in passports))
+        folders = [name or name_of(passport) for name, passport in zip(names, passports, strict=True)]
+        texts = [engine_text(passport, bundle.config) for passport in passports]
+        print("\n\n".join(f"engines/{folder}\n{text}" for folder, text in zip(folders, texts, strict=True)))
     return 0
+
+
+def name_of_group(name: str | None, targets: Sequence[str], groups: int) -> str | None:
+    """The name that was given; where targets need engines of their own, with the targets behind it."""
+    return name if name is None or groups == 1 else "-".join((name, *targets))
+
+
+def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
+    """What is built: the precision that was named, else the most precise that every target runs."""
+    from seq2engine.export.default_precision import precision_to_build
+
+    if args.precision is not None:
+        bundle.require(args.precision)
+        return str(args.precision)
+    chosen = precision_to_build(bundle, args.target, hasattr(trt, "ComputeCapability"))
+    say(args, bundle, chosen, "every target runs")
+    return chosen
 
 
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:
@@ -115,7 +145,7 @@ def run_refit(args: argparse.Namespace) -> int:
     return 0
 
 
-def profiles_from_args(args: argparse.Namespace, config: ModelConfig) -> list[ShapeRanges]:
+def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str) -> list[ShapeRanges]:
     """The profiles that were asked for: an option with several ranges has one for each, with one it is for all."""
     from seq2engine.export.profiles import range_from_text
     from seq2engine.export.to_engine import default_ranges
@@ -127,7 +157,7 @@ def profiles_from_args(args: argparse.Namespace, config: ModelConfig) -> list[Sh
         raise BuildError(f"{count} profiles need one range or {count} of every option, not {listed}")
     return [
         dataclasses.replace(
-            default_ranges(config),
+            default_ranges(bundle.config, precision, bundle.cache_form),
             **{RANGES[flag][0]: range_from_text(texts[number % len(texts)], flag) for flag, texts in given.items()},
         )
         for number in range(count)

@@ -11,7 +11,7 @@ from seq2engine.progress import ProgressPrinter, silent
 
 def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--precision", default="fp16", help="which graphs (default: %(default)s)")
+    parser.add_argument("--precision", help="which graphs (default: the engine's, or what `build` would take)")
     parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
     for name, (_, what) in RANGES.items():
         parser.add_argument(
@@ -25,16 +25,18 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_package(args: argparse.Namespace) -> int:
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.default_precision import default_precision
     from seq2engine.package import package_from_bundle
 
     bundle = open_bundle(args.bundle)
+    precision = args.precision or default_precision(bundle, "tensorrt", args.engine)
     named = any(getattr(args, name) is not None for name in RANGES)
     result = package_from_bundle(
         bundle,
         args.out,
-        precision=args.precision,
+        precision=precision,
         engine=args.engine,
-        ranges=profiles_from_args(args, bundle.config)[0] if named else None,
+        ranges=profiles_from_args(args, bundle, precision)[0] if named else None,
         slots=args.slots,
         force=args.force,
         seed=args.seed,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seq2engine.cli_lists import Listed, Maybe, one_of
+from seq2engine.cli_precision import precisions_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import ProgressPrinter, silent
 
@@ -33,13 +36,17 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         "bundle's FOLDER, or FOLDER@BACKEND[:PRECISION]",
     )
     sub.add_argument(
-        "--metrics", nargs="+", default=["errors"], help="with references: errors, bleu, chrf (default: errors)"
+        "--metrics",
+        action=Listed,
+        fits=one_of("errors", "bleu", "chrf"),
+        default=["errors"],
+        help="with references: errors,bleu,chrf (default: errors)",
     )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
         "--hunt",
-        nargs="?",
-        const="",
+        action=Maybe,
+        fits=re.compile(".+:.+").fullmatch,
         metavar="PLACE:TENSOR",
         help="only look inside the ONNX graphs for the first tensor that is wrong, or at that one alone",
     )
@@ -85,7 +92,7 @@ def run_parity(args: argparse.Namespace) -> int:
         against=None if args.against is None else against_from_text(args.against),
         metrics=args.metrics,
     )
-    precisions = list(dict.fromkeys(args.precision))
+    precisions = precisions_from_args(args, bundle)
     results = parities_of(bundle, precisions, args.backend, options, silent if args.quiet else ProgressPrinter())
     failed, broken = False, []
     for result in results:
@@ -113,12 +120,13 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     from seq2engine.runtime.parity import longest_of
     from seq2engine.runtime.parity_sources import sources_of
 
-    if len(args.precision) > 1:
-        raise RequestError(f"one precision to hunt in, not {len(args.precision)}; run the hunt once for each")
+    precision, *others = precisions_from_args(args, bundle)
+    if others:
+        raise RequestError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
     count = RANDOM_SOURCES if args.count is None else args.count
     rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)
-    precision, only = args.precision[0], args.hunt or None
+    only = args.hunt or None
     command = f"{command_of(args)} --precision={precision}"
     found = hunt(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command)
     if args.json:

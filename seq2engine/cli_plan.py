@@ -9,7 +9,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.cli_build import progress_of
+from seq2engine.cli_build import add_targets, progress_of
+from seq2engine.cli_lists import MOST_PRECISE
 from seq2engine.cli_run import add_languages, lines_from_input
 from seq2engine.tables import text_table
 
@@ -31,21 +32,23 @@ def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     add_languages(sub)
     sub.add_argument("--batch", metavar="RANGE", default="1:8:32", help="sources at once (default: %(default)s)")
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
-    sub.add_argument("--precision", default="fp16", help="of the engine to build (default: %(default)s)")
-    sub.add_argument("--target", nargs="+", default=[], metavar="SM", help="GPUs to build for, such as sm89")
+    sub.add_argument("--precision", help=f"of the engine to build (default: {MOST_PRECISE} every target)")
+    add_targets(sub, "GPUs to build for, such as sm89")
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run_plan(args: argparse.Namespace) -> int:
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.default_precision import precision_to_build
     from seq2engine.export.plan import histogram_text, plan_from_lengths
     from seq2engine.export.profiles import range_from_text
 
     bundle = open_bundle(args.bundle)
-    bundle.require(args.precision)
-    graphs = bundle.manifest.graphs[args.precision].values()
+    precision = args.precision or precision_to_build(bundle, args.target)
+    bundle.require(precision)
+    graphs = bundle.manifest.graphs[precision].values()
     lengths, beam = lengths_from_args(args, bundle)
-    cache = bundle.specs(args.precision)["decoder_step"].output("new_self_k.0")
+    cache = bundle.specs(precision)["decoder_step"].output("new_self_k.0")
     plans = [
         plan_from_lengths(
             lengths,
@@ -60,7 +63,7 @@ def run_plan(args: argparse.Namespace) -> int:
         for number in (*range(1, args.profiles), args.profiles)
     ]
     plan = plans[-1]
-    words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", args.precision]
+    words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]
     command = " ".join([*words, *(["--target", *args.target] if args.target else []), *plan.build_options()])
     if args.json:
         print(json.dumps({**values_of(plan), "command": command}, indent=2))
@@ -84,7 +87,7 @@ def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tu
     beam = args.beam or bundle.generation().get("beam", 1)
     if args.ratio is not None:
         return lengths_by_ratio(sources, args.ratio, bundle.config.max_target), beam
-    with open_session(bundle, precision=bundle.precisions[0]) as session:
+    with open_session(bundle) as session:
         first = first_token(session, tokenizer, args.target_language)
         options = options_from_session(session, beam=beam, forced_bos=first)
         return lengths_by_decoding(session, sources, options, args.count, progress_of(args)), beam

@@ -8,12 +8,13 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_precision import precision_from_args
 from seq2engine.cli_search import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress, ProgressPrinter, silent
@@ -61,6 +62,7 @@ def add_languages(sub: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.profiles import Workload
     from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer, translate_lines
@@ -72,19 +74,21 @@ def run_run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     ids = args.ids or not bundle.takes_text
     tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
-    looks = bool(args.alignments or args.coverage_penalty) or defaults_of(bundle).needs_attention
+    own = defaults_of(bundle)
+    looks = bool(args.alignments or args.coverage_penalty) or own.needs_attention
     with (
         lines_from_args(args) as lines,
         open_session(
             bundle,
             args.backend,
-            args.precision,
+            precision_from_args(args, bundle),
             args.threads,
             args.engine,
             attention=looks,
             deterministic=args.deterministic,
             provider=args.provider,
             draft=args.draft,
+            workload=Workload(beam=widest(args, own.values), target=args.max_length),
         ) as session,
     ):
         tell_precision(args, session)
@@ -115,6 +119,12 @@ def tell_precision(args: argparse.Namespace, session: Session) -> None:
     told = session.chosen or note_on(session.precision, args.backend, args.provider)
     if told and not args.quiet:
         print(f"note: {told}", file=sys.stderr)
+
+
+def widest(args: argparse.Namespace, own: Mapping[str, Any]) -> int:
+    """Beams of a step, by which an engine is chosen: those of the search, or all samples or alternatives at once."""
+    beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
+    return int(beam * nbest if args.sample or args.alternatives else beam)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.cli_precision import precision_from_args
 from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file, tell_precision
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def run_score(args: argparse.Namespace) -> int:
     ids are taken at their word. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.bundle import open_bundle
+    from seq2engine.export.profiles import Workload
     from seq2engine.runtime.defaults import first_token
     from seq2engine.runtime.scoring import score_lines
     from seq2engine.runtime.session import open_session
@@ -45,11 +47,12 @@ def run_score(args: argparse.Namespace) -> int:
         open_session(
             bundle,
             args.backend,
-            args.precision,
+            precision_from_args(args, bundle),
             args.threads,
             args.engine,
             deterministic=args.deterministic,
             provider=args.provider,
+            workload=Workload(beam=1),
         ) as session,
     ):
         tell_precision(args, session)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from seq2engine.errors import ConfigError
 from seq2engine.export import to_onnx
-from seq2engine.export.bundle import Bundle
-from seq2engine.export.contract import PRECISIONS, check_choices
+from seq2engine.export.bundle import Bundle, open_bundle
+from seq2engine.export.contract import DEFAULT_PRECISIONS, PRECISIONS, check_choices
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import FOLDER
 from seq2engine.model.tokenizers.reading import read_tokenizer
@@ -25,7 +25,7 @@ from seq2engine.runtime.translate import Coder, IdsTokenizer
 def onnx_from_model(
     model: Transformer,
     folder: str | os.PathLike[str],
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
     cache_form: str = "static",
     force: bool = False,
     progress: Progress = silent,
@@ -40,6 +40,18 @@ def onnx_from_model(
     """
     scan = scan_for(model.config, precisions, cache_form, progress, companions, calibrate)
     return to_onnx.onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, scan)
+
+
+def add_precisions(
+    bundle: Bundle | str | os.PathLike[str],
+    precisions: Sequence[str],
+    progress: Progress = silent,
+    calibrate: Path | None = None,
+) -> Bundle:
+    """Adds graphs in further precisions to a bundle, from its own reference weights, calibrated as above."""
+    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    scan = scan_for(opened.config, precisions, opened.cache_form, progress, opened.root, calibrate)
+    return to_onnx.add_precisions(opened, precisions, progress, scan)
 
 
 def scan_for(

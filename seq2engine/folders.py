@@ -25,11 +25,12 @@ UNFINISHED = ".new-"  # in the name of what is being written: .NAME.new-RANDOM
 
 
 @contextmanager
-def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
+def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """A folder to fill, which becomes `target` when the block ends well and vanishes when it does not.
 
     A target that is there is refused, or with `force` replaced in one step; but only a folder that holds `marker`
-    (one we wrote) or nothing is ever replaced.
+    (one we wrote) or nothing is ever replaced. `keep` is given the folder just before it becomes the target, to put
+    into it what of the old one stays.
     """
     check_replaceable(target, force, marker)
     made = [parent for parent in target.parents if not parent.exists()]
@@ -47,6 +48,8 @@ def new_folder(target: Path, force: bool, marker: str) -> Iterator[Path]:
             if file.is_file():
                 file.chmod(0o644)  # some writers make files that only their owner reads
         check_replaceable(target, force, marker)  # again: somebody else may have put a folder there meanwhile
+        if keep is not None:
+            keep(beside)
         exchange(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -99,6 +102,27 @@ def check_replaceable(target: Path, force: bool, marker: str) -> None:
             raise BundleError(f"{target} exists and has no {marker}, so it is not ours to replace; name another folder")
         if not force:
             raise BundleError(f"{target} exists; name another folder, or add --force to replace it")
+
+
+def keep_files(old: Path, new: Path, replaced: Callable[[Path], bool]) -> None:
+    """Puts all files of a folder, but for those that are replaced, into another one as well, without copying them.
+
+    What the new folder has already stays as it is there. Links and empty folders are kept, too.
+    """
+    for path in sorted(old.rglob("*")) if old.is_dir() else ():
+        relative = path.relative_to(old)
+        place = new / relative
+        if replaced(relative) or place.exists() or place.is_symlink():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                place.mkdir(parents=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, place, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            shutil.copy2(path, place, follow_symlinks=False)
 
 
 def remove_empty(folders: list[Path]) -> None:

@@ -24,7 +24,9 @@ import numpy as np
 
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.bundle import Bundle, open_bundle
+from seq2engine.export.bundle_engines import passports_of
 from seq2engine.export.contract import GRAPHS, GraphSpec, oracle_of
+from seq2engine.export.default_precision import default_precision
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.to_engine import check_slots, default_ranges, graph_for_tensorrt
@@ -35,7 +37,7 @@ from seq2engine.runtime.compare import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_F
 from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.recording import Recording, recorded
 from seq2engine.runtime.session import open_session
-from seq2engine.runtime.trt_choice import check_files, choose_engine, engine_names, open_passport
+from seq2engine.runtime.trt_choice import check_files, choose_engine
 
 FORMAT = 1
 PACKAGE = "package.json"
@@ -68,7 +70,7 @@ class PackageResult:
 def package_from_bundle(
     bundle: Bundle | str | os.PathLike[str],
     out: str | os.PathLike[str],
-    precision: str = "fp16",
+    precision: str | None = None,
     engine: str | None = None,
     ranges: ShapeRanges | None = None,
     slots: int | None = None,
@@ -80,6 +82,7 @@ def package_from_bundle(
     """Writes the folder `out`. Shapes are those of an engine the bundle holds, or `ranges` and `slots` where none is
     to come along."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    precision = precision or default_precision(opened, "tensorrt", engine)
     form = form_of(opened, precision, engine, ranges, slots)
     target = Path(out)
     with new_folder(target, force, marker=PACKAGE) as beside:
@@ -121,11 +124,11 @@ def form_of(bundle: Bundle, precision: str, engine: str | None, ranges: ShapeRan
     if ranges is not None or slots is not None:
         if engine is not None:
             raise RequestError(f"engine {engine} has its own shape ranges; leave either --engine or the ranges out")
-        widest = ranges or default_ranges(bundle.config)
+        widest = ranges or default_ranges(bundle.config, precision, bundle.cache_form)
         check_ranges(widest, bundle.config)
         return Form((widest,), check_slots(slots, widest, bundle.cache_form), None)
-    if engine is None and not any(open_passport(bundle, n)[1].precision == precision for n in engine_names(bundle)):
-        widest = default_ranges(bundle.config)
+    if engine is None and all(p.precision != precision for p in passports_of(bundle).values()):
+        widest = default_ranges(bundle.config, precision, bundle.cache_form)
         return Form((widest,), widest.slots, None)
     folder, passport = choose_engine(bundle, precision, engine)
     check_files(bundle, folder, passport)

@@ -17,6 +17,8 @@ RUNTIME_MAY = {
     "export": {
         "contract",
         "bundle",
+        "bundle_engines",
+        "default_precision",
         "passport",
         "profiles",
         "trt_module",

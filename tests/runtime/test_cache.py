@@ -22,6 +22,9 @@ class PathSession:
         self.config = PRESETS["tiny"]
         self.limits = Limits(None, None, 64, 64, slots)
 
+    def slots_for(self, beams):
+        return self.limits.slots
+
     def reserve(self, state, slots):
         state["self_k.0"] = np.full((len(state["source_mask"]), slots), -1)
 

@@ -31,6 +31,9 @@ class TellingSession:
         total = np.exp(logits - best[..., :1]).sum(axis=-1)
         self.answer = logits, Reduced(Candidates(tokens, best), total)
 
+    def slots_for(self, beams):
+        return self.limits.slots
+
     def reserve(self, state, slots):
         pass
 

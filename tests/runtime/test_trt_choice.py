@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,11 +23,13 @@ from tensorrt_stand_in import tensorrt_stand_in
 from seq2engine.errors import BundleError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import PASSPORT, EngineEntry, Passport, read_passport
+from seq2engine.export.profiles import Range, Workload
 from seq2engine.export.to_engine import engines_from_onnx
 from seq2engine.export.trt_module import load_tensorrt
 from seq2engine.runtime import trt_session
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.trt_device import NO_GPU
+from seq2engine.runtime.trt_session import TrtSession
 
 BUILD = "seq2engine build {root} --precision fp32"
 
@@ -81,10 +83,46 @@ def test_several_engines(bundle: Bundle, gpu: None) -> None:
     put_engines(bundle, name="one")
     put_engines(bundle, BEAMS, name="more")
     put_engines(bundle, precision="fp16", name="half")
-    assert refusal(bundle) == "{root} has 2 fp32 engines (more, one); choose one with: --engine more"
-    with open_session(bundle, "tensorrt", "fp32", engine="more") as session:
-        assert session.limits.beam == 3
+    with open_session(bundle, "tensorrt", engine="one") as session:
+        assert session.limits.beam == 1
+    with open_session(bundle, "tensorrt") as session:  # what serves most, as nothing is known of what is to come
+        assert (session.precision, session.limits.beam) == ("fp32", 3)
     assert refusal(bundle, "half") == "engine half of {root} is fp16, not fp32; ask for it with: --precision fp16"
+
+
+@pytest.mark.parametrize(
+    ("workload", "chosen"),
+    [
+        (Workload(), "beams"),
+        (Workload(beam=1), "one"),
+        (Workload(beam=2), "beams"),
+        (Workload(beam=3), "beams"),
+        (Workload(beam=4), "beams"),  # which none takes: the widest says so
+        (Workload(beam=1, source=16), "one"),
+        (Workload(beam=1, source=17), "long"),
+        (Workload(source=17, target=30), "long"),
+        (Workload(batch=1, beam=1, source=8, target=8), "one"),
+    ],
+)
+def test_the_engine_is_chosen_by_shape(bundle: Bundle, gpu: None, workload: Workload, chosen: str) -> None:
+    put_engines(bundle, name="one")
+    put_engines(bundle, BEAMS, name="beams")
+    long = dataclasses.replace(ONE_BEAM, source=Range(1, 8, 32), target=Range(1, 8, 30), batch=Range(1, 1, 1))
+    put_engines(bundle, long, name="long")
+    with open_session(bundle, "tensorrt", workload=workload) as session:
+        assert cast(TrtSession, session).folder.name == chosen
+
+
+def test_an_engine_that_is_stale_or_of_another_gpu_stands_back(bundle: Bundle, gpu: None) -> None:
+    for name in ("a stale one", "for another GPU"):
+        put_engines(bundle, BEAMS, name=name)
+    change_entry(bundle.root / "engines" / "a stale one", "encoder", onnx_fingerprint="0" * 64)
+    change_passport(
+        bundle.root / "engines" / "for another GPU", lambda passport: dataclasses.replace(passport, targets=("sm120",))
+    )
+    put_engines(bundle, name="ours")
+    with open_session(bundle, "tensorrt") as session:
+        assert cast(TrtSession, session).folder.name == "ours"
 
 
 def test_an_engine_that_is_not_there(bundle: Bundle) -> None:
