@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +20,8 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import ConfigError, Seq2EngineError
+from seq2engine.errors import ConfigError, missing_package
+from seq2engine.exits import exit_code_of
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -36,34 +36,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            file.write(message)  # argparse's own hides that it could not be written
+        else:
+            super()._print_message(message, file)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
+    """Runs one command and returns its exit code; exits.py says which there are."""
+    return exit_code_of(lambda: run_command_line(argv))
+
+
+def run_command_line(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     command: Command = args.command
     try:
         return command(args)
-    except Seq2EngineError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return interrupted()
-    except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # in a compiled module
-            return interrupted()
+    except ModuleNotFoundError as error:
+        if missing := missing_package(error, args.command_name):
+            raise missing from error
         raise
-    except MemoryError as error:
-        why = " ".join(str(error).split()) or "out of memory"
-        print(f"error: {why}; ask for less at once, such as a smaller --batch, --beam or --max-length", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def interrupted() -> int:
-    print("interrupted; nothing half-written was left", file=sys.stderr)
-    return 130
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -99,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Command, summary: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        sub.set_defaults(command=command, usage_error=sub.error, usage=sub.format_usage)
+        sub.set_defaults(command=command, command_name=name, usage_error=sub.error, usage=sub.format_usage)
         sub.add_argument("--quiet", action="store_true", help="show no progress")
         return sub
 
