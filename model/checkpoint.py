@@ -85,7 +85,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:
 def read_config(path: Path) -> ModelConfig:
     try:
         values = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected the fields of a seq2engine config")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import RequestError, SessionError
+from ..errors import RequestError, SessionError, missing_package
 from ..export.bundle import Bundle, open_bundle
 from ..model.config import ModelConfig
 from .answers import Answer, Shortlist
@@ -157,8 +157,9 @@ def open_session(
     try:
         session_class = getattr(importlib.import_module(f".{module}", __package__), name)
     except ModuleNotFoundError as error:
-        command = f"pip install {error.name}"
-        raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
+        if missing := missing_package(error, f"backend {backend}"):
+            raise missing from error
+        raise
     options: dict[str, Any] = {"engine": engine} if backend == "tensorrt" else {"threads": threads}
     if deterministic:
         if backend != "onnxruntime" or opened.cache_form != "static":

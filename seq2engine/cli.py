@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -265,11 +266,16 @@ def run_export(args: argparse.Namespace) -> int:
     from seq2engine.model.importers.opening import opened_checkpoint
 
     progress = progress_for(args)
-    with opened_checkpoint(args.checkpoint, progress) as (model, companions):
+    with opened_checkpoint(args.checkpoint, progress, partial(print_note, args)) as (model, companions):
         scan = scan_from_args(args, model.config, companions, progress)
         bundle = onnx_from_model(model, args.bundle, args.precision, args.cache, args.force, progress, companions, scan)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
+
+
+def print_note(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(f"note: {text}", file=sys.stderr)
 
 
 def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Path | None, progress: Progress) -> Any:
