@@ -130,29 +130,12 @@ def open_session(
     source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
     bundle, a cheaper one, that guesses ahead where a single source is decoded with one beam: the same tokens, sooner.
     """
-    if backend not in BACKENDS:
-        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if provider is not None and backend != "onnxruntime":
-        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
-    if engine is not None and backend != "tensorrt":
-        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
-    if threads is not None and threads < 1:
-        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    check_session(backend, threads, engine, attention, deterministic, provider, draft)
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if draft is not None:
-        if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
-            raise SessionError(
-                "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
-                "leave --draft out"
-            )
         from .drafts import DraftedSession
 
         return DraftedSession.with_drafts(opened, precision, draft, threads)
-    if attention and backend not in ATTENTION:
-        raise SessionError(
-            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
-            f"{' or '.join(ATTENTION)}"
-        )
     module, name = (ATTENTION if attention else BACKENDS)[backend]
     try:
         session_class = getattr(importlib.import_module(f".{module}", __package__), name)
@@ -171,6 +154,36 @@ def open_session(
     if provider is not None:
         options["provider"] = provider
     return session_class.from_bundle(opened, precision, **options)
+
+
+def check_session(
+    backend: str,
+    threads: int | None = None,
+    engine: str | None = None,
+    attention: bool = False,
+    deterministic: bool = False,
+    provider: str | None = None,
+    draft: str | None = None,
+) -> None:
+    """Refuses what does not go together in any bundle; `open_session` says what each means."""
+    if backend not in BACKENDS:
+        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if provider is not None and backend != "onnxruntime":
+        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
+    if engine is not None and backend != "tensorrt":
+        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
+    if threads is not None and threads < 1:
+        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    if draft is not None and (backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic):
+        raise SessionError(
+            "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
+            "leave --draft out"
+        )
+    if attention and backend not in ATTENTION:
+        raise SessionError(
+            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
+            f"{' or '.join(ATTENTION)}"
+        )
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:

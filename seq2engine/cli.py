@@ -21,9 +21,10 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import ConfigError, missing_package
+from seq2engine.errors import UsageError, missing_package
 from seq2engine.exits import exit_code_of
 from seq2engine.progress import Progress, ProgressPrinter, silent
+from seq2engine.usage import check_usage
 
 if TYPE_CHECKING:
     from seq2engine.model.config import ModelConfig
@@ -53,6 +54,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     command: Command = args.command
     try:
+        check_usage(args)
         return command(args)
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):
@@ -290,7 +292,7 @@ def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Pa
         check_choices(precision, args.cache)
     if "float16" not in {PRECISIONS[precision] for precision in args.precision}:
         if args.calibrate is not None:
-            raise ConfigError(
+            raise UsageError(
                 f"--calibrate finds what fp16 cannot hold, but {' '.join(args.precision)} computes nothing in fp16; "
                 "leave it out, or add fp16 to --precision"
             )

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.errors import RequestError
+from seq2engine.errors import UsageError
 from seq2engine.progress import ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_parity(args: argparse.Namespace) -> int:
     if args.hunt is not None:
         return run_hunt(args, bundle)
     if args.metrics != ["errors"] and args.references is None:
-        raise RequestError("metrics need references to count against; add --references TSV")
+        raise UsageError("metrics need references to count against; add --references TSV")
     gate = None if args.gate is None else gate_from_file(args.gate)
     options = ParityOptions(
         count=RANDOM_SOURCES if args.count is None else args.count,
@@ -114,7 +114,7 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     from seq2engine.runtime.parity_sources import sources_of
 
     if len(args.precision) > 1:
-        raise RequestError(f"one precision to hunt in, not {len(args.precision)}; run the hunt once for each")
+        raise UsageError(f"one precision to hunt in, not {len(args.precision)}; run the hunt once for each")
     count = RANDOM_SOURCES if args.count is None else args.count
     rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)

@@ -19,16 +19,16 @@ class Seq2EngineError(Exception):
     """Base of all errors this package raises on purpose; the CLI prints them as one line and exits with 1."""
 
 
-class UsageError(Seq2EngineError):
-    """Options that cannot work whatever is in the files they name; the CLI exits with 2."""
-
-
 class MissingPackageError(Seq2EngineError, ModuleNotFoundError):
     """A package that is not installed and that was needed; the message says how to install it."""
 
 
 class ConfigError(Seq2EngineError):
     """A model config or an option set that cannot work; the message lists every problem found."""
+
+
+class UsageError(ConfigError):
+    """Options that cannot work whatever is in the files they name; the CLI exits with 2."""
 
 
 class CheckpointError(Seq2EngineError):
