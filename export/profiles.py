@@ -98,6 +98,14 @@ def range_from_text(text: str, name: str) -> Range:
     return Range(*(numbers * 3 if len(numbers) == 1 else numbers))
 
 
+def rising_range(text: str, name: str) -> Range:
+    """The same, refused where it cannot be one of any model."""
+    found = range_from_text(text, name)
+    if not 1 <= found.min <= found.opt <= found.max:
+        raise BuildError(f"{name} {found} must rise from at least 1")
+    return found
+
+
 def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
     """Raises one error that lists everything wrong with the ranges."""
     problems = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,26 @@ NEAREST = {
     "int4": "int8",
     "w8a8": "int8",
 }  # all of which every target runs
+# What is a GPU, but none that TensorRT-RTX builds for.
+SERVERS = {"sm90": "Hopper", "sm100": "Blackwell of data centres", "sm103": "Blackwell Ultra"}
 PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX builds for when no target is named
+
+
+def target_from_text(text: str) -> str:
+    """A compute capability as people write it (sm89, SM89, sm_89, 89, 8.9) as we do: sm89. Others stay as they are."""
+    found = re.fullmatch(r"(?:sm_?)?(\d{2,3}|\d{1,2}\.\d)", text.strip(), re.IGNORECASE | re.ASCII)
+    return text if found is None else f"sm{found[1].replace('.', '')}"
+
+
+def unknown_target(target: str, known: Sequence[str]) -> str:
+    """Why there is no engine for a target, and what to do instead."""
+    if target in SERVERS:
+        return (
+            f"TensorRT-RTX builds nothing for {target} ({SERVERS[target]}); use `tensorrt` on a machine with that GPU: "
+            "install it there with pip install 'seq2engine[gpu]' and build without --target, or take along what "
+            "`seq2engine package` writes and run its build.py"
+        )
+    return f"unknown target {target!r}, expected one of {', '.join(known)}"
 
 
 def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:

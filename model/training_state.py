@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seq2engine.folders import new_file
 
 from ..errors import RequestError
+from .checkpoint import write_weights
 
 BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's
 
@@ -76,7 +79,8 @@ class TrainingFiles:
                 raise RequestError(f"{folder} was begun with other data or options; name another folder or add --force")
         else:
             (folder / "epochs").mkdir(parents=True, exist_ok=True)
-            np.memmap(folder / "state.bin", np.float32, "w+", shape=(2, *flat.state.shape))[0] = flat.state.numpy()
+            self.allocate(folder / "state.bin", 2 * flat.state.nbytes)
+            np.memmap(folder / "state.bin", np.float32, "r+", shape=(2, *flat.state.shape))[0] = flat.state.numpy()
             self.point_at(Cursor())
             with new_file(known) as beside:  # last: from here on the folder can be resumed
                 beside.write_text(json.dumps(about))
@@ -86,6 +90,17 @@ class TrainingFiles:
         kept = [entry for entry in self.history() if entry["step"] <= self.cursor.step]
         with new_file(folder / "history.jsonl") as beside:  # a step that is run again is noted again
             beside.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def allocate(self, file: Path, size: int) -> None:
+        """Takes all the room a file will need, or none: a disk that fills up under a memory map kills the process."""
+        try:
+            with file.open("wb") as opened:
+                opened.truncate(size)
+                if hasattr(os, "posix_fallocate"):  # not everywhere
+                    os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError as error:
+            shutil.rmtree(self.folder)
+            raise OSError(error.errno, error.strerror, str(self.folder)) from error
 
     def save(self, cursor: Cursor) -> None:
         """Makes this the last whole step."""
@@ -111,7 +126,7 @@ class TrainingFiles:
     def save_epoch(self, epoch: int, keep: int) -> None:
         """Keeps the weights of the last `keep` epochs."""
         with new_file(self.folder / "epochs" / f"{epoch:04d}.safetensors") as beside:
-            save_file({"weights": self.flat.state[0]}, beside)
+            write_weights({"weights": self.flat.state[0]}, beside)
         for old in sorted((self.folder / "epochs").glob("*.safetensors"))[:-keep]:
             old.unlink()
 

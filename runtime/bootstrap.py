@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import RequestError
+from ..errors import RequestError, missing_package
 from .quality import STRESSED, References, error_counts, unstressed
 
 RESAMPLES = 1000
@@ -82,9 +82,9 @@ def sacrebleu_metrics() -> dict[str, tuple[str, type]]:
     try:
         module = importlib.import_module("sacrebleu.metrics")
     except ModuleNotFoundError as error:
-        raise RequestError(
-            "BLEU and chrF are counted by sacrebleu, which is not installed; run: pip install sacrebleu"
-        ) from error
+        if missing := missing_package(error, "counting BLEU and chrF"):
+            raise missing from error
+        raise
     return {"bleu": ("BLEU", module.BLEU), "chrf": ("chrF", module.CHRF)}
 
 

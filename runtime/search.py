@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
 from .answers import Answer
 from .option_problems import problems_of, problems_with_model
 from .trie import Trie, trie_from_sequences
@@ -199,7 +199,9 @@ def options_from_values(
         merged["min_length"] = min(merged.get("min_length", 0), merged["max_length"])
     unchecked = unchecked_options(merged)
     if problems := [*problems_of(unchecked), *also(unchecked)]:
-        raise ConfigError("search options: " + "; ".join(problems))
+        own = unchecked_options({name: value for name, value in merged.items() if given.get(name) is None})
+        kind = UsageError if problems_of(unchecked) and not problems_of(own) else ConfigError
+        raise kind("search options: " + "; ".join(problems))
     return SearchOptions(**merged)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import RequestError, SessionError
+from ..errors import RequestError, SessionError, missing_package
 from ..export.bundle import Bundle, open_bundle
 from ..export.default_precision import default_precision
 from ..export.profiles import Workload
@@ -144,14 +144,7 @@ def open_session(
     bundle, a cheaper one, that guesses ahead where a single source is decoded with one beam: the same tokens, sooner.
     `workload` is the largest request to come, as far as it is known: of several engines that which suits it is opened.
     """
-    if backend not in BACKENDS:
-        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if provider is not None and backend != "onnxruntime":
-        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
-    if engine is not None and backend != "tensorrt":
-        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
-    if threads is not None and threads < 1:
-        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    check_session(backend, threads, engine, attention, deterministic, provider, draft)
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if precision == "auto":
         if draft is not None:
@@ -163,25 +156,16 @@ def open_session(
         return open_fastest(opened, backend, threads, attention, deterministic, provider)
     precision = precision or default_precision(opened, backend, engine)
     if draft is not None:
-        if backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic:
-            raise SessionError(
-                "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
-                "leave --draft out"
-            )
         from .drafts import DraftedSession
 
         return with_defaults(DraftedSession.with_drafts(opened, precision, draft, threads), opened)
-    if attention and backend not in ATTENTION:
-        raise SessionError(
-            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
-            f"{' or '.join(ATTENTION)}"
-        )
     module, name = (ATTENTION if attention else BACKENDS)[backend]
     try:
         session_class = getattr(importlib.import_module(f".{module}", __package__), name)
     except ModuleNotFoundError as error:
-        command = f"pip install {error.name}"
-        raise SessionError(f"backend {backend} needs {error.name}; install it with: {command}") from error
+        if missing := missing_package(error, f"backend {backend}"):
+            raise missing from error
+        raise
     options: dict[str, Any] = (
         {"engine": engine, "workload": workload} if backend == "tensorrt" else {"threads": threads}
     )
@@ -201,6 +185,36 @@ def with_defaults(session: Session, bundle: Bundle) -> Session:
     """The session, which from now on knows how its model is decoded by default."""
     session.defaults = defaults_of(bundle)
     return session
+
+
+def check_session(
+    backend: str,
+    threads: int | None = None,
+    engine: str | None = None,
+    attention: bool = False,
+    deterministic: bool = False,
+    provider: str | None = None,
+    draft: str | None = None,
+) -> None:
+    """Refuses what does not go together in any bundle; `open_session` says what each means."""
+    if backend not in BACKENDS:
+        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if provider is not None and backend != "onnxruntime":
+        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
+    if engine is not None and backend != "tensorrt":
+        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
+    if threads is not None and threads < 1:
+        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    if draft is not None and (backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic):
+        raise SessionError(
+            "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
+            "leave --draft out"
+        )
+    if attention and backend not in ATTENTION:
+        raise SessionError(
+            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
+            f"{' or '.join(ATTENTION)}"
+        )
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:

@@ -36,4 +36,11 @@ __all__ = ["__version__", *PUBLIC]
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module 'seq2engine' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"seq2engine.{PUBLIC[name]}"), name)
+    from seq2engine.errors import missing_package
+
+    try:
+        return getattr(importlib.import_module(f"seq2engine.{PUBLIC[name]}"), name)
+    except ModuleNotFoundError as error:
+        if missing := missing_package(error, f"seq2engine.{name}"):
+            raise missing from error
+        raise

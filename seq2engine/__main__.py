@@ -1,3 +1,17 @@
-from seq2engine.cli import main
+"""The `seq2engine` command. It heeds interrupts from its first moment on, before anything larger is imported."""
 
-raise SystemExit(main())
+from seq2engine.exits import exit_code_of
+
+
+def main() -> int:
+    return exit_code_of(command_line)
+
+
+def command_line() -> int:
+    from seq2engine.cli import run_command_line
+
+    return run_command_line()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

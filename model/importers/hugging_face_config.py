@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The fields of a JSON file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); copy the model again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected fields")

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 
+BEGINNINGS = (b"PK", b"\x80")
 KEPT = ("args", "cfg", "model", "generator", "vocab", "opt")  # what importers read; optimizers may hold anything
 
 
@@ -20,6 +22,7 @@ def read_pickle(path: Path, advice: str | None = None) -> Any:
     """The content of a .pt file; `advice` says what to do about a class that is not allowed, if not to re-save it."""
     if not path.is_file():
         raise CheckpointError(f"no file at {path}; expected a .pt file")
+    check_beginning(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -28,9 +31,25 @@ def read_pickle(path: Path, advice: str | None = None) -> Any:
         if foreign is not None:
             todo = advice or resaving(path, foreign[1])
             raise CheckpointError(f"{path} holds a {foreign[1]}, and code is never unpickled here; {todo}") from error
-        # torch's first line advises to read the file without care; its reason comes after that
-        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read ({reason}); copy the checkpoint again") from error
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error)}); copy the checkpoint again") from error
+
+
+def check_beginning(path: Path) -> None:
+    """Refuses what torch.save cannot have written: its files are zip archives, or pickles of protocol 2."""
+    with path.open("rb") as file:
+        begin = file.read(16)
+    if not begin.startswith(BEGINNINGS):
+        found = f"it begins with {begin!r}" if begin else "it is empty"
+        raise CheckpointError(f"{path} cannot be read ({found}); expected a file that torch.save wrote")
+
+
+def reason_of(error: Exception) -> str:
+    """Why torch could not read a file, in few words: what a damaged pickle stumbles over says nothing to anybody."""
+    if not isinstance(error, RuntimeError | EOFError | OSError | UnpicklingError):
+        return f"it is damaged: {type(error).__name__}"
+    # torch's first line advises to read the file without care; its reason comes after that
+    text = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
+    return text or type(error).__name__
 
 
 def pickle_in(source: Path, preferred: tuple[str, ...] = ()) -> Path:

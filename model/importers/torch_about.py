@@ -44,7 +44,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"no {DESCRIPTION} in {path.parent}; expected it beside the weights to describe them")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); mend it") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected fields by name")

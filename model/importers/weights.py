@@ -7,7 +7,6 @@ file says is ever run.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...errors import CheckpointError
+from .pickles import check_beginning, reason_of
 
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -37,7 +37,7 @@ def weights_from_shards(index: Path) -> dict[str, Tensor]:
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} is not an index of shards ({error}); copy the model again") from error
     for name in files:
         if not isinstance(name, str) or Path(name).name != name:
@@ -66,16 +66,15 @@ def weights_from_safetensors(path: Path) -> dict[str, Tensor]:
 
 def weights_from_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by torch.save; a file with anything else in it is refused."""
+    check_beginning(path)
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation says
         if refused := re.search(r"GLOBAL (\S+)", str(error)):
             raise CheckpointError(
                 f"{path} holds a {refused[1]}, and nothing but tensors is ever unpickled; save the model as safetensors"
             ) from error
-        raise CheckpointError(f"{path} cannot be read (not a file of tensors); copy the model again") from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({first_line(error)}); copy the model again") from error
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error)}); copy the model again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}, expected named tensors")
     if other := [name for name, value in values.items() if not isinstance(value, Tensor)]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, RequestError
+from ...errors import RequestError, missing_package
 from .base import ABOUT
 from .languages import language_among, languages_of
 
@@ -75,9 +75,9 @@ def library_tokenizer(text: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise CheckpointError(
-            "this model's tokenizer needs tokenizers; install it with: pip install 'seq2engine[text]'"
-        ) from error
+        if missing := missing_package(error, "this model's tokenizer"):
+            raise missing from error
+        raise
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more exact
@@ -93,9 +93,9 @@ def framed_by_language(text: str, language: str, end: str, place: str) -> str:
     Files of such models often say otherwise than their models were trained, because the class that reads them overrules
     what they say; here the file alone has to be right.
     """
+    tokenizer = library_tokenizer(text)
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = library_tokenizer(text)
     tokens = [(name, tokenizer.token_to_id(name)) for name in (language, end)]
     if missing := [name for name, i in tokens if i is None]:
         raise ValueError(f"{FILE} has no token {missing[0]!r}")

@@ -67,7 +67,7 @@ def json_file(path: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path.name} is no JSON object")

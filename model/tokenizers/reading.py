@@ -34,5 +34,5 @@ def read_tokenizer(root: Path) -> Tokenizer:
         if kind not in KINDS:
             raise ValueError(f"kind {kind!r}, expected one of {', '.join(KINDS)}")
         return KINDS[kind](about, path.parent)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be used ({error}); copy or import the checkpoint again") from error

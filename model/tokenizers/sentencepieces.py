@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, RequestError
+from ...errors import RequestError, missing_package
 from .base import ABOUT
 from .languages import language_among
 
@@ -107,9 +107,9 @@ def processor_from_bytes(model: bytes) -> Any:
     try:
         from sentencepiece import SentencePieceProcessor
     except ModuleNotFoundError as error:
-        raise CheckpointError(
-            "this model's tokenizer needs sentencepiece; install it with: pip install 'seq2engine[text]'"
-        ) from error
+        if missing := missing_package(error, "this model's tokenizer"):
+            raise missing from error
+        raise
     processor = SentencePieceProcessor()
     processor.LoadFromSerializedProto(model)
     return processor

@@ -19,6 +19,7 @@ from seq2engine.export.build_flags import BuildFlags
 from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
 from seq2engine.export.profiles import Range, check_ranges
+from seq2engine.export.support import target_from_text, unknown_target
 from seq2engine.export.to_engine import (
     check_slots,
     check_targets,
@@ -376,3 +377,20 @@ def test_ranges_may_be_left_out(own_bundle, without_building):
     assert (passport.targets, passport.precision, passport.slots) == ((), "fp16", 64)
     assert open_bundle(own_bundle.root).root.joinpath("engines", "portable-fp16-beam1").is_dir()
     assert os.listdir(own_bundle.root / "engines") == ["portable-fp16-beam1"]
+
+
+@pytest.mark.parametrize("text", ["sm89", "SM89", "sm_89", "89", "8.9", " 8.9 "])
+def test_a_target_as_people_write_it(text):
+    assert target_from_text(text) == "sm89"
+
+
+@pytest.mark.parametrize(("text", "target"), [("12.0", "sm120"), ("120", "sm120"), ("9.0", "sm90"), ("ada", "ada")])
+def test_other_targets(text, target):
+    assert target_from_text(text) == target
+
+
+def test_a_gpu_that_rtx_does_not_build_for_is_told_what_does():
+    assert unknown_target("sm90", ["sm89"]).startswith(
+        "TensorRT-RTX builds nothing for sm90 (Hopper); use `tensorrt` on"
+    )
+    assert unknown_target("sm91", ["sm89"]) == "unknown target 'sm91', expected one of sm89"

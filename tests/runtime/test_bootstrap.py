@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seq2engine.errors import RequestError
+from seq2engine.errors import MissingPackageError, RequestError
 from seq2engine.runtime.bootstrap import METRICS, check_metrics, rate_of, rates_from_outputs
 
 REFERENCES = {"a": ["x y z"], "b": ["x y"], "c": ["x", "y"], "d": ["z z z z"]}
@@ -62,7 +62,7 @@ class TestMetrics:
     def test_without_sacrebleu_one_line_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sacrebleu", None)
         monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-        with pytest.raises(RequestError, match=r"not installed; run: pip install sacrebleu"):
+        with pytest.raises(MissingPackageError, match=r"pip install 'seq2engine\[text\]'"):
             check_metrics(["bleu"])
         check_metrics(["errors"])
 

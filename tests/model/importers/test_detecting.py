@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import pytest
 import torch
@@ -185,3 +186,25 @@ def test_export_takes_the_shipped_model_and_no_other(tmp_path, cli):
     code, _, err = cli("export", "shipped:none", tmp_path / "none", "--quiet")
     assert code == 1
     assert "no shipped checkpoint 'none', expected one of g2p" in one_line(err)
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_a_tokenizer_whose_library_is_missing_is_refused(marian, tmp_path, cli, monkeypatch, command):
+    """A model without the tokenizer it came with would never take text again, whatever is installed later."""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    code, _, err = cli(command, marian, tmp_path / "out", "--quiet")
+    assert code == 1
+    assert "this model's tokenizer needs sentencepiece, which is not installed; " in one_line(err)
+    assert "install it with: pip install 'seq2engine[text]'" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_tokenizer_takes_ids_and_says_so(marian, tmp_path, cli):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (bare / name).write_bytes((marian / name).read_bytes())
+    code, _, err = cli("export", bare, tmp_path / "bundle")
+    assert code == 0
+    assert "note: takes token ids only: no tokenizer that can be used lies beside the weights\n" in err
+    assert "note: " not in cli("export", marian, tmp_path / "text")[2].replace("note: Marian's sinusoidal", "")
