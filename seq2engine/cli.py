@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt."""
     args = parsed(argv)
+    args.command_line = shlex.join(("seq2engine", *map(str, sys.argv[1:] if argv is None else argv)))  # for reports
     command: Command = args.command
     try:
         return command(args)

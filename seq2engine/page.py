@@ -22,6 +22,9 @@ th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: r
 .badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
   color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
 .badge.warn { background: var(--warn) }
+dl.about { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .15rem .9rem; margin: .9rem 0 1.4rem;
+  padding: .6rem .9rem; background: var(--panel); border-radius: .4rem; font-size: .88rem }
+dl.about dt { color: var(--soft) } dl.about dd { margin: 0; overflow-wrap: anywhere }
 svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
@@ -47,6 +50,12 @@ def heading_html(text: str) -> str:
 
 def note_html(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
+
+
+def about_html(rows: Sequence[tuple[str, str]]) -> str:
+    """What a report is about, as a compact block under its title; rows as `seq2engine.about.about_rows` makes them."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    return f'<dl class="about">{pairs}</dl>'
 
 
 def badge_html(text: str, kind: str) -> Html:
