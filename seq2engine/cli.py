@@ -19,7 +19,7 @@ from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, ru
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
-from seq2engine.cli_run import add_languages, add_run_flags, run_run
+from seq2engine.cli_run import add_languages, add_run_flags, add_strict, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import ConfigError, Seq2EngineError
@@ -187,7 +187,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
     sub.add_argument("--precision", default="fp32", help="fp32 or fp16 (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
-    sub.add_argument("--out", type=Path, help="file to write (default: BUNDLE/reports/attention.html)")
+    add_strict(sub)
+    sub.add_argument("--out", type=Path, help="folder or file of the report (default: BUNDLE/reports)")
     sub.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
     add_json(sub)
 
@@ -322,11 +323,15 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def run_attention(args: argparse.Namespace) -> int:
-    from seq2engine.export.bundle import open_bundle, write_text
+    from seq2engine.about import about_rows
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.reports import report_files
     from seq2engine.runtime.attention import attention_of
     from seq2engine.runtime.attention_report import attention_html, attention_text
 
     bundle = open_bundle(args.bundle)
+    files = report_files(bundle.root, "attention", out=args.out)
     view = attention_of(
         bundle,
         args.text,
@@ -338,10 +343,15 @@ def run_attention(args: argparse.Namespace) -> int:
         progress=progress_for(args),
         source_language=args.source_language,
         target_language=args.target_language,
+        strict=args.strict,
     )
-    report = args.out or bundle.root / "reports" / "attention.html"
-    write_text(report, attention_html(view))
-    print(view.to_json().rstrip() if args.json else f"{attention_text(view)}\nreport: {report}")
+    if view.unknown:
+        print(f"the text has {unknown_text(view.unknown)}", file=sys.stderr)
+    about = about_rows(
+        bundle.root.resolve().name, bundle.config.shape, bundle.manifest.checkpoint_sha256, args.command_line
+    )
+    files.write(attention_html(view, about), view.to_json())
+    print(view.to_json().rstrip() if args.json else f"{attention_text(view)}\nreport: {files.page}")
     return 0 if view else 1
 
 
