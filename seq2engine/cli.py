@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_inspect import add_inspect_flags, run_inspect
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
@@ -149,15 +150,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_package_flags(sub)
     add_json(sub)
 
-    sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
-    add_bundle(sub)
-    sub.add_argument(
-        "--beside",
-        type=Path,
-        metavar="ONNX",
-        help="also build this decoder step of another exporter, for the first engine's target and ranges, and count",
+    add_inspect_flags(
+        add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     )
-    add_json(sub)
 
     sub = add("run", run_run, "decode lines: text where the bundle has a tokenizer, else token ids")
     add_bundle(sub)
@@ -305,21 +300,6 @@ def scan_from_args(args: argparse.Namespace, config: ModelConfig, companions: Pa
     coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
     sources = sources_from_corpus(args.calibrate, coder)
     return scan_of(sources, args.calibrate.name, config, args.cache, progress)
-
-
-def run_inspect(args: argparse.Namespace) -> int:
-    from seq2engine.describe import bundle_text, bundle_values
-    from seq2engine.export.bundle import open_bundle
-
-    bundle = open_bundle(args.bundle)
-    foreign = None
-    if args.beside is not None:
-        from seq2engine.describe import engines_of
-        from seq2engine.export.beside import step_beside
-
-        foreign = step_beside(args.beside, engines_of(bundle), bundle.root)
-    print(as_json(bundle_values(bundle, foreign)) if args.json else bundle_text(bundle, foreign))
-    return 0
 
 
 def run_attention(args: argparse.Namespace) -> int:
