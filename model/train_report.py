@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from seq2engine.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import LONG, Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.progress import duration
 
 from .config import ModelConfig
@@ -37,6 +37,7 @@ def training_html(
     ]
     exact: list[Curve] = [
         ("exact match", "var(--good)", [(minutes[id(e)], 100 * e["exact_match"]) for e in epochs]),
+        ("the checkpoint, averaged", "var(--accent)", [(minutes[id(last)], 100 * delivered.exact_match)]),
     ]
     rows = [
         (
@@ -87,7 +88,7 @@ def samples_blocks(delivered: Delivered) -> list[str]:
         return []
 
     def text(value: str) -> Html:
-        return Html(f"<span>{escape(value)}</span>")
+        return Html(f"<span{' class=words' if len(value) > LONG else ''}>{escape(value)}</span>")
 
     rows = (
         (

@@ -9,6 +9,7 @@ from seq2engine.about import HASH_LENGTH, about_rows
 from seq2engine.describe import (
     ENGINE_HEAD,
     GRAPH_HEAD,
+    HASHES,
     bundle_summary,
     engine_lines,
     engine_rows,
@@ -82,7 +83,7 @@ def fallback_blocks(bundle: Bundle) -> list[str]:
         listed = ", ".join(f"{key} {value}" for key, value in scan.items() if not isinstance(value, dict | list))
         blocks += [heading_html("Calibration"), note_html(f"Ranges were measured on: {listed}.")]
     rows = [
-        (precision, name, node, Html(f"<span>{escape(str(why))}</span>"))
+        (precision, name, node, Html(f'<span class="words">{escape(str(why))}</span>'))
         for precision, graphs in bundle.manifest.graphs.items()
         for name, entry in graphs.items()
         for node, why in entry.islands.items()
@@ -94,15 +95,18 @@ def fallback_blocks(bundle: Bundle) -> list[str]:
 
 def engine_blocks(name: str, passport: Passport, config: ModelConfig) -> list[str]:
     lines = engine_lines(passport)
+    shown = len(ENGINE_HEAD) - len(HASHES)  # the hashes have a table of their own: all would be too wide
+    rows = engine_rows(passport, config)
     tensors = [
-        (engine, side, Html(f"<span>{escape(tensors_text(found))}</span>"))
+        (engine, side, Html(f'<span class="words">{escape(tensors_text(found))}</span>'))
         for engine, entry in passport.engines.items()
         for side, found in (("inputs", entry.inputs), ("outputs", entry.outputs))
     ]
     return [
         heading_html(f"Engines {name}"),
         *map(note_html, lines),
-        table_html(ENGINE_HEAD, engine_rows(passport, config)),
+        table_html(ENGINE_HEAD[:shown], (row[:shown] for row in rows)),
+        table_html(("engine", *HASHES), ((row[0], *map(code_html, row[shown:])) for row in rows)),
         table_html(("engine", "side", "tensors"), tensors),
     ]
 
@@ -119,5 +123,9 @@ def file_rows(bundle: Bundle) -> list[tuple[object, ...]]:
     for file in listed_files(bundle):
         path = bundle.root / file.path
         size: object = f"{path.stat().st_size / 1e6:.2f}" if path.is_file() else badge_html("missing", "bad")
-        rows.append((file.path, file.what, size, Html(f"<code>{file.sha256[:HASH_LENGTH]}</code>")))
+        rows.append((file.path, file.what, size, code_html(file.sha256[:HASH_LENGTH])))
     return rows
+
+
+def code_html(value: object) -> Html:
+    return Html(f"<code>{escape(str(value))}</code>")

@@ -23,7 +23,7 @@ p { max-width: 58rem } .subtitle, .note { color: var(--soft) } .note { font-size
   background-attachment: local, local, scroll, scroll } /* a shade at the side where there is more to scroll to */
 table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
 th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
-td.words, td .words { white-space: normal; overflow-wrap: anywhere } td.words { min-width: 17rem }
+td.words, td .words { white-space: normal; overflow-wrap: break-word; min-width: 17rem } td .words { display: block }
 th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
 .badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
   color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
@@ -34,9 +34,9 @@ dl.about dt { color: var(--soft) } dl.about dd { margin: 0; overflow-wrap: anywh
 svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 a { color: var(--accent) }
 @media (max-width: 40rem) { body { padding: 1.2rem .8rem 3rem } h1 { font-size: 1.35rem; overflow-wrap: anywhere }
-  th, td { padding: .38rem .5rem } th { white-space: normal } td.words { min-width: 12rem }
-  .scroll > table:not(.heat) :is(td, th):first-child { position: sticky; left: 0; max-width: 42vw; white-space: normal;
-    overflow-wrap: anywhere; background: var(--paper) } } /* whose row it is stays in sight */
+  th, td { padding: .38rem .5rem } th { white-space: normal } td.words, td .words { min-width: 12rem }
+  .scroll > table:not(.heat) :is(td, th):first-child { position: sticky; left: 0; white-space: normal;
+    min-width: 4.5rem; overflow-wrap: break-word; background: var(--paper) } } /* whose row it is stays in sight */
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
 

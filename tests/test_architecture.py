@@ -74,19 +74,8 @@ def test_imports_flow_one_way(path):
 
 def test_the_front_door_is_below_every_stage():
     """What all stages use may use none of them."""
-    light = (
-        "errors",
-        "folders",
-        "progress",
-        "terminal",
-        "tables",
-        "page",
-        "about",
-        "reports",
-        "reports_index",
-        "heat_map",
-    )
-    for name in light:
+    drawing = ("terminal", "progress", "tables", "page", "heat_map", "about", "reports", "reports_index")
+    for name in ("errors", "folders", *drawing):
         assert not imports_of(ROOT / "seq2engine" / f"{name}.py")
 
 

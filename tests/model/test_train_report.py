@@ -31,12 +31,12 @@ def test_every_epoch_is_in_it():
     assert "<dt>date</dt><dd>today</dd>" in page
     assert re.findall(r"<td class=number>(\d\.\d{4})</td>", page) == ["2.0000", "1.5000"]
     assert page.count("<svg") == 3  # loss, exact match, learning rate
-    assert page.count("<polyline") == 4
+    assert page.count("<polyline") == 5
 
 
 def test_one_short_epoch_has_no_training_curve():
     page = training_html(HISTORY[1:2], "x", ModelConfig(), TrainOptions(), DELIVERED)
-    assert page.count("<polyline") == 2
+    assert page.count("<polyline") == 3
 
 
 def test_decodes_of_the_delivered_weights_are_shown_as_text():
