@@ -13,7 +13,7 @@ from seq2engine.export.bundle_files import FileProblem, file_problems, listed_fi
 from seq2engine.export.launch_budget import launches_allowed
 from seq2engine.export.passport import PASSPORT, EngineTensor, Passport, command_of_passport, read_passport
 from seq2engine.model.config import ModelConfig
-from seq2engine.tables import text_table
+from seq2engine.tables import filled, text_table
 
 if TYPE_CHECKING:
     from seq2engine.export.beside import ForeignStep
@@ -75,7 +75,7 @@ def budget_of(passport: Passport, config: ModelConfig, graph: str) -> int | None
 
 def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     lines = [
-        f"{bundle.root}: {bundle_summary(bundle)}",
+        filled(f"{bundle.root}: {bundle_summary(bundle)}"),
         "",
         text_table(GRAPH_HEAD, graph_rows(bundle)),
     ]
@@ -146,7 +146,7 @@ def mending_commands(bundle: Bundle, problems: Sequence[FileProblem]) -> list[st
 def engine_text(passport: Passport, config: ModelConfig) -> str:
     lines = [*engine_lines(passport), text_table(ENGINE_HEAD, engine_rows(passport, config))]
     for name, entry in passport.engines.items():
-        lines.append(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}")
+        lines.append(filled(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}"))
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from typing import TextIO
 from seq2engine.terminal import columns_of, width_of
 
 GAP = "  "  # between columns
+GAPS = (GAP, " ")  # what is tried where columns must be narrow
 
 
 def text_table(
@@ -23,19 +24,23 @@ def text_table(
     cells = [[str(value) for value in row] for row in rows]
     limit = columns_of(stream or sys.stdout) if width is None else width
     natural = [max(width_of(line[i]) for line in [list(head), *cells]) for i in range(len(head))]
-    if limit is None or sum(natural) + len(GAP) * (len(head) - 1) <= limit:
+    if limit is None:
         return aligned(head, cells, natural)
+    for gap in GAPS:
+        if sum(natural) + len(gap) * (len(head) - 1) <= limit:
+            return aligned(head, cells, natural, gap)
     narrowest = [
         max(width_of(part) for part in (*head[i].split(), *(part for line in cells for part in parts_of(line[i]))))
         for i in range(len(head))
     ]
-    room = limit - len(GAP) * (len(head) - 1) - sum(narrowest)
-    if room < 0:
-        return records(head, cells, limit)
-    return aligned(head, cells, shared(narrowest, natural, room))
+    for gap in GAPS:
+        room = limit - len(gap) * (len(head) - 1) - sum(narrowest)
+        if room >= 0:
+            return aligned(head, cells, shared(narrowest, natural, room), gap)
+    return records(head, cells, limit)
 
 
-def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], gap: str = GAP) -> str:
     """Rows of columns that wide; a cell that is wider takes several lines."""
     right = [all(line[i][:1].isdigit() for line in cells if line[i]) for i in range(len(head))]
     lines = []
@@ -50,7 +55,7 @@ def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequenc
                 pad(column[i] if i < len(column) else "", width, at_right)
                 for column, width, at_right in zip(columns, widths, right, strict=True)
             )
-            lines.append(GAP.join(padded).rstrip())
+            lines.append(gap.join(padded).rstrip())
     return "\n".join(lines)
 
 
@@ -77,9 +82,20 @@ def shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     return widths
 
 
+def filled(text: str, width: int | None = None, stream: TextIO | None = None, indent: str = "  ") -> str:
+    """A long line in lines of at most `width` columns (None: as `text_table` has it), all but the first indented."""
+    limit = columns_of(stream or sys.stdout) if width is None else width
+    if limit is None or width_of(text) <= limit:
+        return text
+    return f"\n{indent}".join(wrapped(parts_of(text), limit - len(indent)))
+
+
 def parts_of(cell: str) -> list[str]:
-    """What a cell may be wrapped between: behind commas, and at spaces that no number stands at (12 ms, 3 of 4)."""
-    return re.split(r"(?<=,) +|(?<![\d\s,]) +(?![\d\s])", cell)
+    """What a cell may be wrapped between: behind commas, and at spaces that no number stands at (12 ms, 3 of 4).
+
+    Never inside of brackets: an interval such as [0.1, 0.5] is one thing.
+    """
+    return re.split(r"(?:(?<=,) +|(?<![\d\s,]) +(?![\d\s]))(?![^\[\]()]*[\])])", cell)
 
 
 def head_parts(name: str) -> list[str]:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.progress import ProgressPrinter
-from seq2engine.tables import text_table
+from seq2engine.tables import filled, text_table
 from seq2engine.terminal import columns_of, cut_to, width_of
 
 END = "\0"
@@ -135,6 +135,21 @@ def test_a_narrow_terminal_wraps_cells_between_words():
         "encoder       fp32       12.5 MB  float32: 24,",
         "                                  float16: 12",
         "decoder_step  fp16          7 MB  float16: 36",
+    ]
+
+
+def test_columns_move_closer_before_rows_become_records():
+    assert text_table(HEAD, ROWS, width=44).splitlines()[0] == "graph        precision weights products of"
+    assert text_table(HEAD, ROWS, width=43).splitlines()[-1] == "decoder_step fp16         7 MB float16: 36"
+
+
+def test_a_long_line_is_wrapped_behind_commas():
+    line = "encoder: tokens int64 [B,K], position int64 [B] -> logits float32 [B,K,73]"
+    assert filled(line) == filled(line, width=80) == line
+    assert filled(line, width=34).splitlines() == [
+        "encoder: tokens int64 [B,K],",
+        "  position int64 [B] -> logits",
+        "  float32 [B,K,73]",
     ]
 
 
