@@ -56,6 +56,14 @@ class ModelConfig:
     def head_dim(self) -> int:
         return self.d_model // self.heads
 
+    @property
+    def shape(self) -> str:
+        """The config in a few words, for people who know the model."""
+        return (
+            f"{self.encoder_layers}+{self.decoder_layers} layers, d_model {self.d_model}, {self.heads} heads, "
+            f"vocabulary {self.source_vocab}/{self.target_vocab}"
+        )
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 

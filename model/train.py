@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from seq2engine.progress import Progress, silent
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from .checkpoint import build_model
 from .config import ModelConfig
 from .data import Batch, Pair, batch_from_pairs, batch_order
@@ -89,8 +89,10 @@ def train_model(
 ) -> list[dict[str, float]]:
     """Trains a model in place and leaves it with averaged weights, ready to run; resumes what `folder` holds.
 
-    Returns the history: training loss every 50 steps, validation loss and exact match every epoch.
+    Returns the history: training loss every 50 steps, validation loss and exact match every epoch, each with the
+    learning rate at that step.
     """
+    check_batch_tokens(train, options.batch_tokens)
     flat = FlatParameters(model)
     about = {**dataclasses.asdict(options), **dataclasses.asdict(model.config), "data": fingerprint(train)}
     del about["minutes"]
@@ -109,12 +111,13 @@ def train_model(
             batch = batch_from_pairs([train[j] for j in order[i]])
             left = options.epochs - cursor.epoch - i / len(order)
             share = min(1.0, left / options.cooldown) if options.cooldown else 1.0
-            loss = train_step(model, flat, batch, cursor.step + 1, options, share)
+            rate = learning_rate(options, model.config.d_model, cursor.step + 1, share)
+            loss = train_step(model, flat, batch, cursor.step + 1, options, rate)
             seconds = time.monotonic() - begun
             cursor = Cursor(1 - cursor.slot, cursor.step + 1, cursor.epoch, i + 1, seconds)
             files.save(cursor)
             if cursor.step % 50 == 0:
-                files.note(step=cursor.step, epoch=cursor.epoch, seconds=seconds, loss=loss)
+                files.note(step=cursor.step, epoch=cursor.epoch, seconds=seconds, loss=loss, rate=rate)
             done = (cursor.epoch + (i + 1) / len(order)) / options.epochs
             if options.minutes is not None:
                 out_of_time = seconds > 60 * options.minutes
@@ -159,15 +162,28 @@ class Pace:
         return (total - before) / max(now - then, 1e-9)
 
 
+def check_batch_tokens(pairs: Sequence[Pair], batch_tokens: int) -> None:
+    """Refuses batches that the longest pair does not fit: it would be trained on in a larger batch than asked for."""
+    longest = max(len(source) + len(target) for source, target in pairs)
+    if batch_tokens < longest:
+        raise RequestError(
+            f"--batch-tokens {batch_tokens}, but the longest pair has {longest} tokens; give {longest} or more, or "
+            "leave long pairs out with --max-source and --max-target"
+        )
+
+
+def learning_rate(options: TrainOptions, d_model: int, step: int, share: float = 1.0) -> float:
+    """The paper's: up in a straight line for `warmup` steps, then down with the root of the step; times a share."""
+    return share * options.rate * d_model**-0.5 * min(step**-0.5, step * options.warmup**-1.5)
+
+
 def train_step(
-    model: Transformer, flat: FlatParameters, batch: Batch, step: int, options: TrainOptions, share: float = 1.0
+    model: Transformer, flat: FlatParameters, batch: Batch, step: int, options: TrainOptions, rate: float
 ) -> float:
-    """One update, at that share of the learning rate. Dropout is drawn from the step's own seed, so a resumed step is
-    the same step."""
+    """One update at that learning rate. Dropout is drawn from the step's own seed, so a resumed step is the same."""
     torch.manual_seed(options.seed * 1_000_003 + step)
     loss = loss_of(model, batch, options.label_smoothing)
     loss.backward()
-    rate = share * options.rate * model.config.d_model**-0.5 * min(step**-0.5, step * options.warmup**-1.5)
     flat.adam(rate, step, options.clip)
     return float(loss.detach())
 

@@ -1,4 +1,4 @@
-"""A training in pictures: loss and exact match against time, as one self-contained page."""
+"""A training on one self-contained page: loss, exact match, learning rate, and decodes of what it delivers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from seq2engine.page import Html, heading_html, note_html, page_html, table_html
+from seq2engine.page import LONG, Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.progress import duration
 
 from .config import ModelConfig
+from .delivered import Delivered
 from .train import TrainOptions
 
 History = Sequence[dict[str, float]]
@@ -17,8 +18,15 @@ Curve = tuple[str, str, list[tuple[float, float]]]  # label, colour, points
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 320, 52, 16, 14, 40
 
 
-def training_html(history: History, name: str, config: ModelConfig, options: TrainOptions) -> str:
-    """History as `train_model` returns it -> the page."""
+def training_html(
+    history: History,
+    name: str,
+    config: ModelConfig,
+    options: TrainOptions,
+    delivered: Delivered,
+    about: Sequence[tuple[str, str]] = (),
+) -> str:
+    """History as `train_model` returns it, what came of it, and rows of `about_rows` -> the page."""
     steps = [entry for entry in history if "loss" in entry]
     epochs = [entry for entry in history if "dev_loss" in entry]
     last, best = epochs[-1], max(epochs, key=lambda entry: entry["exact_match"])
@@ -29,6 +37,7 @@ def training_html(history: History, name: str, config: ModelConfig, options: Tra
     ]
     exact: list[Curve] = [
         ("exact match", "var(--good)", [(minutes[id(e)], 100 * e["exact_match"]) for e in epochs]),
+        ("the checkpoint, averaged", "var(--accent)", [(minutes[id(last)], 100 * delivered.exact_match)]),
     ]
     rows = [
         (
@@ -40,24 +49,29 @@ def training_html(history: History, name: str, config: ModelConfig, options: Tra
         )
         for e in epochs
     ]
+    averaged = min(options.average, len(epochs))
     subtitle = (
-        f"{int(last['epoch']) + 1} epochs, {int(last['step']):,} steps, {duration(last['seconds'])}. Last epoch: "
-        f"dev loss {last['dev_loss']:.3f}, exact match {last['exact_match']:.1%}; best {best['exact_match']:.1%} "
-        f"after epoch {int(best['epoch']) + 1}."
+        f"{int(last['epoch']) + 1} epochs, {int(last['step']):,} steps, {duration(last['seconds'])}. The checkpoint "
+        f"(mean of the last {averaged} epochs): dev loss {delivered.dev_loss:.3f}, exact match "
+        f"{delivered.exact_match:.1%}. Last epoch alone: dev loss {last['dev_loss']:.3f}, exact match "
+        f"{last['exact_match']:.1%}; best epoch {int(best['epoch']) + 1} with {best['exact_match']:.1%}."
     )
     return page_html(
         f"Training of {name}",
         subtitle,
         [
+            about_html(about),
+            *samples_blocks(delivered),
             heading_html("Loss"),
             note_html("Nats per target token. The dev loss is without label smoothing, so it may lie far below."),
             chart_svg([curve for curve in losses if curve[2]], "minutes", "loss"),
             heading_html("Exact match on the dev set"),
             note_html(
                 "Share of dev pairs whose greedy decode is the target, token by token, with each epoch's own weights; "
-                f"the checkpoint holds the average of the last {options.average} epochs."
+                f"the checkpoint holds the average of the last {averaged} epochs, {delivered.exact_match:.1%}."
             ),
             chart_svg(exact, "minutes", "%"),
+            *rate_blocks(steps),
             heading_html("Epochs"),
             table_html(("epoch", "steps", "after", "dev loss", "exact match"), rows),
             heading_html("Model and options"),
@@ -66,6 +80,39 @@ def training_html(history: History, name: str, config: ModelConfig, options: Tra
             ),
         ],
     )
+
+
+def samples_blocks(delivered: Delivered) -> list[str]:
+    """Decodes of dev pairs by the weights of the checkpoint; Html, so that no text is set as a number."""
+    if not delivered.samples:
+        return []
+
+    def text(value: str) -> Html:
+        return Html(f"<span{' class=words' if len(value) > LONG else ''}>{escape(value)}</span>")
+
+    rows = (
+        (
+            text(sample.source),
+            text(sample.reference),
+            text(sample.output),
+            badge_html("right", "good") if sample.right else badge_html("wrong", "bad"),
+        )
+        for sample in delivered.samples
+    )
+    return [
+        heading_html("Sample decodes"),
+        note_html("Greedy decodes of dev pairs, taken evenly from all over the set, by the weights of the checkpoint."),
+        table_html(("source", "reference", "output", ""), rows),
+    ]
+
+
+def rate_blocks(steps: History) -> list[str]:
+    """The learning rate against the step; nothing for a training too short to have noted it."""
+    points = [(entry["step"], entry["rate"]) for entry in steps if "rate" in entry]
+    if not points:
+        return []
+    curve: Curve = ("learning rate", "var(--warn)", points)
+    return [heading_html("Learning rate"), chart_svg([curve], "steps", "learning rate")]
 
 
 def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, object]]:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seq2engine.folders import check_replaceable, new_folder
+from seq2engine.about import about_rows
+from seq2engine.folders import check_replaceable, new_folder, sha256_of
 from seq2engine.progress import Progress, silent
 
 from ..errors import RequestError
-from .checkpoint import CONFIG, write_checkpoint
+from .checkpoint import CONFIG, WEIGHTS, write_checkpoint
 from .config import ModelConfig
 from .data import Pair
+from .delivered import delivered_from_model
 from .pairs import read_pairs
 from .tokenizers.base import FOLDER as TOKENIZER
 from .tokenizers.symbols import SymbolTokenizer, table_from_texts
@@ -53,7 +55,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has come to."""
+    """What a training has come to. `dev_loss` and `exact_match` are of the delivered weights, the averaged ones."""
 
     checkpoint: Path
     state: Path
@@ -62,6 +64,9 @@ class Trained:
     minutes: float
     dev_loss: float
     exact_match: float
+    last_epoch_dev_loss: float  # before averaging
+    last_epoch_exact_match: float
+    averaged: int  # epochs
     left_out: int  # pairs longer than the model's limits
 
     def to_json(self) -> str:
@@ -77,8 +82,12 @@ def train_from_text(
     options: TrainOptions,
     force: bool = False,
     progress: Progress = silent,
+    command: str = "",
 ) -> Trained:
-    """Trains a model on parallel text. `sizes` are fields of ModelConfig to be other than DEFAULTS."""
+    """Trains a model on parallel text. `sizes` are fields of ModelConfig to be other than DEFAULTS.
+
+    `command` is the command line that asked for it, for the report.
+    """
     check_replaceable(out, force, CONFIG)
     texts = {"train": read_pairs(train), "dev": read_pairs(dev)}
     for name, pairs in texts.items():
@@ -98,6 +107,7 @@ def train_from_text(
     )
     numbered = {name: numbered_pairs(pairs, tokenizer) for name, pairs in texts.items()}
     fitting = {name: [pair for pair in pairs if fits(pair, config)] for name, pairs in numbered.items()}
+    dev_texts = [text for text, pair in zip(texts["dev"], numbered["dev"], strict=True) if fits(pair, config)]
     for name, kept in fitting.items():
         if not kept:
             limits = f"{config.max_source} source and {config.max_target} target tokens"
@@ -105,6 +115,9 @@ def train_from_text(
     state = out.with_name(out.name + ".training")
     model = initial_model(config, options.seed)
     history = train_model(model, fitting["train"], fitting["dev"], state, options, progress)
+    progress("measure the averaged weights", 0.0)
+    delivered = delivered_from_model(model, tokenizer, dev_texts, fitting["dev"])
+    progress("measure the averaged weights", 1.0, f"exact match {delivered.exact_match:.1%}")
     last = [entry for entry in history if "dev_loss" in entry][-1]
     result = Trained(
         checkpoint=out,
@@ -112,8 +125,11 @@ def train_from_text(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=int(last["epoch"]) + 1,
         minutes=last["seconds"] / 60,
-        dev_loss=last["dev_loss"],
-        exact_match=last["exact_match"],
+        dev_loss=delivered.dev_loss,
+        exact_match=delivered.exact_match,
+        last_epoch_dev_loss=last["dev_loss"],
+        last_epoch_exact_match=last["exact_match"],
+        averaged=min(options.average, int(last["epoch"]) + 1),
         left_out=len(numbered["train"]) - len(fitting["train"]),
     )
     with new_folder(out, force, marker=CONFIG) as beside:
@@ -122,9 +138,17 @@ def train_from_text(
         tokenizer.write(beside / TOKENIZER)
         reports = beside / "reports"
         reports.mkdir()
-        (reports / "training.html").write_text(training_html(history, out.name, config, options), encoding="utf-8")
-        about = {"options": dataclasses.asdict(options), "history": history}
-        (reports / "training.json").write_text(json.dumps(about, indent=1))
+        shape = f"{config.shape}, {result.parameters:,} parameters"
+        about = about_rows(out.name, shape, sha256_of(beside / WEIGHTS), command)
+        page = training_html(history, out.name, config, options, delivered, about)
+        (reports / "training.html").write_text(page, encoding="utf-8")
+        values = {
+            "about": dict(about),
+            "options": dataclasses.asdict(options),
+            "delivered": dataclasses.asdict(delivered),
+            "history": history,
+        }
+        (reports / "training.json").write_text(json.dumps(values, indent=1))
     return result
 
 

@@ -23,6 +23,7 @@ from ..export.attention_graph import attention_name
 from ..export.bundle import Bundle, open_bundle
 from ..export.contract import oracle_of
 from ..export.default_precision import default_precision
+from ..model.tokenizers.base import unknown_text
 from .attention_sessions import TorchAttention
 from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
 from .defaults import first_token, options_from_session
@@ -82,6 +83,7 @@ class AttentionView:
     beam: int
     weights: np.ndarray = field(repr=False)  # [layers, heads, T, S], row t: while target token t was being chosen
     checks: tuple[LayerCheck, ...]
+    unknown: tuple[str, ...] = ()  # of the text: what the model has no token for
 
     @property
     def reason(self) -> str:
@@ -113,13 +115,20 @@ def attention_of(
     progress: Progress = silent,
     source_language: str | None = None,
     target_language: str | None = None,
+    strict: bool = False,
 ) -> AttentionView:
-    """Decodes a line of text, or of token ids where `ids` or where the model has no tokenizer, and looks into it."""
+    """Decodes a line of text, or of token ids where `ids` or where the model has no tokenizer, and looks into it.
+
+    If `strict`, text that the model has no token for is refused.
+    """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     tokenizer = opened.tokenizer() if opened.takes_text else None
     coder: Coder = IdsTokenizer() if ids or tokenizer is None else tokenizer
     precision = precision or default_precision(opened)
     source = coder.encode_source(checked_line(text), source_language)
+    unknown = tuple(coder.unknown_source(text))
+    if strict and unknown:
+        raise RequestError(f"the text has {unknown_text(unknown)}")
     progress("attention: decode", 0.0)
     with open_session(opened, "onnxruntime", precision, threads) as session:
         first = first_token(session, coder, target_language)
@@ -146,6 +155,7 @@ def attention_of(
         beam=options.beam,
         weights=candidate.astype(np.float32),
         checks=checks_of(candidate, reference, oracle, precision),
+        unknown=unknown,
     )
 
 

@@ -8,9 +8,10 @@ from html import escape
 import numpy as np
 
 from seq2engine.heat_map import cells_html, heat_style, legend_html, picture_html, visible
-from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
+from ..model.tokenizers.base import unknown_text
 from .attention import AttentionView
 from .compare import WORST_FACTOR
 
@@ -37,8 +38,8 @@ def attention_text(view: AttentionView) -> str:
     )
 
 
-def attention_html(view: AttentionView) -> str:
-    """The result as one page: the average first, then layers, heads, numbers and the check."""
+def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -> str:
+    """The result as one page: the average first, then layers, heads, numbers and the check; rows of `about_rows`."""
     layers, heads, said, given = view.weights.shape
     search = "greedy" if view.beam == 1 else f"beam {view.beam}"
     of_layers = view.weights.mean(axis=1)
@@ -57,7 +58,9 @@ def attention_html(view: AttentionView) -> str:
     blocks = [
         heat_style(),
         STYLE,
+        about_html(about),
         f'<p class="verdict">{verdict_badge(bool(view))} {escape(view.reason)}</p>',
+        *([note_html(f"The text has {unknown_text(view.unknown)}.")] if view.unknown else []),
         heading_html("Where it looks"),
         note_html(
             "A row is an output token, from top to bottom; it shows how the model spread its attention over the source "

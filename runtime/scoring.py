@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RequestError
+from ..model.tokenizers.base import unknown_text
 from .forcing import ForcedRun, forced_tokens, log_probs_of
 from .generate import padded
 from .lines import Line, windows_of
@@ -117,11 +118,15 @@ def _log_probs(
 
 @dataclass(frozen=True)
 class ScoredLine:
-    """A line of source<TAB>target and what became of it: a score, or an error; neither for an empty line."""
+    """A line of source<TAB>target and what became of it: a score, or an error; neither for an empty line.
+
+    `unknown` is what the model has no token for, on either side: it was scored as <unk>.
+    """
 
     line: Line
     score: TargetScore | None = None
     error: str | None = None
+    unknown: tuple[str, ...] = ()
 
 
 def score_lines(
@@ -132,15 +137,18 @@ def score_lines(
     language: str | None = None,
     first: Sequence[int] = (),
     start: int | None = None,
+    strict: bool = False,
 ) -> Iterator[ScoredLine]:
     """Every line's score, in the order of the lines; what cannot be scored is an error of its line.
 
-    `language` is the source's, `first` the tokens before the text of every target, such as the target language.
+    `language` is the source's, `first` the tokens before the text of every target, such as the target language. If
+    `strict`, what the model has no token for is an error of its line.
     """
     check_targets(session, [], [], batch, start)
     for window in windows_of(lines, WINDOW * batch):
         ready: dict[int, ScoredLine] = {}
         pairs: dict[int, tuple[list[int], list[int]]] = {}
+        unknowns: dict[int, tuple[str, ...]] = {}
         for place, line in enumerate(window):
             if line.error is not None or not line.text.strip():
                 ready[place] = ScoredLine(line, error=line.error)
@@ -149,10 +157,25 @@ def score_lines(
                 pairs[place] = pair_from_line(session, tokenizer, line, language, first)
             except RequestError as error:
                 ready[place] = ScoredLine(line, error=str(error))
+                continue
+            if unknown := unknown_of(tokenizer, line):
+                unknowns[place] = unknown
+                if strict:
+                    del pairs[place]
+                    ready[place] = ScoredLine(line, error=unknown_text(unknown), unknown=unknown)
         sources, targets = ([pair[side] for pair in pairs.values()] for side in (0, 1))
         scores = score_targets(session, sources, targets, batch, start)
-        ready |= {place: ScoredLine(window[place], score) for place, score in zip(pairs, scores, strict=True)}
+        ready |= {
+            place: ScoredLine(window[place], score, unknown=unknowns.get(place, ()))
+            for place, score in zip(pairs, scores, strict=True)
+        }
         yield from (ready[place] for place in range(len(window)))
+
+
+def unknown_of(tokenizer: Coder, line: Line) -> tuple[str, ...]:
+    """What the model has no token for in a line of source<TAB>target, each once."""
+    source, target = line.text.split("\t")
+    return tuple(dict.fromkeys((*tokenizer.unknown_source(source), *tokenizer.unknown_target(target))))
 
 
 def pair_from_line(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import RequestError
+from ..model.tokenizers.base import unknown_text
 from .defaults import options_from_session
 from .generate import generate
 from .lines import Line, windows_of
@@ -31,6 +32,10 @@ class Coder(Protocol):
     def encode_source(self, text: str, language: str | None = None) -> list[int]: ...
 
     def encode_target(self, text: str) -> list[int]: ...
+
+    def unknown_source(self, text: str) -> list[str]: ...
+
+    def unknown_target(self, text: str) -> list[str]: ...
 
     def decode_target(self, ids: Sequence[int]) -> str: ...
 
@@ -52,12 +57,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Translated:
-    """A line and what became of it: n-best outputs, best first; none for an empty line or one with an error."""
+    """A line and what became of it: n-best outputs, best first; none for an empty line or one with an error.
+
+    `unknown` is what the model has no token for (characters, or words): it was decoded as <unk>.
+    """
 
     line: Line
     source: tuple[int, ...] = ()
     outputs: tuple[Output, ...] = ()
     error: str | None = None
+    unknown: tuple[str, ...] = ()
 
 
 def translate(
@@ -96,12 +105,14 @@ def translate_lines(
     truncate: bool = False,
     language: str | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
+    strict: bool = False,
 ) -> Iterator[Translated]:
     """Every line's outputs in the order of the lines, each as soon as it and all before it are done.
 
     `language` is the source's. A source that is too long is an error of its line, or is cut, if `truncate`; the special
     tokens that close it stay. What no line could be decoded with is refused at once. `prefixes` are what the output of
-    each line begins with, by the lines' numbers from 1 (an empty one: nothing of its own).
+    each line begins with, by the lines' numbers from 1 (an empty one: nothing of its own). If `strict`, what the model
+    has no token for is an error of its line.
     """
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
@@ -109,7 +120,7 @@ def translate_lines(
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     if prefixes is not None and options.prefix:
         raise RequestError("a prefix of all lines and one of each, expected either")
-    work = _Work(session, tokenizer, options, truncate, language, prefixes)
+    work = _Work(session, tokenizer, options, truncate, language, prefixes, strict)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))
 
@@ -125,9 +136,10 @@ class _Work:
         truncate: bool,
         language: str | None,
         prefixes: Sequence[Sequence[int]] | None,
+        strict: bool,
     ):
         self.session, self.tokenizer, self.options = session, tokenizer, options
-        self.truncate, self.language, self.prefixes = truncate, language, prefixes
+        self.truncate, self.language, self.prefixes, self.strict = truncate, language, prefixes, strict
         self.frame = tokenizer.encode_source("", language)  # special tokens alone; refuses an unknown language
 
     def window(self, lines: Sequence[Line], most: int) -> Iterator[Translated]:
@@ -155,7 +167,8 @@ class _Work:
                         )
                         for best in hypotheses
                     )
-                    ready[other] = Translated(lines[other], tuple(waiting[other]), tuple(outputs))
+                    unknown = tuple(self.tokenizer.unknown_source(lines[other].text))
+                    ready[other] = Translated(lines[other], tuple(waiting[other]), tuple(outputs), unknown=unknown)
             yield ready.pop(place)
 
     def source(self, line: Line) -> list[int] | Translated:
@@ -170,6 +183,8 @@ class _Work:
             return Translated(line, error=str(error))
         if ids == self.frame:  # the tokenizer saw nothing in it
             return Translated(line)
+        if self.strict and (unknown := self.tokenizer.unknown_source(line.text)):
+            return Translated(line, error=unknown_text(unknown), unknown=tuple(unknown))
         longest, vocab = self.session.limits.source, self.session.config.source_vocab
         if len(ids) > longest and not self.truncate:
             counted = f"{len(ids):,} tokens, at most {longest:,} are supported"
@@ -220,6 +235,12 @@ class IdsTokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         return self.encode_source(text)
+
+    def unknown_source(self, text: str) -> list[str]:
+        return []
+
+    def unknown_target(self, text: str) -> list[str]:
+        return []
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return " ".join(self.target_tokens(ids))

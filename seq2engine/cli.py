@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,11 +16,12 @@ from typing import Any
 from seq2engine import __version__
 from seq2engine.cli_bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.cli_build import add_build_flags, add_refit_flags, run_build, run_refit
+from seq2engine.cli_inspect import add_inspect_flags, run_inspect
 from seq2engine.cli_lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 from seq2engine.cli_package import add_package_flags, run_package
 from seq2engine.cli_parity import add_parity_flags, references_from_args, run_parity
 from seq2engine.cli_plan import add_plan_flags, run_plan
-from seq2engine.cli_run import add_languages, add_run_flags, run_run
+from seq2engine.cli_run import add_languages, add_run_flags, add_strict, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
 from seq2engine.errors import missing_package
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
+    args.command_line = shlex.join(("seq2engine", *map(str, sys.argv[1:] if argv is None else argv)))  # for reports
     command: Command = args.command
     try:
         check_usage(args)
@@ -131,15 +134,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_package_flags(sub)
     add_json(sub)
 
-    sub = add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
-    add_bundle(sub)
-    sub.add_argument(
-        "--beside",
-        type=Path,
-        metavar="ONNX",
-        help="also build this decoder step of another exporter, for the first engine's target and ranges, and count",
+    add_inspect_flags(
+        add("inspect", run_inspect, "show what a bundle holds: graphs, precision census, engines, launches")
     )
-    add_json(sub)
 
     sub = add("run", run_run, "decode lines: text where the bundle has a tokenizer, else token ids")
     add_bundle(sub)
@@ -169,7 +166,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
     sub.add_argument("--precision", help=f"fp32 or fp16 (default: {MOST_PRECISE})")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum)")
-    sub.add_argument("--out", type=Path, help="file to write (default: BUNDLE/reports/attention.html)")
+    add_strict(sub)
+    sub.add_argument("--out", type=Path, help="folder or file of the report (default: BUNDLE/reports)")
     sub.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
     add_json(sub)
 
@@ -287,27 +285,16 @@ def print_note(args: argparse.Namespace, text: str) -> None:
         print(f"note: {text}", file=sys.stderr)
 
 
-def run_inspect(args: argparse.Namespace) -> int:
-    from seq2engine.describe import bundle_text, bundle_values
-    from seq2engine.export.bundle import open_bundle
-
-    bundle = open_bundle(args.bundle)
-    foreign = None
-    if args.beside is not None:
-        from seq2engine.describe import engines_of
-        from seq2engine.export.beside import step_beside
-
-        foreign = step_beside(args.beside, engines_of(bundle), bundle.root)
-    print(as_json(bundle_values(bundle, foreign)) if args.json else bundle_text(bundle, foreign))
-    return 0
-
-
 def run_attention(args: argparse.Namespace) -> int:
-    from seq2engine.export.bundle import open_bundle, write_text
+    from seq2engine.about import about_rows
+    from seq2engine.export.bundle import open_bundle
+    from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.reports import report_files
     from seq2engine.runtime.attention import attention_of
     from seq2engine.runtime.attention_report import attention_html, attention_text
 
     bundle = open_bundle(args.bundle)
+    files = report_files(bundle.root, "attention", out=args.out)
     view = attention_of(
         bundle,
         args.text,
@@ -319,10 +306,15 @@ def run_attention(args: argparse.Namespace) -> int:
         progress=progress_for(args),
         source_language=args.source_language,
         target_language=args.target_language,
+        strict=args.strict,
     )
-    report = args.out or bundle.root / "reports" / "attention.html"
-    write_text(report, attention_html(view))
-    print(view.to_json().rstrip() if args.json else f"{attention_text(view)}\nreport: {report}")
+    if view.unknown:
+        print(f"the text has {unknown_text(view.unknown)}", file=sys.stderr)
+    about = about_rows(
+        bundle.root.resolve().name, bundle.config.shape, bundle.manifest.checkpoint_sha256, args.command_line
+    )
+    files.write(attention_html(view, about), view.to_json())
+    print(view.to_json().rstrip() if args.json else f"{attention_text(view)}\nreport: {files.page}")
     return 0 if view else 1
 
 

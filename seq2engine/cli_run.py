@@ -39,6 +39,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="cut lines that are too long; without, each is an error and an empty line",
     )
+    add_strict(sub)
     add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.add_argument(
@@ -52,6 +53,11 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_strict(sub: argparse.ArgumentParser) -> None:
+    what = "an unknown character is an error of its line; without, it is decoded as <unk> and said so"
+    sub.add_argument("--strict", action="store_true", help=what)
+
+
 def add_languages(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--from", dest="source_language", metavar="LANG", help="the text's language, as the model names it"
@@ -63,6 +69,7 @@ def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.bundle import open_bundle
     from seq2engine.export.profiles import Workload
+    from seq2engine.model.tokenizers.base import unknown_text
     from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.session import open_session
     from seq2engine.runtime.translate import IdsTokenizer, translate_lines
@@ -97,12 +104,14 @@ def run_run(args: argparse.Namespace) -> int:
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
         for translated in translate_lines(
-            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language, prefixes
+            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language, prefixes, args.strict
         ):
             decoded = translated.line.number
             if translated.error is not None:
                 failed = True
                 print(f"line {translated.line.number}: {translated.error}", file=sys.stderr)
+            elif translated.unknown:
+                print(f"line {translated.line.number}: {unknown_text(translated.unknown)}", file=sys.stderr)
             shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest, args.scores)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
@@ -196,6 +205,8 @@ def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
 
 def json_of(translated: Translated, ids: bool) -> str:
     values: dict[str, Any] = {"line": translated.line.number}
+    if translated.unknown:
+        values["unknown"] = translated.unknown
     if translated.error is not None:
         return json.dumps({**values, "error": translated.error}, ensure_ascii=False)
     if ids:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.cli_precision import precision_from_args
-from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file, tell_precision
+from seq2engine.cli_run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
 
 if TYPE_CHECKING:
     from seq2engine.model.tokenizers.base import Tokenizer
@@ -21,6 +21,7 @@ def add_score_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
     sub.add_argument("--ids", action="store_true", help="both sides are token ids though the bundle takes text")
     add_languages(sub)
+    add_strict(sub)
     sub.add_argument("--batch", type=int, default=32, help="most lines scored together (default: %(default)s)")
     sub.add_argument("--json", action="store_true", help="print one JSON object per line, token by token")
 
@@ -33,6 +34,7 @@ def run_score(args: argparse.Namespace) -> int:
     """
     from seq2engine.export.bundle import open_bundle
     from seq2engine.export.profiles import Workload
+    from seq2engine.model.tokenizers.base import unknown_text
     from seq2engine.runtime.defaults import first_token
     from seq2engine.runtime.scoring import score_lines
     from seq2engine.runtime.session import open_session
@@ -59,10 +61,12 @@ def run_score(args: argparse.Namespace) -> int:
         begin = first_token(session, tokenizer, args.target_language)
         first = [] if begin is None or names is None else [begin]
         progress, size = progress_of_file(args.input, args.quiet)
-        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first):
+        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, strict=args.strict):
             if one.error is not None:
                 failed = True
                 print(f"line {one.line.number}: {one.error}", file=sys.stderr)
+            elif one.unknown:
+                print(f"line {one.line.number}: {unknown_text(one.unknown)}", file=sys.stderr)
             if one.score is not None:
                 scored, tokens, total = scored + 1, tokens + len(one.score.tokens), total + one.score.total
             shown = json_of(one, names) if args.json else plain_of(one)
@@ -80,7 +84,7 @@ def plain_of(one: ScoredLine) -> str:
 
 
 def json_of(one: ScoredLine, names: Tokenizer | None) -> str:
-    values: dict[str, Any] = {"line": one.line.number}
+    values: dict[str, Any] = {"line": one.line.number, **({"unknown": one.unknown} if one.unknown else {})}
     if one.error is not None:
         return json.dumps({**values, "error": one.error}, ensure_ascii=False)
     if one.score is None:

@@ -79,6 +79,7 @@ def run_train(args: argparse.Namespace) -> int:
             options=TrainOptions(**{name: given[name] for name in fields if name in given}),
             force=args.force,
             progress=silent if args.quiet else ProgressPrinter(),
+            command=args.command_line,
         )
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last step", file=sys.stderr)
@@ -88,7 +89,10 @@ def run_train(args: argparse.Namespace) -> int:
         return 0
     left_out = f", {result.left_out} pairs too long and left out" if result.left_out else ""
     print(f"{result.parameters:,} parameters, {result.epochs} epochs in {result.minutes:.1f} minutes{left_out}")
-    print(f"dev loss {result.dev_loss:.3f}, exact match {result.exact_match:.1%} (last epoch, before averaging)")
+    print(
+        f"dev loss {result.dev_loss:.3f}, exact match {result.exact_match:.1%} (the weights of the checkpoint: mean of "
+        f"the last {result.averaged} epochs; last epoch alone {result.last_epoch_exact_match:.1%})"
+    )
     print(f"checkpoint: {result.checkpoint}\nreport: {result.checkpoint / 'reports' / 'training.html'}")
     print(f"state: {result.state} (train on with more --epochs and --force; delete it when you are done)")
     return 0

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.export.bundle import Bundle
+from seq2engine.export.bundle import Bundle, mend_of
+from seq2engine.export.bundle_engines import passports_of
+from seq2engine.export.bundle_files import FileProblem, file_problems, listed_files
 from seq2engine.export.launch_budget import launches_allowed
-from seq2engine.export.passport import PASSPORT, EngineTensor, Passport, command_of_passport, read_passport
+from seq2engine.export.passport import EngineTensor, Passport, command_of_passport
 from seq2engine.model.config import ModelConfig
-from seq2engine.tables import text_table
+from seq2engine.tables import filled, text_table
 
 if TYPE_CHECKING:
     from seq2engine.export.beside import ForeignStep
 
 
 HASHES = ("key", "graph hash", "file hash")
-
-
-def engines_of(bundle: Bundle) -> dict[str, Passport]:
-    """The passports of a bundle's engines, by folder name."""
-    return {
-        path.parent.name: read_passport(path) for path in sorted((bundle.root / "engines").glob(f"[!.]*/{PASSPORT}"))
-    }
+GRAPH_HEAD = ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions")
+ENGINE_HEAD = (
+    "engine",
+    "launches",
+    "budget",
+    "fused attentions",
+    "size",
+    "weights",
+    "built in",
+    "peak memory",
+    *HASHES,
+)
 
 
 def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[str, Any]:
@@ -32,12 +40,13 @@ def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[st
     return {
         "bundle": str(bundle.root),
         **dataclasses.asdict(bundle.manifest),
+        "damage": [str(problem) for problem in file_problems(bundle, hashed=False)],
         "engines": {
             name: {
                 **engine_values(passport, bundle.config),
                 "damage": damage_of(bundle.root / "engines" / name, passport),
             }
-            for name, passport in engines_of(bundle).items()
+            for name, passport in passports_of(bundle).items()
         },
         **({} if foreign is None else {"beside": dataclasses.asdict(foreign)}),
     }
@@ -59,32 +68,15 @@ def budget_of(passport: Passport, config: ModelConfig, graph: str) -> int | None
 
 
 def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
-    config = bundle.config
     lines = [
-        f"{bundle.root}: {config.encoder_layers}+{config.decoder_layers} layers, d_model {config.d_model}, "
-        f"{config.heads} heads, vocabulary {config.source_vocab}/{config.target_vocab}, {config.norm}-norm, "
-        f"{config.positions} positions, {bundle.cache_form} cache",
+        filled(f"{bundle.root}: {bundle_summary(bundle)}"),
         "",
-        text_table(
-            ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions"),
-            (
-                (
-                    name,
-                    precision,
-                    entry.opset,
-                    entry.census["nodes"],
-                    megabytes(sum(entry.census["weight_bytes"].values())),
-                    counts(entry.census["products"]),
-                    counts(entry.census["product_weights"]),
-                    f"{len(entry.islands)} nodes" if entry.islands else "",
-                    entry.census["attentions"],
-                )
-                for precision, graphs in bundle.manifest.graphs.items()
-                for name, entry in graphs.items()
-            ),
-        ),
+        text_table(GRAPH_HEAD, graph_rows(bundle)),
     ]
-    for name, passport in engines_of(bundle).items():
+    broken = [problem for problem in file_problems(bundle, hashed=False) if not problem.path.startswith("engines/")]
+    if broken:
+        lines.append(f"damaged: {'; '.join(map(str, broken))}; {mend_of(bundle.root)}")
+    for name, passport in passports_of(bundle).items():
         lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
         if damage := damage_of(bundle.root / "engines" / name, passport):
             command = command_of_passport(bundle.root, passport, passport.targets)
@@ -94,7 +86,66 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     return "\n".join(lines)
 
 
+def bundle_summary(bundle: Bundle) -> str:
+    config = bundle.config
+    return f"{config.shape}, {config.norm}-norm, {config.positions} positions, {bundle.cache_form} cache"
+
+
+def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
+    """A row for every graph; one whose files are not there says so instead of its size."""
+    return [
+        (
+            name,
+            precision,
+            entry.opset,
+            entry.census["nodes"],
+            megabytes(sum(entry.census["weight_bytes"].values()))
+            if all((bundle.root / path).is_file() for path in (entry.path, entry.data_path))
+            else "missing",
+            counts(entry.census["products"]),
+            counts(entry.census["product_weights"]),
+            f"{len(entry.islands)} nodes" if entry.islands else "",
+            entry.census["attentions"],
+        )
+        for precision, graphs in bundle.manifest.graphs.items()
+        for name, entry in graphs.items()
+    ]
+
+
+def check_values(bundle: Bundle, problems: Sequence[FileProblem]) -> dict[str, Any]:
+    """What `inspect --check --json` tells."""
+    return {
+        "bundle": str(bundle.root),
+        "verdict": not problems,
+        "files": len(listed_files(bundle)),
+        "problems": [dataclasses.asdict(problem) for problem in problems],
+    }
+
+
+def check_text(bundle: Bundle, problems: Sequence[FileProblem]) -> str:
+    if not problems:
+        return f"{bundle.root}: all {len(listed_files(bundle))} files are what the manifest and the passports list"
+    table = text_table(("file", "problem"), ((problem.path, problem.problem) for problem in problems))
+    return "\n".join([table, *mending_commands(bundle, problems)])
+
+
+def mending_commands(bundle: Bundle, problems: Sequence[FileProblem]) -> list[str]:
+    engines = [problem for problem in problems if problem.path.startswith("engines/")]
+    commands = [] if len(engines) == len(problems) else [mend_of(bundle.root)]
+    if engines:
+        commands.append(f"build the engines again with: seq2engine build {shlex.quote(str(bundle.root))} --force")
+    return commands
+
+
 def engine_text(passport: Passport, config: ModelConfig) -> str:
+    lines = [*engine_lines(passport), text_table(ENGINE_HEAD, engine_rows(passport, config))]
+    for name, entry in passport.engines.items():
+        lines.append(filled(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}"))
+    return "\n".join(lines)
+
+
+def engine_lines(passport: Passport) -> list[str]:
+    """What all engines of a passport share: for which GPU, profiles, flags."""
     where = passport.device or ", ".join(passport.targets) or "the default GPUs"
     cache = f"{passport.slots} cache slots" if passport.cache_form == "static" else "growing cache"
     lines = [f"{passport.flavour} {passport.version} for {where}: {passport.precision}, {cache}"]
@@ -105,27 +156,24 @@ def engine_text(passport: Passport, config: ModelConfig) -> str:
         )
     if options := passport.flags.options():
         lines.append(f"built with {' '.join(options)}")
-    table = text_table(
-        ("engine", "launches", "budget", "fused attentions", "size", "weights", "built in", "peak memory", *HASHES),
+    return lines
+
+
+def engine_rows(passport: Passport, config: ModelConfig) -> list[tuple[object, ...]]:
+    return [
         (
-            (
-                name,
-                ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
-                "-" if (budget := budget_of(passport, config, name)) is None else budget,
-                f"{entry.fused_attentions} of {entry.attentions}",
-                megabytes(entry.bytes),
-                ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown",
-                f"{entry.build_seconds:.1f} s",
-                megabytes(entry.peak_memory) if entry.peak_memory else "unknown",
-                *(value[:12] for value in (entry.key, entry.onnx_fingerprint, entry.sha256)),
-            )
-            for name, entry in passport.engines.items()
-        ),
-    )
-    lines.append(table)
-    for name, entry in passport.engines.items():
-        lines.append(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}")
-    return "\n".join(lines)
+            name,
+            ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
+            "-" if (budget := budget_of(passport, config, name)) is None else budget,
+            f"{entry.fused_attentions} of {entry.attentions}",
+            megabytes(entry.bytes),
+            ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown",
+            f"{entry.build_seconds:.1f} s",
+            megabytes(entry.peak_memory) if entry.peak_memory else "unknown",
+            *(value[:12] for value in (entry.key, entry.onnx_fingerprint, entry.sha256)),
+        )
+        for name, entry in passport.engines.items()
+    ]
 
 
 def tensors_text(tensors: Sequence[EngineTensor]) -> str:
@@ -159,11 +207,17 @@ def largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
-    """Our decoder steps, and somebody else's."""
-    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in engines_of(bundle).items()}
-    rows = [(name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()]
+    return text_table(*step_rows(bundle, foreign))
+
+
+def step_rows(bundle: Bundle, foreign: ForeignStep) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Our decoder steps, and somebody else's: head and rows of a table."""
+    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in passports_of(bundle).items()}
+    rows: list[tuple[object, ...]] = [
+        (name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()
+    ]
     rows.append((foreign.path, foreign.launches, f"{foreign.fused_attentions} of {foreign.attentions}"))
-    return text_table(("decoder step", "launches", "fused attentions"), rows)
+    return ("decoder step", "launches", "fused attentions"), rows
 
 
 def counts(by_type: dict[str, int]) -> str:

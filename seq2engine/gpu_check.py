@@ -20,6 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from seq2engine.about import about_rows
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.machine import environment, load_average, usable_cores
 from seq2engine.benchmarks.report import bench_table
@@ -36,7 +37,7 @@ from seq2engine.export.trt_module import FLAVOURS, load_tensorrt
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import shipped_checkpoint
-from seq2engine.page import badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.runtime.parity import parity_of
 from seq2engine.runtime.parity_report import parity_table
 from seq2engine.runtime.trt_device import CudaDevice, Device
@@ -180,7 +181,8 @@ def outcome(case: xml.Element) -> tuple[str, str]:
 def report_html(stages: Sequence[Stage]) -> str:
     """One page that needs nothing else."""
     rows = [(stage.name, badge_html(*verdict_of(stage))) for stage in stages]
-    blocks = [note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
+    about = about_rows("shipped:g2p", command="make gpu-check")
+    blocks = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
     for stage in stages:
         blocks += [heading_html(stage.name), f"<div class='scroll'><pre>{escape(stage.text)}</pre></div>"]
     return page_html("GPU check", str(stages[0].values["gpu"]), blocks)

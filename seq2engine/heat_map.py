@@ -43,7 +43,7 @@ def heat_style() -> str:
     classes = " ".join(f".k{level}{{background:#{colour}}}" for level, colour in enumerate(colours))
     return f"""<style>
 .maps {{ display: flex; flex-wrap: wrap; gap: 1.1rem 1.6rem }} .maps figure {{ margin: 0; max-width: 100% }}
-.maps .scroll {{ margin: .25rem 0 0 }} figcaption {{ font-size: .85rem; color: var(--soft) }}
+.maps .scroll {{ margin: .25rem 0 0; background: none }} figcaption {{ font-size: .85rem; color: var(--soft) }}
 table.heat {{ width: auto; border-collapse: separate; border-spacing: var(--gap); line-height: 1.1 }}
 table.heat td {{ padding: 0; border: 0; min-width: var(--cell); width: var(--cell); height: var(--cell) }}
 table.heat th {{ padding: 0 .3rem; border: 0; font-weight: 400; font-size: 12px; color: var(--ink); text-align: right;
@@ -51,6 +51,7 @@ table.heat th {{ padding: 0 .3rem; border: 0; font-weight: 400; font-size: 12px;
 table.heat thead th {{ padding: 0 0 .25rem; text-align: center; vertical-align: bottom; position: static }}
 table.heat thead th span {{ display: inline-block }}
 table.heat th.turned span {{ writing-mode: vertical-rl; transform: rotate(180deg) }}
+@media (max-width: 40rem) {{ table.heat th.long span {{ writing-mode: vertical-rl; transform: rotate(180deg) }} }}
 table.heat td:hover {{ outline: 2px solid var(--ink); outline-offset: -1px }}
 img.heat {{ display: block; image-rendering: pixelated; max-width: none }}
 .legend {{ max-width: 22rem; margin: .8rem .6rem 1.6rem; font-size: 12px; color: var(--soft) }}
@@ -101,9 +102,9 @@ def cell_size(cell: int, columns: int) -> str:
 
 
 def column_label(label: str, cell: int) -> str:
-    """A label above its column, turned where it is wider than that."""
-    turned = " class=turned" if len(cut(label)) * LETTER > cell else ""
-    return f"<th{turned}><span>{escape(cut(label))}</span>"
+    """A label above its column, turned where it is wider than that; on a narrow screen every long one is."""
+    kind = " class=turned" if len(cut(label)) * LETTER > cell else " class=long" if len(cut(label)) > 2 else ""
+    return f"<th{kind}><span>{escape(cut(label))}</span>"
 
 
 def picture_html(values: np.ndarray, about: str, cell: int) -> str:

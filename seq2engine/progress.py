@@ -7,6 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from seq2engine.terminal import columns_of, cut_to, width_of
+
+BAR, SHORTEST_BAR = 24, 8  # columns
+NARROW = 40  # columns of a terminal below which words are worth more than a bar
+
 
 class Progress(Protocol):
     """Told what is being done, the fraction of it that is done, and how it goes in a few words."""
@@ -59,8 +64,21 @@ class ProgressPrinter:
         text += f", {detail}" if detail else ""
         if not self.live:
             return text + "\n"
-        bar = "█" * round(fraction * 24)
-        return f"\r\x1b[K{bar:░<24} {text}" + ("\n" if fraction >= 1 else "")
+        return f"\r\x1b[K{self.fitted(fraction, text)}" + ("\n" if fraction >= 1 else "")
+
+    def fitted(self, fraction: float, text: str) -> str:
+        """Bar and text in one line of the terminal: a line that wraps could not be redrawn.
+
+        The width is read anew each time, because windows are resized. The last column stays free: some terminals wrap
+        as soon as it is filled.
+        """
+        columns = (columns_of(self.stream) or 80) - 1
+        text = "".join(character if character.isprintable() else " " for character in text)
+        if columns + 1 < NARROW:
+            return cut_to(text, columns)
+        length = min(BAR, max(SHORTEST_BAR, columns - 1 - width_of(text)))
+        bar = "█" * round(fraction * length)
+        return f"{bar:░<{length}} {cut_to(text, columns - length - 1)}"
 
 
 def duration(seconds: float) -> str:

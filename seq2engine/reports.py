@@ -11,6 +11,7 @@ from pathlib import Path
 
 from seq2engine.errors import BundleError
 from seq2engine.folders import new_file
+from seq2engine.reports_index import write_index
 
 FOLDER = "reports"  # of a bundle or a checkpoint
 SUFFIXES = (".html", ".json")
@@ -18,7 +19,7 @@ SUFFIXES = (".html", ".json")
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The two files of one report: `page` for people, `data` for programs."""
+    """The two files of one report: `page` for people, `data` for programs. A reports folder gets its index with it."""
 
     page: Path
     data: Path
@@ -32,6 +33,8 @@ class ReportFiles:
                 raise BundleError(
                     f"cannot write {path}: {error.strerror or error}; name another place with --out"
                 ) from error
+        if self.page.parent.name == FOLDER:
+            write_index(self.page.parent)
 
 
 def report_files(

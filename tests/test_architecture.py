@@ -74,8 +74,9 @@ def test_imports_flow_one_way(path):
 
 
 def test_the_front_door_is_below_every_stage():
-    """errors, folders, progress, page and heat_map are used by all stages, so they may use none of them."""
-    for name in ("errors", "folders", "progress", "page", "heat_map"):
+    """What all stages use may use none of them."""
+    drawing = ("terminal", "progress", "tables", "page", "heat_map", "about", "reports", "reports_index")
+    for name in ("errors", "folders", *drawing):
         assert not imports_of(ROOT / "seq2engine" / f"{name}.py")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
+from seq2engine.reports import latest_report
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
@@ -58,13 +60,19 @@ def assert_refused(result, *parts):
 
 def test_ids_in_a_page_out(cli, bundle):
     code, out, err = cli(bundle, "5 6 7", "--max-length", "5")
-    report = bundle / "reports" / "attention.html"
+    report = latest_report(bundle, "attention", ".html")
     assert code == 0
     assert out.startswith("attention passed: ")
     assert "\n5 6 7 -> " in out
     assert out.endswith(f"report: {report}\n")
     assert "attention: look: done" in err
-    assert "<!doctype html>" in report.read_text(encoding="utf-8")
+    page = report.read_text(encoding="utf-8")
+    assert "<!doctype html>" in page
+    about = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", page))
+    assert about["model"].startswith("bundle, 2+2 layers, d_model 32")
+    assert about["command"].startswith("seq2engine attention ")
+    assert {"checkpoint", "date", "versions", "machine"} <= set(about)
+    assert json.loads(report.with_suffix(".json").read_text())["source"] == ["5", "6", "7"]
 
 
 def test_json_and_a_file_of_ones_own(cli, bundle, tmp_path):
@@ -75,14 +83,15 @@ def test_json_and_a_file_of_ones_own(cli, bundle, tmp_path):
     assert (code, err) == (0, "")
     assert (values["beam"], values["precision"], values["source"]) == (3, "fp16", ["5", "6", "7"])
     assert len(values["target"]) <= 4
-    assert [path.name for path in out.parent.iterdir()] == ["view.html"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["view.html", "view.json"]
+    assert json.loads(out.with_suffix(".json").read_text()) == values
 
 
 def test_text_in_a_page_out(cli, text_bundle):
-    code, out, _ = cli(text_bundle, "<b> grünx", "--quiet", "--max-length", "6")
-    assert code == 0
+    code, out, err = cli(text_bundle, "<b> grünx", "--quiet", "--max-length", "6")
+    assert (code, err) == (0, "the text has 1 character the model has no token for: 'x'\n")
     assert "\n<b> grünx -> " in out
-    page = (text_bundle / "reports" / "attention.html").read_text(encoding="utf-8")
+    page = latest_report(text_bundle, "attention", ".html").read_text(encoding="utf-8")
     assert "<h1>&lt;b&gt; grünx → " in page
     assert 'looks at "ü": 0.' in page
     assert 'looks at "&lt;unk&gt;": 0.' in page
@@ -101,7 +110,7 @@ def test_other_weights_than_the_reference_exit_with_1(cli, tmp_path):
     code, out, _ = cli(bundle, "5 6 7 8", "--quiet")
     assert code == 1
     assert out.startswith("attention FAILED: layer 1: errs ")
-    assert "badge bad" in (bundle / "reports" / "attention.html").read_text()
+    assert "badge bad" in latest_report(bundle, "attention", ".html").read_text()
 
 
 def test_refusals(cli, bundle, text_bundle, tmp_path):
@@ -115,7 +124,7 @@ def test_refusals(cli, bundle, text_bundle, tmp_path):
     assert_refused(cli(bundle, "5", "--beam", "0", "--quiet"), "beam 0")
     assert_refused(cli(bundle, "5", "--max-length", "25", "--quiet"), "max length 25, at most 24")
     assert_refused(cli(bundle, "5", "--precision", "fp8", "--quiet"), "holds no fp8 graphs")
-    assert_refused(cli(bundle, "5", "--max-length", "2", "--out", tmp_path, "--quiet"), "cannot write", str(tmp_path))
+    assert_refused(cli(text_bundle, "grünж", "--strict", "--quiet"), "1 character the model has no token for: 'ж'")
     (tmp_path / "file").touch()
     assert_refused(
         cli(bundle, "5", "--max-length", "2", "--out", tmp_path / "file" / "a.html", "--quiet"), "cannot write"

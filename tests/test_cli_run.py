@@ -39,7 +39,8 @@ def lines(text):
 def test_text_in_text_out(cli, bundle, stdin, said):
     stdin("abc\r\n\n😀é\u2028a\nno\x0cab\u0085c\n \nhij".encode())
     code, out, err = cli("run", bundle)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert lines(err) == [r"line 4: 4 characters the model has no token for: 'n', 'o', '\x0c', '\x85'"]
     assert lines(out) == [
         said("abc"),
         "",
@@ -53,7 +54,8 @@ def test_text_in_text_out(cli, bundle, stdin, said):
 
 def test_a_byte_order_mark_and_nul_are_harmless(cli, bundle, stdin, said):
     stdin(b"\xef\xbb\xbfabc\na\0b\n")
-    assert cli("run", bundle) == (0, f"{said('abc')}\n{said(chr(0).join('ab'))}\n", "")
+    unknown = r"line 2: 1 character the model has no token for: '\x00'"
+    assert cli("run", bundle) == (0, f"{said('abc')}\n{said(chr(0).join('ab'))}\n", f"{unknown}\n")
 
 
 def test_lines_that_cannot_be_decoded_leave_the_others_alone(cli, bundle, stdin, said):
@@ -75,6 +77,44 @@ def test_lines_that_cannot_be_decoded_leave_the_others_alone(cli, bundle, stdin,
     assert cli("run", bundle, "--truncate") == (0, said("d" * 15) + "\n", "")
 
 
+@pytest.mark.parametrize("truncate", [(), ("--truncate",)])
+def test_unknown_characters_are_said_once_a_line_and_refused_if_strict(cli, bundle, stdin, said, truncate):
+    data = "abc\nжaж₿b\n\nabж\n".encode()
+    found = [
+        "line 2: 2 characters the model has no token for: 'ж', '₿'",
+        "line 4: 1 character the model has no token for: 'ж'",
+    ]
+    stdin(data)
+    code, out, err = cli("run", bundle, *truncate)
+    assert (code, lines(err)) == (0, found)
+    assert lines(out) == [said("abc"), said("жaж₿b"), "", said("abж")]
+    stdin(data)
+    code, out, err = cli("run", bundle, "--strict", *truncate)
+    assert (code, lines(err)) == (1, found)
+    assert lines(out) == [said("abc"), "", "", ""]
+
+
+def test_unknown_characters_in_json(cli, bundle, stdin):
+    stdin("abc\nжa₿\n".encode())
+    code, out, _ = cli("run", bundle, "--json")
+    known, unknown = map(json.loads, lines(out))
+    assert code == 0
+    assert "unknown" not in known
+    assert unknown["unknown"] == ["ж", "₿"]
+    assert len(unknown["hypotheses"]) == 1
+    stdin("abc\nжa₿\n".encode())
+    code, out, _ = cli("run", bundle, "--json", "--strict")
+    refused = json.loads(lines(out)[1])
+    assert (code, refused["unknown"]) == (1, ["ж", "₿"])
+    assert "no token for" in refused["error"]
+
+
+def test_ids_are_never_unknown(cli, bundle, stdin):
+    stdin(b"5 6 7\n")
+    code, _, err = cli("run", bundle, "--ids", "--strict")
+    assert (code, err) == (0, "")
+
+
 def test_empty_input(cli, bundle, stdin):
     stdin(b"")
     assert cli("run", bundle) == (0, "", "")
@@ -87,7 +127,7 @@ def test_texts_as_arguments(cli, bundle, said, tmp_path):
     assert cli("run", bundle, "abc", "de") == (0, both, "")
     assert cli("run", bundle, "--batch", "4", "abc", "de") == (0, both, "")
     assert cli("run", bundle, "abc", "--batch", "4", "de") == (0, both, "")
-    assert cli("run", bundle, "--batch", "4", "--", "-de") == (0, f"{said('-de')}\n", "")
+    assert cli("run", bundle, "--batch", "4", "--", "-de")[:2] == (0, f"{said('-de')}\n")
     assert cli("run", bundle, "") == (0, "\n", "")
     code, out, err = cli("run", bundle, "ab\udcff")  # as Python gives a byte that is no UTF-8
     assert (code, out) == (1, "\n")

@@ -76,6 +76,21 @@ def test_lines_that_cannot_be_scored_leave_the_others_alone(cli, bundle, stdin, 
     assert lines(err)[-1].startswith("corpus: 2 lines, 5 tokens")
 
 
+def test_unknown_characters_of_both_sides_are_said_and_refused_if_strict(cli, bundle, stdin, text_score):
+    data = "abc\tab\nabж\ta₿ж\n".encode()
+    said = "line 2: 2 characters the model has no token for: 'ж', '₿'"
+    stdin(data)
+    code, out, err = cli("score", bundle)
+    assert (code, lines(err)[0]) == (0, said)
+    assert_row(lines(out)[1], text_score("abж", "a₿ж"))
+    stdin(data)
+    code, out, err = cli("score", bundle, "--strict", "--json")
+    assert (code, lines(err)[0]) == (1, said)
+    refused = json.loads(lines(out)[1])
+    assert (refused["unknown"], "total" in refused) == (["ж", "₿"], False)
+    assert lines(err)[-1].startswith("corpus: 1 lines")
+
+
 def test_json_is_token_by_token(cli, bundle, stdin, text_score):
     stdin(b"abc\tab\n\nabc\n")
     code, out, _ = cli("score", bundle, "--json", "--backend", "torch")

@@ -11,6 +11,8 @@ from ...errors import RequestError
 FOLDER = "tokenizer"  # inside a checkpoint and inside a bundle
 ABOUT = "about.json"  # inside that folder: {"kind": ..., and what else the kind needs}
 
+LISTED = 10  # unknown characters that a message shows; it counts all
+
 
 class Tokenizer(Protocol):
     """Both sides of a model. A language is the model's own name of one, such as `fra_Latn`; most models have none."""
@@ -20,6 +22,12 @@ class Tokenizer(Protocol):
 
     def encode_target(self, text: str) -> list[int]:
         """The ids the decoder should say: the text's tokens and the end token, without a start or language token."""
+
+    def unknown_source(self, text: str) -> list[str]:
+        """Characters or words of a source that the model has no token for, each once: what becomes <unk> in it."""
+
+    def unknown_target(self, text: str) -> list[str]:
+        """The same of a target."""
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """The text of what the decoder said; special tokens say nothing."""
@@ -35,6 +43,13 @@ class Tokenizer(Protocol):
 
     def write(self, folder: Path) -> None:
         """Writes its files, about.json included, into a folder that is there."""
+
+
+def unknown_text(unknown: Sequence[str]) -> str:
+    """What has no token in words: 2 characters the model has no token for: 'a', 'b'."""
+    what = "character" if all(len(part) == 1 for part in unknown) else "word"
+    listed = ", ".join(map(repr, unknown[:LISTED])) + (", ..." if len(unknown) > LISTED else "")
+    return f"{len(unknown)} {what}{'' if len(unknown) == 1 else 's'} the model has no token for: {listed}"
 
 
 def no_language(language: str | None) -> None:

@@ -52,10 +52,22 @@ class FairseqTokenizer:
     def encode_target(self, text: str) -> list[int]:
         return self.encode(text, self.target)
 
+    def unknown_source(self, text: str) -> list[str]:
+        return self.unknown_parts(text, self.source)
+
+    def unknown_target(self, text: str) -> list[str]:
+        return self.unknown_parts(text, self.target)
+
     def encode(self, text: str, side: Words) -> list[int]:
+        return [*(side.ids.get(part, UNKNOWN) for part in self.subwords(text)), END]
+
+    def unknown_parts(self, text: str, side: Words) -> list[str]:
+        unknown = (part.removesuffix(GOES_ON) or part for part in self.subwords(text) if part not in side.ids)
+        return list(dict.fromkeys(unknown))
+
+    def subwords(self, text: str) -> list[str]:
         words = text.split()
-        subwords = [part for word in words for part in self.codes.split(word)] if self.codes else words
-        return [*(side.ids.get(part, UNKNOWN) for part in subwords), END]
+        return [part for word in words for part in self.codes.split(word)] if self.codes else words
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)

@@ -22,6 +22,7 @@ class HuggingFaceTokenizer:
     tokenizer: Any = field(init=False, compare=False, repr=False)
     languages: dict[str, int] = field(init=False, compare=False, repr=False)
     end_id: int = field(init=False, compare=False, repr=False)
+    unknown_id: int | None = field(init=False, compare=False, repr=False)  # None: every text has tokens
     place: int | None = field(init=False, compare=False, repr=False)  # of the language among a source's ids: 0, -1
 
     def __post_init__(self) -> None:
@@ -35,6 +36,7 @@ class HuggingFaceTokenizer:
         object.__setattr__(self, "tokenizer", tokenizer)
         object.__setattr__(self, "languages", languages)
         object.__setattr__(self, "end_id", tokenizer.token_to_id(self.end))
+        object.__setattr__(self, "unknown_id", unknown_id_of(json.loads(self.text)["model"], tokenizer))
         object.__setattr__(self, "place", places[0] if places else None)
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
@@ -48,6 +50,16 @@ class HuggingFaceTokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         return [*self.tokenizer.encode(text, add_special_tokens=False).ids, self.end_id]
+
+    def unknown_source(self, text: str) -> list[str]:
+        if self.unknown_id is None:
+            return []
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return list(dict.fromkeys(text[start:end] for i, (start, end) in places if i == self.unknown_id))
+
+    def unknown_target(self, text: str) -> list[str]:
+        return self.unknown_source(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -85,6 +97,17 @@ def library_tokenizer(text: str) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def unknown_id_of(model: dict[str, Any], tokenizer: Any) -> int | None:
+    """The id of what a tokenizer.json's model makes of text it does not know; None where it has no such token."""
+    if model.get("byte_fallback"):
+        return None
+    if (name := model.get("unk_token")) is not None:
+        found: int | None = tokenizer.token_to_id(name)
+        return found
+    place: int | None = model.get("unk_id")  # of Unigram: a place in its list of pieces, which are numbered in order
+    return place
 
 
 def framed_by_language(text: str, language: str, end: str, place: str) -> str:

@@ -38,6 +38,15 @@ class PieceTable:
     def encode(self, text: str) -> list[int]:
         return [self.ids.get(piece, self.unknown) for piece in self.processor.encode(text, out_type=str)]
 
+    def unknown_parts(self, text: str) -> list[str]:
+        """Characters that SentencePiece has no piece for, and pieces of its that have no id in this model."""
+        found: list[str] = []
+        for piece in self.processor.encode(text, out_type=str):
+            if piece not in self.ids:
+                shown = piece.removeprefix("▁")
+                found += shown if self.processor.piece_to_id(piece) == self.processor.unk_id() else [shown or piece]
+        return list(dict.fromkeys(found))
+
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.processor.decode_pieces([self.pieces[i] for i in ids if i in self.pieces])
         return text.replace("▁", " ").strip()  # pieces of the other side's model come back as they are
@@ -53,18 +62,31 @@ class SentencePieceTokenizer:
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
         named = self.language if language is None else language
+        code, rest = (None, text) if named is not None else self.written_language(text)
         if named is not None:
             token = [language_among(named, self.languages)]
-        elif self.place == "written" and text.startswith(">>") and "<<" in text:
-            code, text = text[2:].split("<<", 1)
-            token = [self.languages.get(code, self.source.unknown)]
         else:
-            token = []
-        ids = [*self.source.encode(text), self.source.end]
+            token = [] if code is None else [self.languages.get(code, self.source.unknown)]
+        ids = [*self.source.encode(rest), self.source.end]
         return [*ids, *token] if self.place == "last" else [*token, *ids]
 
     def encode_target(self, text: str) -> list[int]:
         return [*self.target.encode(text), self.target.end]
+
+    def written_language(self, text: str) -> tuple[str | None, str]:
+        """The language that is written before a text, where the model reads it there, and the text without it."""
+        if self.place == "written" and text.startswith(">>") and "<<" in text:
+            code, rest = text[2:].split("<<", 1)
+            return code, rest
+        return None, text
+
+    def unknown_source(self, text: str) -> list[str]:
+        code, rest = (None, text) if self.language is not None else self.written_language(text)
+        language = [] if code is None or code in self.languages else [f">>{code}<<"]
+        return [*language, *self.source.unknown_parts(rest)]
+
+    def unknown_target(self, text: str) -> list[str]:
+        return self.target.unknown_parts(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)

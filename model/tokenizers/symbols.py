@@ -39,6 +39,10 @@ class SymbolTable:
         parts = parts_of(text.lower() if self.lower else text, self.split)
         return [self.ids.get(part, self.unknown) for part in parts]
 
+    def unknown_parts(self, text: str) -> list[str]:
+        parts = parts_of(text.lower() if self.lower else text, self.split)
+        return [part for part in dict.fromkeys(parts) if part not in self.ids]
+
     def decode(self, ids: Iterable[int]) -> str:
         glue = "" if self.split == "characters" else " "
         known = (self.symbols[i] for i in ids if 0 <= i < len(self.symbols))
@@ -56,6 +60,12 @@ class SymbolTokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         return [*self.target.encode(text), *self.target.tail]
+
+    def unknown_source(self, text: str) -> list[str]:
+        return self.source.unknown_parts(text)
+
+    def unknown_target(self, text: str) -> list[str]:
+        return self.target.unknown_parts(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return self.target.decode(ids)

@@ -10,10 +10,16 @@ import sys
 import time
 
 import pytest
+import torch
 
 from seq2engine.cli import main
 from seq2engine.model.checkpoint import load_checkpoint
+from seq2engine.model.data import batch_from_pairs
+from seq2engine.model.pairs import read_pairs
 from seq2engine.model.tokenizers.reading import read_tokenizer
+from seq2engine.model.tokenizers.symbols import END
+from seq2engine.model.train import greedy_ids, validate
+from seq2engine.model.train_text import numbered_pairs
 
 SMALL = "--source-split characters --d-model 32 --d-ff 64 --heads 2 --encoder-layers 1 --decoder-layers 1 --warmup 40"
 SMALL += " --batch-tokens 300 --max-source 16 --max-target 16 --quiet"
@@ -49,6 +55,47 @@ def test_a_checkpoint_with_tokenizer_and_report(data, capsys):
     assert "http" not in page.replace("http-equiv", "")
     history = json.loads((data / "out" / "reports" / "training.json").read_text())["history"]
     assert len([entry for entry in history if "exact_match" in entry]) == 3
+
+
+def test_what_is_told_is_measured_on_the_weights_that_are_delivered(data, capsys):
+    """Not on those of the last epoch, of which the checkpoint holds only a part."""
+    assert train(data, "--epochs", "6", "--average", "4", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    model, tokenizer = load_checkpoint(data / "out").eval(), read_tokenizer(data / "out")
+    texts = read_pairs(data / "dev.tsv")
+    _, exact = validate(model, numbered_pairs(texts, tokenizer))
+    assert result["exact_match"] == exact
+    report = json.loads((data / "out" / "reports" / "training.json").read_text())
+    last = [entry for entry in report["history"] if "dev_loss" in entry][-1]
+    assert result["last_epoch_dev_loss"] == last["dev_loss"] != result["dev_loss"]
+    assert (result["last_epoch_exact_match"], result["averaged"]) == (last["exact_match"], 4)
+    assert report["delivered"]["exact_match"] == exact
+    for sample in report["delivered"]["samples"]:
+        assert [sample["source"], sample["reference"]] in [list(text) for text in texts]
+        (ids,) = decodes_of(model, [tokenizer.encode_source(sample["source"])])
+        assert sample["output"] == tokenizer.decode_target(ids)
+    assert report["about"]["command"].startswith("seq2engine train ")
+    assert "1+1 layers" in report["about"]["model"]
+
+
+def decodes_of(model, sources):
+    batch = batch_from_pairs([(source, [END]) for source in sources])
+    with torch.inference_mode():
+        return greedy_ids(model, batch.source, batch.source_mask, 16)
+
+
+def test_batches_that_the_longest_pair_does_not_fit_are_refused(data, capsys):
+    longest = max(
+        len(source) + len(target.split()) + 2 for source, target in read_pairs(data / "train.tsv")
+    )  # two end tokens
+    for tokens in (1, longest - 1):
+        assert train(data, "--batch-tokens", str(tokens)) == 1
+        assert capsys.readouterr().err == (
+            f"error: --batch-tokens {tokens}, but the longest pair has {longest} tokens; give {longest} or more, or "
+            "leave long pairs out with --max-source and --max-target\n"
+        )
+    assert not (data / "out.training").exists()
+    assert train(data, "--batch-tokens", str(longest), "--epochs", "1") == 0
 
 
 def test_aligned_files_are_the_same_data(data):

@@ -1,4 +1,4 @@
-"""Runs commands in an environment without some packages: python without_packages.py PACKAGE..., command lines as JSON in stdin.
+"""Runs commands without some packages: python without_packages.py PACKAGE..., command lines as JSON in stdin.
 
 Prints their exit codes and error outputs as JSON. All in one process: a package that cannot be imported stays so.
 """

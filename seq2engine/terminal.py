@@ -1,0 +1,48 @@
+"""How wide a terminal is, and how many of its columns a text takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import unicodedata
+from typing import TextIO
+
+CUT = "…"
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Columns of the terminal a stream writes to, as it is now; None where the stream is no terminal."""
+    if not stream.isatty():
+        return None
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:  # a stream that only claims to be a terminal has no size, nor a descriptor
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes: two for a wide character, none for an accent on another one."""
+    if text.isascii():
+        return len(text)
+    return sum(map(character_width, text))
+
+
+def character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut_to(text: str, columns: int) -> str:
+    """The text, or as much of it as so many columns hold, with a sign that there was more."""
+    if width_of(text) <= columns:
+        return text
+    room = columns - width_of(CUT)
+    kept = []
+    for character in text:
+        room -= character_width(character)
+        if room < 0:
+            break
+        kept.append(character)
+    return "".join(kept) + (CUT if columns > 0 else "")
