@@ -21,7 +21,7 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import ConfigError, Seq2EngineError
+from seq2engine.errors import ConfigError, Seq2EngineError, UsageError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(args)
     except Seq2EngineError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return interrupted()
     except ImportError as error:

@@ -5,6 +5,10 @@ class Seq2EngineError(Exception):
     """Base of all errors this package raises on purpose; the CLI prints them as one line and exits with 1."""
 
 
+class UsageError(Seq2EngineError):
+    """Options that cannot work whatever is in the files they name; the CLI exits with 2."""
+
+
 class ConfigError(Seq2EngineError):
     """A model config or an option set that cannot work; the message lists every problem found."""
 

@@ -18,13 +18,25 @@ p { max-width: 58rem } .subtitle, .note { color: var(--soft) } .note { font-size
 .scroll { overflow-x: auto; margin: .6rem 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
 th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
+th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom }
+table.wide th, table.wide td { padding: .42rem .45rem } td.number, th.number { text-align: right }
 .badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
   color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
 .badge.warn { background: var(--warn) }
+dl.about { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .15rem .9rem; margin: .9rem 0 1.4rem;
+  padding: .6rem .9rem; background: var(--panel); border-radius: .4rem; font-size: .88rem }
+dl.about dt { color: var(--soft) } dl.about dd { margin: 0; overflow-wrap: anywhere }
 svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
+@media (max-width: 40rem) {
+  th, td { white-space: normal; padding: .42rem .4rem }
+  table.wide, .wide tbody, .wide tr, .wide td { display: block } .wide thead { display: none }
+  .wide tr { padding: .5rem 0; border-bottom: 1px solid var(--line) }
+  table.wide td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0;
+    text-align: right } table.wide td:empty { display: none }
+  .wide td::before { content: attr(data-name); color: var(--soft); text-align: left } }
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
+FITTING = 4  # columns that a phone shows side by side
 
 
 class Html(str):
@@ -49,19 +61,30 @@ def note_html(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
+def about_html(rows: Sequence[tuple[str, str]]) -> str:
+    """What a report is about, as a compact block under its title; rows as `seq2engine.about.about_rows` makes them."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    return f'<dl class="about">{pairs}</dl>'
+
+
 def badge_html(text: str, kind: str) -> Html:
     """kind: good, bad or warn."""
     return Html(f'<span class="badge {kind}">{escape(text)}</span>')
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table that scrolls sideways on a narrow screen. Numbers are set right; cells are text unless they are Html."""
+    """Numbers are set right; cells are text unless they are Html.
 
-    def cell(tag: str, value: object) -> str:
+    On a phone a row of a table with many columns becomes a list of its cells, each with the name of its column.
+    """
+    wide = len(head) > FITTING
+
+    def cell(name: str, value: object) -> str:
         text = str(value)
         number = bool(text) and text[0] in "+-.0123456789"
         content = value if isinstance(value, Html) else escape(text)
-        return f"<{tag}{' class=number' if number else ''}>{content}</{tag}>"
+        named = f' data-name="{escape(name)}"' if wide else ""
+        return f"<td{' class=number' if number else ''}{named}>{content}</td>"
 
     body = [list(row) for row in rows]
     numeric = [bool(body) and str(body[0][i])[:1] in set("+-.0123456789") for i in range(len(head))]
@@ -69,5 +92,6 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         f"<th{' class=number' if number else ''}>{escape(name)}</th>"
         for name, number in zip(head, numeric, strict=True)
     )
-    lines = "".join("<tr>" + "".join(cell("td", value) for value in row) + "</tr>\n" for row in body)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'
+    lines = "".join("<tr>" + "".join(map(cell, head, row)) + "</tr>\n" for row in body)
+    kind = ' class="wide"' if wide else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'
