@@ -29,7 +29,7 @@ from .cases import Case
 
 BUFFERS = tuple(2**power for power in range(18, 29, 2))  # bytes: 256 KB to 256 MB, more than any cache holds
 STEP = 4  # from one buffer to the next
-READ = 64 * 1024 * 1024  # bytes that are read at least, over and over where a buffer is smaller
+READ = 2**24  # bytes that are read at a time, over and over where a buffer is smaller
 SIZES = (512, 1024)  # of square products; one of them suits every machine
 TRIES = 5
 WIDTHS = {
@@ -89,14 +89,18 @@ def ceiling_of(threads: int, buffers: Sequence[int] = BUFFERS, sizes: Sequence[i
 
 def reading_rate(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
     """Bytes per second, all threads together, where each reads its part of a buffer of that size over and over."""
-    parts = np.array_split(np.ones(size // 4, dtype=np.float32), threads)
-    times = max(1, READ // size)
+    chunks = np.ones((max(1, size // READ), min(size, READ) // 4), dtype=np.float32)
+    times = READ // chunks[0].nbytes
 
     def read(part: np.ndarray) -> None:
         for _ in range(times):
             np.max(part)
 
-    return times * sum(part.nbytes for part in parts) / best_seconds(lambda: list(pool.map(read, parts)))
+    def seconds(chunk: np.ndarray) -> float:
+        return best_seconds(lambda: list(pool.map(read, np.array_split(chunk, threads))), tries=1)
+
+    # A short piece is more likely to be read without a pause than all of a large buffer, by which it is pushed out again.
+    return READ / min(seconds(chunk) for _ in range(TRIES) for chunk in chunks)
 
 
 def square_product(size: int) -> Callable[[], object]:
@@ -106,10 +110,9 @@ def square_product(size: int) -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def best_seconds(call: Callable[[], object]) -> float:
-    call()
+def best_seconds(call: Callable[[], object], tries: int = TRIES) -> float:
     seconds = []
-    for _ in range(TRIES):
+    for _ in range(tries):
         started = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started)

@@ -42,12 +42,12 @@ def heat_html(result: BenchResult) -> str:
         lines.append(f'<tr><th style="{STICKY}">{escape(arm)}</th>{cells}</tr>')
     corner = f'<th style="{STICKY}">end to end, ms</th>'
     table = f"<thead><tr>{corner}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{table}</table></div>'
+    return f'<div class="scroll"><table class="heat">{table}</table></div>'
 
 
 def heat_cell(case: CaseResult, arm: str, best: str) -> str:
     if arm not in case.arms:
-        return '<td class="number">did not run</td>'
+        return f'<td class="number" data-name="{escape(case.case.name)}">did not run</td>'
     mine, theirs = (case.arms[name].parts["end_to_end"].samples for name in (arm, best))
     times = mine.median / theirs.median
     unsure = arm != best and ratio_interval(mine, theirs).verdict == "unsure"
@@ -57,7 +57,8 @@ def heat_cell(case: CaseResult, arm: str, best: str) -> str:
     sign = "" if case.same(arm) else '<span title="outputs differ"> \u2260</span>'
     about = '<span title="not told from the fastest">\u2248 </span>' if unsure else ""
     text = f"{number(mine.median)}{sign}<br><small>{about}{times:.2f}x</small>"
-    return f'<td class="number" style="{";".join(style)}">{text}</td>'
+    name = escape(case.case.name)
+    return f'<td class="number" data-name="{name}" style="{";".join(style)}">{text}</td>'
 
 
 def heat(times: float) -> str:

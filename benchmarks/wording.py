@@ -75,7 +75,11 @@ def curve_rows(curves: Iterable[Curve]) -> list[tuple[str, ...]]:
 
 
 SCENARIO_HEADS = {
-    "single": ("single stream, ms", "first token p50", "p90", "per token p50", "p90", "end to end p50", "p90", "p99"),
+    "single": (
+        "single stream, ms",
+        *(f"{part} {p}" for part in ("first token", "per token") for p in ("p50", "p90")),
+        *(f"end to end {p}" for p in ("p50", "p90", "p99")),
+    ),
     "offline": ("offline", "sources/s", "tokens/s"),
     "server": ("server", "queries/s", "bound, ms", "p50, ms", "p90", "p99"),
 }
@@ -139,9 +143,9 @@ def ceiling_text(result: BenchResult) -> str:
     if found is None:
         return ""
     flops, threads = found.flops_per_second / 1e9, result.environment.threads
-    sizes = {"from memory": found.read_bytes_per_second} | {f"{size / 2**20:g} MB": rate for size, rate in found.cached}
-    read = ", ".join(f"{rate / 1e9:.1f} {size}" for size, rate in sizes.items())
-    return f"ceiling with {threads} threads: GB/s read: {read}; {flops:.0f} GFLOP/s in fp32 products"
+    rates = ", ".join(f"{rate / 1e9:.1f} of {size / 2**20:g} MB" for size, rate in found.cached)
+    read = f"{found.read_bytes_per_second / 1e9:.1f} GB/s read from memory" + (f" ({rates})" if rates else "")
+    return f"ceiling with {threads} thread{'s'[: threads > 1]}: {read}, {flops:.0f} GFLOP/s in fp32 products"
 
 
 def failed_text(result: BenchResult) -> list[str]:

@@ -18,8 +18,9 @@ p { max-width: 58rem } .subtitle, .note { color: var(--soft) } .note { font-size
 .scroll { overflow-x: auto; margin: .6rem 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
 th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom }
-table.wide th, table.wide td { padding: .42rem .45rem } td.number, th.number { text-align: right }
+th { color: var(--soft); font-weight: 600 } thead th { white-space: normal; vertical-align: bottom }
+table.wide th, table.wide td { padding: .42rem .45rem } table.wide td:not(.number) { white-space: normal }
+td.number, th.number { text-align: right }
 .badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
   color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
 .badge.warn { background: var(--warn) }
@@ -33,7 +34,11 @@ svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px sy
   .wide tr { padding: .5rem 0; border-bottom: 1px solid var(--line) }
   table.wide td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0;
     text-align: right } table.wide td:empty { display: none }
-  .wide td::before { content: attr(data-name); color: var(--soft); text-align: left } }
+  .wide td::before { content: attr(data-name); color: var(--soft); text-align: left }
+  table.heat, .heat tbody, .heat th, .heat td { display: block } .heat thead { display: none }
+  .heat tr { display: flex; flex-wrap: wrap; gap: .3rem; padding: .4rem 0 } .heat th { flex-basis: 100%; border: 0 }
+  .heat td { flex: 0 1 5.6rem; border-radius: .3rem }
+  .heat td::before { content: attr(data-name); display: block; font-weight: 400; font-size: .8rem; color: var(--soft) } }
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
 FITTING = 4  # columns that a phone shows side by side
@@ -79,9 +84,9 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     wide = len(head) > FITTING
 
-    def cell(name: str, value: object) -> str:
+    def cell(name: str, of_numbers: bool, value: object) -> str:
         text = str(value)
-        number = bool(text) and text[0] in "+-.0123456789"
+        number = of_numbers or (bool(text) and text[0] in "+-.0123456789")
         content = value if isinstance(value, Html) else escape(text)
         named = f' data-name="{escape(name)}"' if wide else ""
         return f"<td{' class=number' if number else ''}{named}>{content}</td>"
@@ -92,6 +97,6 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         f"<th{' class=number' if number else ''}>{escape(name)}</th>"
         for name, number in zip(head, numeric, strict=True)
     )
-    lines = "".join("<tr>" + "".join(map(cell, head, row)) + "</tr>\n" for row in body)
+    lines = "".join("<tr>" + "".join(map(cell, head, numeric, row)) + "</tr>\n" for row in body)
     kind = ' class="wide"' if wide else ""
     return f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'

@@ -142,7 +142,9 @@ def test_few_rounds_are_never_a_contradiction():
 
 
 def heat_cells(page):
-    return re.findall(r'<td class="number" style="([^"]*)">(.*?)</td>', page.partition("How to read")[0])
+    return re.findall(
+        r'<td class="number" data-name="pair" style="([^"]*)">(.*?)</td>', page.partition("How to read")[0]
+    )
 
 
 @pytest.mark.parametrize("rounds", [3, 8])
