@@ -99,7 +99,7 @@ def reading_rate(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
     def seconds(chunk: np.ndarray) -> float:
         return best_seconds(lambda: list(pool.map(read, np.array_split(chunk, threads))), tries=1)
 
-    # A short piece is more likely to be read without a pause than all of a large buffer, by which it is pushed out again.
+    # Of a large buffer the best piece counts: a short one is more likely to be read without a pause.
     return READ / min(seconds(chunk) for _ in range(TRIES) for chunk in chunks)
 
 

@@ -38,7 +38,8 @@ svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px sy
   table.heat, .heat tbody, .heat th, .heat td { display: block } .heat thead { display: none }
   .heat tr { display: flex; flex-wrap: wrap; gap: .3rem; padding: .4rem 0 } .heat th { flex-basis: 100%; border: 0 }
   .heat td { flex: 0 1 5.6rem; border-radius: .3rem }
-  .heat td::before { content: attr(data-name); display: block; font-weight: 400; font-size: .8rem; color: var(--soft) } }
+  .heat td::before { content: attr(data-name); display: block; font-weight: 400; font-size: .8rem;
+    color: var(--soft) } }
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
 FITTING = 4  # columns that a phone shows side by side
