@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +87,7 @@ def compare_results(
     Results of other models or machines are refused unless they are to be compared `anyway`. With `relative`, an arm's
     time is taken against the first arm's of the same run: a slow day, which hits both, is then no difference.
     """
-    if slower < 1:
+    if not 1 <= slower < math.inf:  # nor what is no number: nothing would ever be slower than that
         raise UsageError(f"--slower {slower:g}, expected at least 1")
     strange, warnings = other_models_or_machines(before, after), other_conditions(before, after)
     if strange and not anyway:
@@ -205,6 +206,6 @@ def comparison_table(comparison: Comparison) -> str:
     lost = len(comparison.regressions)
     said = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
     if lost:
-        said += f" (each at {COVERAGE:.0%}: if nothing had changed, chance would name {TAIL * len(rows):.2g} or fewer)"
+        said += f" (chance alone would name {TAIL * len(rows):.2g} of them on average, or fewer)"
     lines = [text_table(COMPARED_HEAD, rows), "", *comparison.only]
     return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), said])

@@ -82,10 +82,8 @@ def bench_bundle(
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
     threads = usable_cores() if threads is None else threads
     named = default_precisions(opened, backends) if precisions is None else precisions
-    peer_options = (peers, environments)
-    check_bench(
-        opened, Asked(backends, named, chosen, rounds, threads, scenarios, bound_ms, *peer_options, provider, draft)
-    )
+    with_what = (scenarios, bound_ms, peers, environments, provider, draft)
+    check_bench(opened, Asked(backends, named, chosen, rounds, threads, *with_what))
     if references is not None:
         opened.tokenizer()  # raises where there is none
     result = empty_result(opened, rounds, threads, seed)

@@ -11,6 +11,7 @@ their waiting is computed: a rate can be looked for without waiting for it, and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ def scenario_problems(names: Sequence[str], bound_ms: float | None) -> list[str]
     found = []
     if wrong := [name for name in names if name not in SCENARIOS]:
         found.append(f"unknown scenario {', '.join(wrong)}, expected some of {', '.join(SCENARIOS)}")
-    if bound_ms is not None and bound_ms <= 0:
+    if bound_ms is not None and not 0 < bound_ms < math.inf:
         found.append(f"a bound of {bound_ms:g} ms, expected more than 0")
     if bound_ms is not None and "server" not in names:
         found.append("a bound without the scenario server, whose it is")

@@ -251,7 +251,7 @@ def about_rows(result: BenchResult) -> list[tuple[str, str]]:
         ("model", f"{Path(result.bundle).name}, {model_text(result)}"),
         ("checkpoint", result.checkpoint_sha256[:16]),
         ("date", when(result)),
-        ("versions", ", ".join(filter(None, (f"seq2engine {machine.commit}" if machine.commit else "", versions)))),
+        ("versions", versions + (f", commit {machine.commit}" if machine.commit else "")),
         ("machine", f"{machine.cpu}, {machine.threads} of {machine.cores} cores, Python {machine.python}"),
         ("rounds", str(result.rounds)),
     ]

@@ -63,6 +63,7 @@ def no_work(monkeypatch):
         (("--draft", "w8a8", "--backend", "torch"), "draft 'w8a8' without the backend onnxruntime"),
         (("--bound", "5"), "a bound without the scenario server"),
         (("--bound", "-1", "--scenario", "server"), "a bound of -1 ms, expected more than 0"),
+        (("--bound", "nan", "--scenario", "server"), "a bound of nan ms, expected more than 0"),
         (("--rounds", "0"), "rounds 0, expected at least 1"),
         (("--threads", "0"), "threads 0, expected at least 1"),
         (("--count", "3"), "--count without --references"),

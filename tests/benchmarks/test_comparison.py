@@ -140,8 +140,9 @@ def test_what_one_result_alone_has_is_named() -> None:
         compare_results(result(STEADY), stranger)
     with pytest.raises(UsageError, match="--relative needs one first arm, found torch fp32 and onnxruntime fp32"):
         compare_results(result(STEADY), result({"onnxruntime fp32": STEADY["torch fp32"]}), relative=True)
-    with pytest.raises(UsageError, match=r"--slower 0\.5, expected at least 1"):
-        compare_results(result(STEADY), alone, slower=0.5)
+    for slower in (0.5, float("nan"), float("inf")):  # with the last two nothing could ever fail
+        with pytest.raises(UsageError, match=f"--slower {slower:g}, expected at least 1"):
+            compare_results(result(STEADY), alone, slower=slower)
 
 
 def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
