@@ -41,8 +41,8 @@ peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/in
 MEASURED ?= 1x1x32x32 1x4x32x32 8x1x32x32 8x4x32x32 32x1x32x32 32x4x32x32
 measure: $(VENV)/installed peers
 	$(BIN)/seq2engine export random:base out/base --precision fp32 w8a8 --force
-	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers all --case $(MEASURED) --rounds 6
-	mkdir -p benchmarks/results && cp out/base/reports/bench.json benchmarks/results/base.json
+	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers all --case $(MEASURED) --rounds 6 --out out/base/bench.json
+	mkdir -p benchmarks/results && cp out/base/bench.json benchmarks/results/base.json
 	$(MAKE) readme
 
 readme: $(VENV)/installed

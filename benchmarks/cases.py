@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from ..errors import RequestError
+from ..errors import UsageError
 from ..model.config import ModelConfig
 
 
@@ -47,10 +48,14 @@ def cases_for(config: ModelConfig) -> tuple[Case, ...]:
 
 def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
     """Cases written as batch x beam x source x target, such as 8x4x32x32."""
-    fields = {text: text.split("x") for text in texts}
-    if wrong := [text for text, sizes in fields.items() if len(sizes) != 4 or not all(map(str.isdecimal, sizes))]:
-        raise RequestError(f"case {', '.join(wrong)}: expected batch x beam x source x target, such as 8x4x32x32")
-    return tuple(Case(text, *map(int, fields[text])) for text in texts)
+    if problems := case_text_problems(texts):
+        raise UsageError("; ".join(problems))
+    return tuple(Case(text, *map(int, text.split("x"))) for text in texts)
+
+
+def case_text_problems(texts: Sequence[str]) -> list[str]:
+    wrong = [text for text in texts if re.fullmatch(r"\d+x\d+x\d+x\d+", text, re.ASCII) is None]
+    return [f"case {', '.join(wrong)}: expected batch x beam x source x target, such as 8x4x32x32"] if wrong else []
 
 
 GRID = {"batch": (1, 8, 32), "beam": (1, 4), "source": (32, 128), "target": (32, 128)}  # of a sweep

@@ -3,27 +3,33 @@
 A decoder step must read every weight once, whatever the batch, and multiply it with every row; it takes at least as
 long as the slower of the two:
 
-    bytes   weights of the decoder's layers and of the output projection as they are stored, and the caches in fp32:
-            cross K/V once per source, self K/V once per beam, half full on average
+    bytes   weights of the decoder's layers and of the output projection as they are stored, and the caches: cross K/V
+            and half of the self K/V, once per source, for beams may share all but their last slots
     flops   two for every weight and row, and attention's products
 
-An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the step's. The peak of
-fp32 products is the measure for all precisions, so a narrower one may come out above it where the rows are many.
+How fast bytes are read depends on whether they lie in a cache: a small model is read from there in every step. So
+reading is measured for working sets from `BUFFERS[0]` up, and a step is held to the rate of its own. The peak of
+products is measured in fp32; numbers of a quarter of the width may be multiplied four times as fast. A single beam's
+best token can be found with an output projection in int8 (screened_graph.py), so that is what is counted for it. An
+encoder is counted in the same way. The bound end to end is the encoder's and `target` times the step's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..export.contract import PRECISIONS
 from .cases import Case
 
-BUFFER = 256 * 1024 * 1024  # bytes; more than any cache holds
+BUFFERS = tuple(2**power for power in range(18, 29, 2))  # bytes: 256 KB to 256 MB, more than any cache holds
+STEP = 4  # from one buffer to the next
+READ = 2**24  # bytes that are read at a time, over and over where a buffer is smaller
 SIZES = (512, 1024)  # of square products; one of them suits every machine
 TRIES = 5
 WIDTHS = {
@@ -35,41 +41,66 @@ WIDTHS = {
     "int4": 0.5,
     "w8a8": 1.0,
 }  # bytes of a stored weight
+SCREENED = 1.0  # bytes of a weight of the output projection that a search for one best token reads
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best that was seen of this machine, with the threads an arm gets."""
+    """The best that was seen of this machine, with the threads an arm gets.
 
-    read_bytes_per_second: float
+    `cached` are the rates of reading buffers of so many bytes again and again, the smallest first.
+    """
+
+    read_bytes_per_second: float  # from memory
     flops_per_second: float
+    cached: tuple[tuple[int, float], ...] = ()
+
+    def read_rate(self, size: float) -> float:
+        """Bytes per second at most for a working set of that size: the best from the next smaller one measured up."""
+        fitting = [rate for buffer, rate in self.cached if buffer > size / STEP]
+        return max([*fitting, self.read_bytes_per_second])
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a computation cannot do without."""
+    """What a computation cannot do without; products of narrower numbers count as fewer flops."""
 
     bytes: float
     flops: float
 
     def least_ms(self, ceiling: Ceiling) -> float:
-        return 1000 * max(self.bytes / ceiling.read_bytes_per_second, self.flops / ceiling.flops_per_second)
+        return 1000 * max(self.bytes / ceiling.read_rate(self.bytes), self.flops / ceiling.flops_per_second)
 
 
-def ceiling_of(threads: int, buffer: int = BUFFER, sizes: tuple[int, ...] = SIZES) -> Ceiling:
-    """Reads a buffer with all threads, and multiplies square matrices in fp32; the best of a few tries."""
+def ceiling_of(threads: int, buffers: Sequence[int] = BUFFERS, sizes: Sequence[int] = SIZES) -> Ceiling:
+    """Reads buffers with all threads, and multiplies square matrices in fp32; the best of a few tries."""
     import torch
 
-    parts = np.array_split(np.ones(buffer // 4, dtype=np.float32), threads)
     with ThreadPoolExecutor(threads) as pool:
-        read = sum(part.nbytes for part in parts) / best_seconds(lambda: list(pool.map(np.max, parts)))
+        rates = [reading_rate(pool, threads, size) for size in buffers]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         flops = max(2 * size**3 / best_seconds(square_product(size)) for size in sizes)
     finally:
         torch.set_num_threads(before)
-    return Ceiling(read, flops)
+    return Ceiling(rates[-1], flops, tuple(zip(buffers, rates, strict=True)))
+
+
+def reading_rate(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
+    """Bytes per second, all threads together, where each reads its part of a buffer of that size over and over."""
+    chunks = np.ones((max(1, size // READ), min(size, READ) // 4), dtype=np.float32)
+    times = READ // chunks[0].nbytes
+
+    def read(part: np.ndarray) -> None:
+        for _ in range(times):
+            np.max(part)
+
+    def seconds(chunk: np.ndarray) -> float:
+        return best_seconds(lambda: list(pool.map(read, np.array_split(chunk, threads))), tries=1)
+
+    # Of a large buffer the best piece counts: a short one is more likely to be read without a pause.
+    return READ / min(seconds(chunk) for _ in range(TRIES) for chunk in chunks)
 
 
 def square_product(size: int) -> Callable[[], object]:
@@ -79,10 +110,9 @@ def square_product(size: int) -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def best_seconds(call: Callable[[], object]) -> float:
-    call()
+def best_seconds(call: Callable[[], object], tries: int = TRIES) -> float:
     seconds = []
-    for _ in range(TRIES):
+    for _ in range(tries):
         started = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started)
@@ -91,24 +121,34 @@ def best_seconds(call: Callable[[], object]) -> float:
 
 def least_ms(case: Case, model: dict[str, Any], precision: str, part: str, ceiling: Ceiling) -> float:
     """The shortest time that a part of a case can take; `model` are the fields of its config."""
-    width = WIDTHS[precision]
-    encoder, step = (work(case, model, width).least_ms(ceiling) for work in (encoder_work, step_work))
+    encoder, step = (work(case, model, precision).least_ms(ceiling) for work in (encoder_work, step_work))
     return {"encoder": encoder, "step": step, "end_to_end": encoder + case.target * step}[part]
 
 
-def encoder_work(case: Case, model: dict[str, Any], width: float) -> Work:
+def narrower(width: float) -> float:
+    """How many times as fast as in fp32 numbers of that many bytes may be multiplied: a register holds so many more."""
+    return 4 / max(width, 1.0)
+
+
+def cache_width(precision: str) -> float:
+    return 4.0 if PRECISIONS[precision] == "float32" else 2.0
+
+
+def encoder_work(case: Case, model: dict[str, Any], precision: str) -> Work:
     """Layers, and the cross K/V of every decoder layer."""
-    d, f = model["d_model"], model["d_ff"]
+    d, f, width = model["d_model"], model["d_ff"], WIDTHS[precision]
     weights = model["encoder_layers"] * (4 * d * d + 2 * d * f) + model["decoder_layers"] * 2 * d * d
     tokens = case.batch * case.source
-    attention = model["encoder_layers"] * 4 * d * case.source * tokens
-    return Work(width * weights, 2 * weights * tokens + attention)
+    attention = model["encoder_layers"] * 4 * d * case.source * tokens / narrower(cache_width(precision))
+    return Work(width * weights, 2 * weights * tokens / narrower(width) + attention)
 
 
-def step_work(case: Case, model: dict[str, Any], width: float) -> Work:
-    d, f, layers = model["d_model"], model["d_ff"], model["decoder_layers"]
-    weights = layers * (6 * d * d + 2 * d * f) + d * model["target_vocab"]
+def step_work(case: Case, model: dict[str, Any], precision: str) -> Work:
+    d, f, layers, width = model["d_model"], model["d_ff"], model["decoder_layers"], WIDTHS[precision]
+    weights, projection = layers * (6 * d * d + 2 * d * f), d * model["target_vocab"]
+    projected = min(width, SCREENED) if case.beam == 1 else width
     rows, filled = case.batch * case.beam, case.target / 2
-    caches = 4 * 2 * d * layers * (case.batch * case.source + rows * filled)
-    attention = layers * 4 * d * rows * (case.source + filled)
-    return Work(width * weights + caches, 2 * weights * rows + attention)
+    caches = cache_width(precision) * 2 * d * layers * case.batch * (case.source + filled)
+    attention = layers * 4 * d * rows * (case.source + filled) / narrower(cache_width(precision))
+    products = 2 * rows * (weights / narrower(width) + projection / narrower(projected))
+    return Work(width * weights + projected * projection + caches, products + attention)

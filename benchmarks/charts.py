@@ -19,7 +19,8 @@ SHADES = {  # how strongly each piece of a bar is painted, and in which of the p
     "copies": ("--good", 0.8),
 }
 LINES = ("--accent", "--bad", "--good", "--warn", "--soft")
-WIDTH, HEIGHT, LEFT, BOTTOM = 360, 180, 34, 24  # of the line chart; a phone shows it in its own size
+WIDTH, HEIGHT, LEFT, BOTTOM = 360, 180, 40, 24  # of the line chart; a phone shows it in its own size
+MARKS = 4  # above zero on the axis of a line chart, at most
 HOT = 4.0  # times the fastest, and more: painted as hot as can be
 TIGHT = "padding:.35rem .4rem"  # so that a phone shows some cases beside the arms
 STICKY = (
@@ -30,32 +31,40 @@ STICKY = (
 def heat_html(result: BenchResult) -> str:
     """Arms down, cases across: the time end to end and how many times the fastest arm's that is, painted by it.
 
-    The fastest arm of a case is bold, and so is every one that the rounds do not tell from it; an arm whose outputs
-    differ has a sign for that.
+    The fastest arm of a case, and it alone, is bold. One that the rounds do not tell from it has a sign for that and no
+    paint: how much slower it is, if at all, is not known. An arm whose outputs differ has a sign as well.
     """
     best = {case.case.name: fastest(case) for case in result.cases}
     head = "".join(f'<th class="number" style="{TIGHT}">{escape(case.case.name)}</th>' for case in result.cases)
     lines = []
     for arm in result.arms:
-        cells = "".join(heat_cell(case, arm, best[case.case.name], result.seed) for case in result.cases)
+        cells = "".join(heat_cell(case, arm, best[case.case.name]) for case in result.cases)
         lines.append(f'<tr><th style="{STICKY}">{escape(arm)}</th>{cells}</tr>')
     corner = f'<th style="{STICKY}">end to end, ms</th>'
     table = f"<thead><tr>{corner}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{table}</table></div>'
+    return f'<div class="scroll"><table class="grid">{table}</table></div>'
 
 
-def heat_cell(case: CaseResult, arm: str, best: str, seed: int) -> str:
+def heat_cell(case: CaseResult, arm: str, best: str) -> str:
     if arm not in case.arms:
-        return '<td class="number">did not run</td>'
+        return f'<td class="number" data-name="{escape(case.case.name)}">did not run</td>'
     mine, theirs = (case.arms[name].parts["end_to_end"].samples for name in (arm, best))
     times = mine.median / theirs.median
-    warmth = 100 * min(1.0, math.log(times) / math.log(HOT))
-    paint = f"color-mix(in srgb, color-mix(in srgb, var(--bad) {warmth:.0f}%, var(--good)) 28%, var(--paper))"
-    wins = arm == best or ratio_interval(mine, theirs, seed).verdict == "unsure"
-    weight = "font-weight:700;" if wins else ""
+    unsure = arm != best and ratio_interval(mine, theirs).verdict == "unsure"
+    style = [TIGHT] if unsure else [TIGHT, f"background:{heat(times)}"]
+    if arm == best:
+        style.append("font-weight:700")
     sign = "" if case.same(arm) else '<span title="outputs differ"> \u2260</span>'
-    text = f"{number(mine.median)}{sign}<br><small>{times:.2f}x</small>"
-    return f'<td class="number" style="{TIGHT};{weight}background:{paint}">{text}</td>'
+    about = '<span title="not told from the fastest">\u2248 </span>' if unsure else ""
+    text = f"{number(mine.median)}{sign}<br><small>{about}{times:.2f}x</small>"
+    name = escape(case.case.name)
+    return f'<td class="number" data-name="{name}" style="{";".join(style)}">{text}</td>'
+
+
+def heat(times: float) -> str:
+    """The colour of an arm that takes so many times as long as the fastest."""
+    warmth = 100 * min(1.0, math.log(times) / math.log(HOT))
+    return f"color-mix(in srgb, color-mix(in srgb, var(--bad) {warmth:.0f}%, var(--good)) 28%, var(--paper))"
 
 
 def fastest(case: CaseResult) -> str:
@@ -133,20 +142,20 @@ def painted(piece: str) -> str:
 
 
 def curves_svg(curves: Sequence[Curve]) -> str:
-    """Milliseconds per output token against a size, from zero up, one line per arm; names stand below."""
+    """Milliseconds per output token against a size, both from zero up, one line per arm; names stand below."""
     longest = max(max(curve.costs) for curve in curves)
-    highest = max(max(curve.costs.values()) for curve in curves) * 1.08
-    across, up = (WIDTH - LEFT - 8) / longest, (HEIGHT - BOTTOM - 8) / highest
+    marks = marks_up_to(max(max(curve.costs.values()) for curve in curves))
+    across, up = (WIDTH - LEFT - 8) / longest, (HEIGHT - BOTTOM - 8) / marks[-1]
     ground = HEIGHT - BOTTOM
     axis = 'style="stroke:var(--line);stroke-width:1"'
-    shapes = [f'<line x1="{LEFT}" x2="{WIDTH}" y1="{ground}" y2="{ground}" {axis}/>']
-    for height in (highest / 2, highest):
+    shapes = [f'<line x1="{LEFT}" x2="{LEFT}" y1="8" y2="{ground}" {axis}/>']
+    for height in marks:
         y = ground - height * up
         shapes += [
             f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" {axis}/>',
-            f'<text x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:.3g}</text>',
+            f'<text x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:g}</text>',
         ]
-    for length in sorted({length for curve in curves for length in curve.costs}):
+    for length in (0, *sorted({length for curve in curves for length in curve.costs})):
         shapes.append(f'<text x="{LEFT + length * across:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{length}</text>')
     for place, curve in enumerate(curves):
         colour = f"var({LINES[place % len(LINES)]})"
@@ -164,6 +173,13 @@ def curves_svg(curves: Sequence[Curve]) -> str:
     label = escape("; ".join(f"{curve.arm}: {costs_text(curve.costs)}" for curve in curves))
     size = f'viewBox="0 0 {WIDTH} {HEIGHT + 8 + 15 * len(curves)}" style="width:100%;max-width:{WIDTH + 120}px"'
     return f'<svg role="img" aria-label="{label}" {size}>{"".join(shapes)}</svg>'
+
+
+def marks_up_to(highest: float) -> list[float]:
+    """Round numbers from 0 to the first that is not below the highest value: 0, 0.2, 0.4, 0.6."""
+    power = 10 ** math.floor(math.log10(highest))
+    step = next(each * power for each in (0.2, 0.5, 1, 2, 5) if highest <= MARKS * each * power)
+    return [float(f"{step * n:.6g}") for n in range(math.ceil(highest / step) + 1)]
 
 
 def costs_text(costs: Mapping[int, float]) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from seq2engine.tables import text_table
 
-from ..errors import RequestError
+from ..errors import UsageError
 from .cases import Case
-from .result import PARTS, BenchResult, result_from_dict
-from .timing import COVERAGE, FEWEST_ROUNDS, RESAMPLES, Ratio, Samples
+from .intervals import COVERAGE, TAIL, fewest_rounds, separate_interval
+from .result import PARTS, BenchResult
+from .timing import Ratio, Samples, ratio_with
 from .wording import LABELS, interval_text, number
 
 SLOWER = 1.05  # times as long: what is slower than that for sure fails a comparison
@@ -34,13 +35,13 @@ class Difference:
 
     def verdict(self, slower: float) -> str:
         """slower, where the whole interval is beyond that many times as long; faster; or no real difference."""
-        if self.ratio.rounds < FEWEST_ROUNDS:
-            return "too few rounds"
-        if self.ratio.low > slower:
+        if self.ratio.above(slower):
             return "SLOWER"
-        if self.ratio.high < 1:
+        if self.ratio.below(1):
             return "faster"
-        return "slower, within the limit" if self.ratio.low > 1 else "no real difference"
+        if self.ratio.above(1):
+            return f"slower, {'within' if self.ratio.below(slower) else 'perhaps beyond'} the limit"
+        return "no real difference"
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,6 @@ class Comparison:
         return json.dumps({**values, "differences": rows}, indent=1) + "\n"
 
 
-def result_from_file(path: Path) -> BenchResult:
-    try:
-        return result_from_dict(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(
-            f"{path} is no benchmark result ({type(error).__name__}: {error}); make one with: seq2engine bench BUNDLE"
-        ) from error
-
-
 def compare_results(
     before: BenchResult, after: BenchResult, slower: float = SLOWER, relative: bool = False, anyway: bool = False
 ) -> Comparison:
@@ -95,16 +87,16 @@ def compare_results(
     Results of other models or machines are refused unless they are to be compared `anyway`. With `relative`, an arm's
     time is taken against the first arm's of the same run: a slow day, which hits both, is then no difference.
     """
-    if slower < 1:
-        raise RequestError(f"--slower {slower:g}, expected at least 1")
+    if not 1 <= slower < math.inf:  # nor what is no number: nothing would ever be slower than that
+        raise UsageError(f"--slower {slower:g}, expected at least 1")
     strange, warnings = other_models_or_machines(before, after), other_conditions(before, after)
     if strange and not anyway:
-        raise RequestError(f"cannot compare: {'; '.join(strange)}; compare all the same with: --anyway")
+        raise UsageError(f"cannot compare: {'; '.join(strange)}; compare all the same with: --anyway")
     old, new = timed(before), timed(after)
     if not old.keys() & new.keys():
-        raise RequestError("the two results have no case and arm in common; measure both with the same cases and arms")
+        raise UsageError("the two results have no case and arm in common; measure both with the same cases and arms")
     if relative and before.first != after.first:
-        raise RequestError(f"--relative needs one first arm, found {before.first} and {after.first}; leave it out")
+        raise UsageError(f"--relative needs one first arm, found {before.first} and {after.first}; leave it out")
     differences = []
     for (case, arm, part), samples in old.items():
         if (case, arm, part) in new and not (relative and arm == before.first):
@@ -144,27 +136,23 @@ def named(case: tuple[int, ...]) -> str:
     return "x".join(map(str, case))
 
 
-def ratio_of_runs(after: Timed, before: Timed, seed: int = 0) -> Ratio:
-    """The ratio of medians, after over before, with its bootstrap interval.
-
-    The runs share no rounds, so the rounds of each are drawn alone; an arm and the one beside it share theirs.
-    """
-    generator = np.random.default_rng(seed)
-    medians, values = [], []
-    for samples, beside in (after, before):
-        rounds = len(samples.nanoseconds)
-        drawn = generator.integers(0, rounds, (RESAMPLES, rounds))
-        medians.append(drawn_medians(samples, drawn) / (1 if beside is None else drawn_medians(beside, drawn)))
-        values.append(samples.median / (1 if beside is None else beside.median))
-    tail = 100 * (1 - COVERAGE) / 2
-    low, high = np.percentile(medians[0] / medians[1], (tail, 100 - tail))
-    fewest = min(len(samples.nanoseconds) for samples, _ in (after, before))
-    return Ratio(values[0] / values[1], float(low), float(high), fewest)
+def ratio_of_runs(after: Timed, before: Timed) -> Ratio:
+    """The ratio of medians, after over before, with its exact interval; an arm and the one beside it share rounds."""
+    now, then = (times_of(timed) for timed in (after, before))
+    interval = separate_interval(now, then)
+    if interval is None:
+        raise UsageError(
+            f"{len(then)} rounds before and {len(now)} after cannot tell anything at {COVERAGE:.0%}, however slow; "
+            f"measure both again with at least --rounds {fewest_rounds()}, better 10"
+        )
+    return ratio_with(float(np.median(now) / np.median(then)), interval, min(len(now), len(then)))
 
 
-def drawn_medians(samples: Samples, drawn: np.ndarray) -> np.ndarray:
-    """[RESAMPLES, rounds] -> [RESAMPLES]"""
-    return np.median(np.array(samples.nanoseconds, dtype=np.float64)[drawn], axis=1)
+def times_of(timed: Timed) -> np.ndarray:
+    """[rounds], nanoseconds; or, of an arm beside another, how many times as long it took in each round."""
+    samples, beside = (None if one is None else np.array(one.nanoseconds, dtype=np.float64) for one in timed)
+    assert samples is not None
+    return samples if beside is None else samples / beside
 
 
 def other_models_or_machines(before: BenchResult, after: BenchResult) -> list[str]:
@@ -188,6 +176,11 @@ def other_conditions(before: BenchResult, after: BenchResult) -> list[str]:
     found = []
     if before.model == after.model and before.checkpoint_sha256 != after.checkpoint_sha256:
         found.append("the weights differ, though not their sizes")
+    found += [
+        f"the run {when} was {one.interrupted}"
+        for when, one in (("before", before), ("after", after))
+        if one.interrupted
+    ]
     if here.governor != there.governor:
         found.append(f"the governor differs, {here.governor} before and {there.governor} after")
     return found + [
@@ -212,5 +205,7 @@ def comparison_table(comparison: Comparison) -> str:
     ]
     lost = len(comparison.regressions)
     said = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
+    if lost:
+        said += f" (chance alone would name {TAIL * len(rows):.2g} of them on average, or fewer)"
     lines = [text_table(COMPARED_HEAD, rows), "", *comparison.only]
     return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), said])

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..runtime.lanes import usable_cores
 
 LIBRARIES = {  # what is shown -> the distributions it may come from
+    "seq2engine": ("seq2engine",),
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "onnx": ("onnx",),

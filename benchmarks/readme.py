@@ -6,11 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-from .comparison import result_from_file
 from .machine import SOURCES
 from .result import BenchResult, CaseResult
+from .result_files import result_from_file
 from .timing import ratio_interval
-from .wording import number
+from .wording import interval_of, number
 
 RESULT = SOURCES / "benchmarks" / "results" / "base.json"
 README = SOURCES / "README.md"
@@ -56,12 +56,11 @@ def cells(result: BenchResult, case: CaseResult, precision: str, draft: str | No
         return f"{number(mine.median)} ms", "none ran", ""
     best = min(peers, key=lambda name: case.arms[name].parts["end_to_end"].samples.median)
     theirs = case.arms[best].parts["end_to_end"].samples
-    ratio = ratio_interval(theirs, mine, result.seed)
-    unsure = ", unsure" if ratio.verdict == "unsure" else ""
+    ratio = ratio_interval(theirs, mine)
     return (
         f"{number(mine.median)} ms",
         f"{best}, {number(theirs.median)} ms",
-        f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}{unsure})",
+        f"{ratio.value:.2f} ({interval_of(ratio)}{', unsure' if ratio.verdict == 'unsure' else ''})",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
 from ..runtime.quality import QUALITY_HEAD
@@ -21,6 +21,7 @@ from .wording import (
     SCENARIO_HEADS,
     SCENARIO_NOTES,
     SPLIT_HEAD,
+    about_rows,
     arm_rows,
     busy_text,
     ceiling_text,
@@ -29,6 +30,7 @@ from .wording import (
     environment_rows,
     explanation,
     failed_text,
+    interrupted_text,
     measures,
     outputs_text,
     quality_rows,
@@ -59,7 +61,7 @@ def bench_table(result: BenchResult) -> str:
         ]
         head = (*HEAD, f"against {result.first}", "verdict", "outputs")
         lines += [f"{case.case.name}: {case.case}", text_table(head, rows)]
-        lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end', result.seed)}"]
+        lines += [f"{LABELS['end_to_end']}: {winner_text(case, 'end_to_end')}"]
         lines += [*filter(None, [settings_text(case)]), "", text_table(SPLIT_HEAD, split_rows(case)), ""]
     if curves := result.curves():
         lines += [text_table(CURVE_HEAD, curve_rows(curves)), ""]
@@ -69,7 +71,7 @@ def bench_table(result: BenchResult) -> str:
         if figures := scenario_rows(result, scenario):
             lines += [text_table(figure_head, figures), ""]
     lines += [text_table(ARM_HEAD, arm_rows(result)), "", *failed_text(result), *filter(None, [ceiling_text(result)])]
-    lines.append(conditions(result))
+    lines += [*interrupted_text(result), conditions(result)]
     if result.environment.busy:
         lines.append(busy_text(result))
     return "\n".join(lines)
@@ -78,7 +80,8 @@ def bench_table(result: BenchResult) -> str:
 def bench_html(result: BenchResult) -> str:
     """The report as one HTML file that needs nothing else."""
     blocks = [
-        note_html(conditions(result) + "."),
+        about_html(about_rows(result)),
+        *(f"<p>{badge_html('interrupted', 'bad')} {escape(text)}</p>" for text in interrupted_text(result)),
         *(f"<p>{badge_html('failed', 'bad')} {escape(text)}</p>" for text in failed_text(result)),
     ]
     if result.environment.busy:
@@ -86,11 +89,11 @@ def bench_html(result: BenchResult) -> str:
     blocks += [
         heading_html("Who wins where"),
         note_html(
-            "Milliseconds end to end, and how many times the fastest arm's of the case. Bold: the fastest, and what "
-            "the rounds do not tell from it. \u2260: some output is not the first arm's."
+            "Milliseconds end to end, and how many times the fastest arm's of the case. Bold: the fastest. \u2248, "
+            "without colour: the rounds do not tell it from the fastest. \u2260: some output is not the first arm's."
         ),
         heat_html(result),
-        *(glance_html(case, result.seed) for case in result.cases),
+        *(glance_html(case) for case in result.cases),
     ]
     if curves := result.curves():
         blocks += curves_html(curves)
@@ -178,9 +181,9 @@ def same_html(equal: int, batch: int, is_first: bool) -> str:
     return badge_html(f"{equal} of {batch} equal", "good" if equal == batch else "bad")
 
 
-def glance_html(case: CaseResult, seed: int) -> str:
+def glance_html(case: CaseResult) -> str:
     """One case in a sentence, which a narrow screen can wrap as it could not wrap a table."""
     differing = [name for name in case.arms if not case.same(name)]
     outputs = badge_html("outputs differ", "bad") if differing else badge_html("outputs equal", "good")
-    said = winner_text(case, "end_to_end", seed)
+    said = winner_text(case, "end_to_end")
     return f"<p><strong>{escape(case.case.name)}</strong>: {escape(said)} {outputs} {escape(', '.join(differing))}</p>"

@@ -121,6 +121,7 @@ class BenchResult:
     seed: int
     made_at: str
     format: int = FORMAT
+    interrupted: str = ""  # how far a run came that did not come to its end
 
     @property
     def first(self) -> str:
@@ -144,8 +145,11 @@ class BenchResult:
         return tuple(found)
 
     def of_ceiling(self, case: CaseResult, arm: str, part: str) -> float | None:
-        """The shortest time the machine could take over the time that it took; None where no ceiling was measured."""
-        if self.ceiling is None:
+        """The shortest time the machine could take over the time that it took.
+
+        None where no ceiling was measured, and with drafts, which save an unknown number of steps.
+        """
+        if self.ceiling is None or (self.arms[arm].draft is not None and part != "encoder"):
             return None
         least = least_ms(case.case, self.model, self.arms[arm].precision, part, self.ceiling)
         return least / case.arms[arm].parts[part].samples.median
@@ -189,7 +193,7 @@ def slots_of_greedy(case: Case, cache: CacheCounts) -> float:
     return cache.most_slots / case.target
 
 
-def winner(case: CaseResult, part: str, seed: int) -> tuple[str, str, Ratio] | None:
+def winner(case: CaseResult, part: str) -> tuple[str, str, Ratio] | None:
     """The fastest arm, the next one, and how far it is ahead of that; None if there is only one arm."""
     having = [name for name, arm in case.arms.items() if part in arm.parts]
     ranked = sorted(having, key=lambda name: case.arms[name].parts[part].samples.median)
@@ -197,7 +201,7 @@ def winner(case: CaseResult, part: str, seed: int) -> tuple[str, str, Ratio] | N
         return None
     best, second = ranked[:2]
     slower, faster = (case.arms[name].parts[part].samples for name in (second, best))
-    return best, second, ratio_interval(slower, faster, seed)
+    return best, second, ratio_interval(slower, faster)
 
 
 def result_from_dict(values: dict[str, Any]) -> BenchResult:
@@ -212,13 +216,17 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
         **{
             **{name: value for name, value in values.items() if name != "curves"},
             "arms": {name: Arm(**arm) for name, arm in values["arms"].items()},
-            "cases": tuple(case_from_dict(case) for case in values["cases"]),
+            "cases": tuple(case_from_dict(case, next(iter(values["arms"]))) for case in values["cases"]),
             "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
-            "ceiling": Ceiling(**values["ceiling"]) if values["ceiling"] else None,
+            "ceiling": ceiling_from_dict(values["ceiling"]) if values["ceiling"] else None,
             "scenarios": tuple(map(scenario_from_dict, values["scenarios"])),
             "environment": Environment(**{**machine, "features": tuple(machine["features"])}),
         }
     )
+
+
+def ceiling_from_dict(values: dict[str, Any]) -> Ceiling:
+    return Ceiling(**{**values, "cached": tuple((size, rate) for size, rate in values.get("cached", ()))})
 
 
 def scenario_from_dict(values: dict[str, Any]) -> Scenario:
@@ -226,12 +234,17 @@ def scenario_from_dict(values: dict[str, Any]) -> Scenario:
     return Scenario(values["scenario"], values["arm"], values["figures"], samples)
 
 
-def case_from_dict(values: dict[str, Any]) -> CaseResult:
+def case_from_dict(values: dict[str, Any], first: str) -> CaseResult:
+    """Speedups are taken of the samples once more, so that a result of another version is judged by the same rule."""
+    base = {part: samples_of(measure) for part, measure in values["arms"][first]["parts"].items()}
     arms = {
         name: ArmResult(
             equal=arm["equal"],
             equal_timed=arm["equal_timed"],
-            parts={part: measure_from_dict(measure) for part, measure in arm["parts"].items()},
+            parts={
+                part: Measure(samples_of(measure), measure["tokens"], ratio_interval(base[part], samples_of(measure)))
+                for part, measure in arm["parts"].items()
+            },
             cache=CacheCounts(**arm["cache"]) if arm["cache"] else None,
             split={piece: Samples(tuple(found["nanoseconds"])) for piece, found in arm["split"].items()},
             setting=arm["setting"],
@@ -241,6 +254,5 @@ def case_from_dict(values: dict[str, Any]) -> CaseResult:
     return CaseResult(Case(**values["case"]), arms)
 
 
-def measure_from_dict(values: dict[str, Any]) -> Measure:
-    samples = Samples(tuple(values["samples"]["nanoseconds"]))
-    return Measure(samples, values["tokens"], Ratio(**values["speedup"]))
+def samples_of(measure: dict[str, Any]) -> Samples:
+    return Samples(tuple(measure["samples"]["nanoseconds"]))

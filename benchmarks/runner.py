@@ -19,7 +19,7 @@ from pathlib import Path
 
 from seq2engine.progress import Progress, silent
 
-from ..errors import RequestError, Seq2EngineError, SessionError
+from ..errors import Seq2EngineError, SessionError
 from ..export.bundle import REFERENCE, Bundle, open_bundle
 from ..export.contract import GRAPHS
 from ..export.default_precision import shared_precision
@@ -29,8 +29,9 @@ from ..runtime.quality import Quality, References, quality_of_session
 from ..runtime.search import SearchOptions
 from ..runtime.session import BACKENDS, Session, open_session
 from ..runtime.trt_choice import choose_engine
-from .cases import Case, case_problems, cases_for, sources_for
+from .cases import Case, cases_for, sources_for
 from .ceiling import ceiling_of
+from .checks import Asked, check_bench
 from .fixed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, options_of, repeated_step, split_decode
 from .footprint import build_seconds, export_seconds, peak_of_arm
 from .machine import environment, load_average, usable_cores
@@ -65,82 +66,122 @@ def bench_bundle(
     bound_ms: float | None = None,
     queries: int = QUERIES,
     draft: str | None = None,
+    keep: Callable[[BenchResult], object] = lambda result: None,
 ) -> BenchResult:
     """Times every backend in every precision on every case; the first of each is what the others are compared with.
 
-    Without `precisions`, the most precise that serves all backends is timed.
-    Without `threads` every arm gets all cores this process may use. An arm that fails ends the run. With `references`
-    every arm also decodes their texts, with each case's number of beams, and its error rates stand beside its times.
-    `provider` is where the arms of ONNX Runtime compute. `peers` are other libraries with the same weights, timed end
-    to end among our arms: names, or "all", of which those that fail are listed as failed. What is not `quick` also
-    takes the machine's ceiling and every arm's peak memory in a process of its own; `export_times` exports again.
-    `scenarios` (scenarios.py) take the sizes of the first case; `bound_ms` is a server's. A `draft` precision gives
-    the others on ONNX Runtime one more arm each, in cases with one source and one beam, which it guesses ahead for.
+    Without `precisions`, the most precise that serves all backends is timed; without `threads` every arm gets all
+    cores this process may use. An arm that fails ends the run. With `references` every arm also decodes their texts,
+    with each case's number of beams, and its error rates stand beside its times. `provider` is where the arms of ONNX
+    Runtime compute. `peers` are other libraries with the same weights, timed end to end among our arms: names, or
+    "all", of which those that fail are listed as failed. What is not `quick` also takes the machine's ceiling and
+    every arm's peak memory in a process of its own; `export_times` exports again. `scenarios` (scenarios.py) take the
+    sizes of the first case; `bound_ms` is a server's. A `draft` precision gives the others on ONNX Runtime one more
+    arm each, in cases with one source and one beam: speculative decoding. `keep` gets the finished cases after each
+    of them, as a result that is marked as interrupted: what is left of a run that does not come to its end.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     chosen = cases_for(opened.config) if cases is None else tuple(cases)
     threads = usable_cores() if threads is None else threads
-    precisions = [shared_precision(opened, backends)] if precisions is None else precisions
-    check_bench(opened, backends, precisions, chosen, rounds, threads)
-    workload = largest_of(chosen)
-    load_before = load_average()
-    ceiling = None if quick else ceiling_of(threads)
+    named = [shared_precision(opened, backends)] if precisions is None else precisions
+    with_what = (scenarios, bound_ms, peers, environments, provider, draft)
+    check_bench(opened, Asked(backends, named, chosen, rounds, threads, *with_what))
+    if references is not None:
+        opened.tokenizer()  # raises where there is none
+    result = empty_result(opened, rounds, threads, seed)
+    if not quick:
+        result = dataclasses.replace(result, ceiling=ceiling_of(threads))
     with ExitStack() as stack:
         theirs = stack.enter_context(open_peers(peers, opened, threads, progress, environments))
-        arms: dict[str, Arm] = {}
-        sessions: dict[str, Session] = {}
-        for backend, precision, guesses in wanted_arms(backends, precisions, draft):
-            where = provider if backend == "onnxruntime" else None
-            name = " ".join(filter(None, (backend, where, precision, guesses and f"drafts {guesses}")))
-            progress(f"bench: load {name}", 0.0)
-            # Importing the library is not loading the model, and would be charged to the first arm alone.
-            import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
-            started = time.perf_counter()
-            with blaming(name, "loading"):
-                sessions[name] = stack.enter_context(
-                    open_session(opened, backend, precision, threads, provider=where, draft=guesses, workload=workload)
-                )
-            load_ms = 1000 * (time.perf_counter() - started)
-            arms[name] = Arm(backend, precision, FILES[backend](opened, precision), load_ms, draft=guesses)
-            progress(f"bench: load {name}", 1.0)
+        wanted = wanted_arms(backends, named, draft)
+        arms, sessions = open_arms(stack, opened, wanted, threads, provider, largest_of(chosen), progress)
         # Without worker threads nobody spins, so nobody has to wait.
         rest = REST if threads > 1 and len(arms) + len(theirs.running) > 1 else 0.0
-        results = tuple(
-            bench_case(sessions_for(case, sessions, arms), theirs, case, rounds, rest, seed, progress)
-            for case in chosen
-        )
-        arms |= {name: arm_of_peer(theirs, name) for name in theirs.timed}
-        streams = run_scenarios(scenarios, sessions, chosen[0], bound_ms, seed, queries, progress)
+        done: list[CaseResult] = []
+        for case in chosen:
+            done.append(bench_case(sessions_for(case, sessions, arms), theirs, case, rounds, rest, seed, progress))
+            timed = arms | {name: arm_of_peer(theirs, name) for name in theirs.timed}
+            mark = f"interrupted after {len(done)} of {len(chosen)} cases"
+            result = dataclasses.replace(result, arms=timed, failed=dict(theirs.failed), cases=tuple(done))
+            keep(dataclasses.replace(result, interrupted=mark))
+        drafted = [name for name, arm in arms.items() if arm.draft is not None]
+        streams = run_scenarios(scenarios, sessions, chosen[0], bound_ms, seed, queries, progress, drafted)
         beams = sorted({case.beam for case in chosen})
         quality = {} if references is None else quality_of_arms(opened, sessions, references, beams, progress)
-    for done, name in enumerate(sessions):
-        progress("bench: memory", done / len(sessions))
+    costs = {}
+    for number, name in enumerate(sessions):
+        progress("bench: memory", number / len(sessions))
         if not quick:
             arms[name] = with_peak(arms[name], opened, threads, provider, chosen, seed)
-        arms[name] = with_times(arms[name], opened, export_times)
+        costs[name] = with_times(arms[name], opened, export_times)
     progress("bench: memory", 1.0)
-    return BenchResult(
-        bundle=str(opened.root),
-        checkpoint_sha256=opened.manifest.checkpoint_sha256,
-        model=dataclasses.asdict(opened.config),
-        cache_form=opened.cache_form,
-        arms=arms,
-        failed=theirs.failed,
-        cases=results,
+    return dataclasses.replace(
+        result,
+        arms=result.arms | costs,
         quality=quality,
-        ceiling=ceiling,
         scenarios=streams,
-        environment=environment(threads, load_before),
+        environment=environment(threads, result.environment.load_before),
+        made_at=now_text(),
+    )
+
+
+def empty_result(bundle: Bundle, rounds: int, threads: int, seed: int) -> BenchResult:
+    """What is known before anything is timed."""
+    return BenchResult(
+        bundle=str(bundle.root),
+        checkpoint_sha256=bundle.manifest.checkpoint_sha256,
+        model=dataclasses.asdict(bundle.config),
+        cache_form=bundle.cache_form,
+        arms={},
+        failed={},
+        cases=(),
+        quality={},
+        ceiling=None,
+        scenarios=(),
+        environment=environment(threads, load_average()),
         rounds=rounds,
         warmup=WARMUP,
         seed=seed,
-        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_at=now_text(),
     )
 
 
 def largest_of(cases: Sequence[Case]) -> Workload:
     """What an engine must take to be timed on all cases."""
     return Workload(*(max(getattr(case, size) for case in cases) for size in ("batch", "beam", "source", "target")))
+
+
+def now_text() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def open_arms(
+    stack: ExitStack,
+    bundle: Bundle,
+    wanted: Sequence[tuple[str, str, str | None]],
+    threads: int,
+    provider: str | None,
+    workload: Workload,
+    progress: Progress,
+) -> tuple[dict[str, Arm], dict[str, Session]]:
+    """Opens our arms, which the stack closes, and notes what each loaded and how long that took."""
+    arms: dict[str, Arm] = {}
+    sessions: dict[str, Session] = {}
+    for backend, precision, guesses in wanted:
+        where = provider if backend == "onnxruntime" else None
+        name = " ".join(filter(None, (backend, where, precision, guesses and f"drafts {guesses}")))
+        progress(f"bench: load {name}", 0.0)
+        # Importing the library is not loading the model, and would be charged to the first arm alone.
+        import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
+        started = time.perf_counter()
+        with blaming(name, "loading"):
+            sessions[name] = stack.enter_context(
+                open_session(bundle, backend, precision, threads, provider=where, draft=guesses, workload=workload)
+            )
+        load_ms = 1000 * (time.perf_counter() - started)
+        arms[name] = Arm(backend, precision, FILES[backend](bundle, precision), load_ms, draft=guesses)
+        progress(f"bench: load {name}", 1.0)
+    return arms, sessions
 
 
 def wanted_arms(
@@ -213,32 +254,8 @@ def engine_bytes(bundle: Bundle, precision: str) -> int:
     return sum(entry.bytes for entry in choose_engine(bundle, precision, None)[1].engines.values())
 
 
-# The backends timed here, and what each reads from disk.
+# What each backend reads from disk.
 FILES = {"torch": reference_bytes, "onnxruntime": graph_bytes, "tensorrt": engine_bytes}
-
-
-def check_bench(
-    bundle: Bundle,
-    backends: Sequence[str],
-    precisions: Sequence[str],
-    cases: Sequence[Case],
-    rounds: int,
-    threads: int,
-) -> None:
-    """Refuses what cannot be timed, with every problem in one message, before anything is loaded."""
-    problems = []
-    for kind, asked, known in (
-        ("backend", backends, tuple(FILES)),
-        ("precision", precisions, bundle.precisions),
-    ):
-        if not asked:
-            problems.append(f"no {kind} to time")
-        problems += [f"{kind} {name!r}, expected one of {', '.join(known)}" for name in asked if name not in known]
-        problems += [f"{kind} {name!r} twice" for name in dict.fromkeys(asked) if list(asked).count(name) > 1]
-    problems += case_problems(cases, bundle.config)
-    problems += [f"{name} {n}, expected at least 1" for name, n in (("rounds", rounds), ("threads", threads)) if n < 1]
-    if problems:
-        raise RequestError(f"cannot benchmark {bundle.root}: " + "; ".join(problems))
 
 
 @contextmanager
@@ -294,7 +311,7 @@ def bench_case(
         name: ArmResult(
             equal=count_equal(usual[name], usual[first]),
             equal_timed=count_equal(fixed[name].tokens, fixed[first].tokens),
-            parts={part: measure(times[part], name, first, case, part, seed) for part in PARTS},
+            parts={part: measure(times[part], name, first, case, part) for part in PARTS},
             cache=fixed[name].counts,
             split={
                 piece: Samples(tuple(split[piece] for split in splits[name][-rounds:]))  # none of the warm-up
@@ -306,7 +323,7 @@ def bench_case(
     others = {
         name: ArmResult(
             *agreed[name],
-            parts={"end_to_end": measure(times["end_to_end"], name, first, case, "end_to_end", seed)},
+            parts={"end_to_end": measure(times["end_to_end"], name, first, case, "end_to_end")},
             setting=decode.worker.setting,
         )
         for name, decode in theirs.items()
@@ -335,9 +352,9 @@ def agreement(
     }
 
 
-def measure(times: dict[str, Samples], name: str, first: str, case: Case, part: str, seed: int) -> Measure:
+def measure(times: dict[str, Samples], name: str, first: str, case: Case, part: str) -> Measure:
     tokens = {"encoder": case.batch * case.source, "step": case.batch, "end_to_end": case.batch * case.target}
-    return Measure(times[name], tokens[part], ratio_interval(times[first], times[name], seed))
+    return Measure(times[name], tokens[part], ratio_interval(times[first], times[name]))
 
 
 def count_equal(tokens: Tokens, wanted: Tokens) -> int:

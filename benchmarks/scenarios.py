@@ -11,15 +11,16 @@ their waiting is computed: a rate can be looked for without waiting for it, and 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from seq2engine.progress import Progress, silent
 
-from ..errors import RequestError
+from ..errors import UsageError
 from ..model.config import ModelConfig
 from ..runtime.feeding import translate_many
 from ..runtime.generate import generate
@@ -47,6 +48,18 @@ class Scenario:
     samples: dict[str, Samples] = field(default_factory=dict)
 
 
+def scenario_problems(names: Sequence[str], bound_ms: float | None) -> list[str]:
+    """What is wrong with scenarios that are asked for."""
+    found = []
+    if wrong := [name for name in names if name not in SCENARIOS]:
+        found.append(f"unknown scenario {', '.join(wrong)}, expected some of {', '.join(SCENARIOS)}")
+    if bound_ms is not None and not 0 < bound_ms < math.inf:
+        found.append(f"a bound of {bound_ms:g} ms, expected more than 0")
+    if bound_ms is not None and "server" not in names:
+        found.append("a bound without the scenario server, whose it is")
+    return found
+
+
 def run_scenarios(
     names: Sequence[str],
     sessions: Mapping[str, Session],
@@ -55,20 +68,23 @@ def run_scenarios(
     seed: int = 0,
     queries: int = QUERIES,
     progress: Progress = silent,
+    drafted: Collection[str] = (),
 ) -> tuple[Scenario, ...]:
-    """Every scenario on every arm, with sources up to the case's length, its beams, and outputs up to its target."""
-    if wrong := [name for name in names if name not in SCENARIOS]:
-        raise RequestError(f"unknown scenario {', '.join(wrong)}, expected some of {', '.join(SCENARIOS)}")
-    if bound_ms is not None and bound_ms <= 0:
-        raise RequestError(f"a bound of {bound_ms:g} ms, expected more than 0")
+    """Every scenario on every arm, with sources up to the case's length, its beams, and outputs up to its target.
+
+    Arms that are `drafted` have something to show for single sources with one beam only, and are left out elsewhere.
+    """
+    if problems := scenario_problems(names, bound_ms):
+        raise UsageError("; ".join(problems))
     if not names:
         return ()
+    plain = {name: session for name, session in sessions.items() if name not in drafted}
     config = next(iter(sessions.values())).config
     sources = ragged_sources(case, config, queries, seed)
     options = options_of(case)
     found: list[Scenario] = []
     if "single" in names or "server" in names:
-        streams = single_streams(sessions, sources, options, progress)
+        streams = single_streams(sessions if case.beam == 1 else plain, sources, options, progress)
         if "single" in names:
             found += [Scenario("single", name, stream_figures(times), times) for name, times in streams.items()]
         if "server" in names:
@@ -76,7 +92,7 @@ def run_scenarios(
             bound = bound_ms or PATIENCE * next(iter(whole.values())).median
             found += [Scenario("server", name, server_figures(times, bound, seed)) for name, times in whole.items()]
     if "offline" in names:
-        found += offline(sessions, sources, options, progress)
+        found += offline(plain, sources, options, progress)
     return tuple(found)
 
 

@@ -10,9 +10,7 @@ import numpy as np
 
 from seq2engine.progress import Progress, silent
 
-RESAMPLES = 4000  # of the bootstrap
-COVERAGE = 0.95  # of its interval
-FEWEST_ROUNDS = 6  # five rounds that all point one way happen by chance once in sixteen: not enough for a verdict
+from .intervals import Interval, paired_interval, separate_interval
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,33 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast one arm is as another, with the interval that the rounds leave open."""
+    """How many times as fast (or as long) one is as another, with the interval that the rounds leave open.
+
+    What is sure is what the interval says, here and in every report: it is None where the rounds are too few for one.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     rounds: int
+
+    def above(self, limit: float) -> bool:
+        return self.low is not None and self.low > limit
+
+    def below(self, limit: float) -> bool:
+        return self.high is not None and self.high < limit
 
     @property
     def verdict(self) -> str:
-        """faster, slower, or unsure: the interval contains 1, or too few rounds were taken to say."""
-        if self.rounds < FEWEST_ROUNDS or self.low <= 1 <= self.high:
-            return "unsure"
-        return "faster" if self.low > 1 else "slower"
+        """faster or slower where the interval excludes 1, else unsure."""
+        return "faster" if self.above(1) else "slower" if self.below(1) else "unsure"
+
+
+def ratio_with(value: float, interval: Interval | None, rounds: int) -> Ratio:
+    """The interval is that of a typical ratio; it is widened to the ratio of medians, which is what is shown."""
+    if interval is None:
+        return Ratio(value, None, None, rounds)
+    return Ratio(value, min(interval[0], value), max(interval[1], value), rounds)
 
 
 def interleaved(
@@ -101,15 +113,12 @@ def interleaved(
     return {name: Samples(tuple(times)) for name, times in taken.items()}
 
 
-def ratio_interval(a: Samples, b: Samples, seed: int = 0) -> Ratio:
-    """How many times as fast b is as a: the ratio of their medians with its bootstrap interval.
+def ratio_interval(a: Samples, b: Samples) -> Ratio:
+    """How many times as fast b is as a: the ratio of their medians with its exact interval.
 
-    Both come from the same rounds, so rounds are what is drawn again: a slow minute leaves or stays for both at once.
+    Both come from the same rounds, so that a slow minute hits both, and it is the ratio of a round that counts. Rounds
+    too few for that are taken as two separate runs, which can decide with fewer; what both share only widens that.
     """
-    times = np.array([a.nanoseconds, b.nanoseconds], dtype=np.float64)  # [2, rounds]
-    rounds = times.shape[1]
-    drawn = np.random.default_rng(seed).integers(0, rounds, (RESAMPLES, rounds))
-    medians = np.median(times[:, drawn], axis=2)  # [2, RESAMPLES]
-    tail = 100 * (1 - COVERAGE) / 2
-    low, high = np.percentile(medians[0] / medians[1], (tail, 100 - tail))
-    return Ratio(a.median / b.median, float(low), float(high), rounds)
+    one, other = (np.array(samples.nanoseconds, dtype=np.float64) for samples in (a, b))
+    interval = paired_interval(one / other) or separate_interval(one, other)
+    return ratio_with(a.median / b.median, interval, len(one))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from pathlib import Path
 
 from ..runtime.quality import quality_row
+from .intervals import COVERAGE, fewest_rounds
 from .result import PARTS, BenchResult, CaseResult, Curve, slots_of_greedy, winner
 from .split import PIECES
-from .timing import COVERAGE, FEWEST_ROUNDS, Ratio
+from .timing import Ratio
 
 LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}
 AXIS_LABELS = {"batch": "batch size", "beam": "beams", "source": "source length", "target": "output length"}
@@ -36,7 +39,8 @@ def measures(result: BenchResult, case: CaseResult) -> Iterable[tuple[str, str, 
 
 
 def fraction_text(fraction: float | None) -> str:
-    return "" if fraction is None else f"{fraction:.0%}"
+    """A time below the measured bound is not more than all: the bound was taken while the machine did other work."""
+    return "" if fraction is None else "reached" if fraction > 1 else f"{fraction:.0%}"
 
 
 def split_rows(case: CaseResult) -> list[tuple[str, ...]]:
@@ -71,7 +75,11 @@ def curve_rows(curves: Iterable[Curve]) -> list[tuple[str, ...]]:
 
 
 SCENARIO_HEADS = {
-    "single": ("single stream, ms", "first token p50", "p90", "per token p50", "p90", "end to end p50", "p90", "p99"),
+    "single": (
+        "single stream, ms",
+        *(f"{part} {p}" for part in ("first token", "per token") for p in ("p50", "p90")),
+        *(f"end to end {p}" for p in ("p50", "p90", "p99")),
+    ),
     "offline": ("offline", "sources/s", "tokens/s"),
     "server": ("server", "queries/s", "bound, ms", "p50, ms", "p90", "p99"),
 }
@@ -85,22 +93,27 @@ SCENARIO_FIGURES = {
 }
 
 
+NO_RATE = "none"  # however few the queries
 SCENARIO_NOTES = (
     "Sources of ragged lengths that end where they end, with the sizes of the first case; definitions after MLPerf "
     "LoadGen. Single stream: the next query comes as soon as the last is done. Offline: all sources are there at once.",
     "Server: queries come at random to one worker that takes them one by one; queries per second are the largest rate "
-    "at which 99 % are done within the bound, which is the same for all arms. Waiting is computed from the times of "
-    "real decodes.",
+    "at which 99 % are done within the bound, which is the same for all arms; “none” where single decodes take longer "
+    "than that. Waiting is computed from the times of real decodes.",
 )
 
 
 def scenario_rows(result: BenchResult, scenario: str) -> list[tuple[str, ...]]:
     """Under the scenario's head, one row for every arm; none where it was not run."""
     return [
-        (found.arm, *(number(found.figures[name]) for name in SCENARIO_FIGURES[scenario]))
+        (found.arm, *(figure_text(name, found.figures[name]) for name in SCENARIO_FIGURES[scenario]))
         for found in result.scenarios
         if found.scenario == scenario
     ]
+
+
+def figure_text(name: str, value: float) -> str:
+    return NO_RATE if name == "queries_per_second" and value == 0 else number(value)
 
 
 def arm_rows(result: BenchResult) -> list[tuple[str, ...]]:
@@ -129,13 +142,18 @@ def ceiling_text(result: BenchResult) -> str:
     found = result.ceiling
     if found is None:
         return ""
-    read, flops = found.read_bytes_per_second / 1e9, found.flops_per_second / 1e9
-    threads = result.environment.threads
-    return f"ceiling with {threads} threads: {read:.1f} GB/s read, {flops:.0f} GFLOP/s in fp32 products"
+    flops, threads = found.flops_per_second / 1e9, result.environment.threads
+    rates = ", ".join(f"{rate / 1e9:.1f} of {size / 2**20:g} MB" for size, rate in found.cached)
+    read = f"{found.read_bytes_per_second / 1e9:.1f} GB/s read from memory" + (f" ({rates})" if rates else "")
+    return f"ceiling with {threads} thread{'s'[: threads > 1]}: {read}, {flops:.0f} GFLOP/s in fp32 products"
 
 
 def failed_text(result: BenchResult) -> list[str]:
     return [f"{name} did not run: {reason}" for name, reason in result.failed.items()]
+
+
+def interrupted_text(result: BenchResult) -> list[str]:
+    return [f"{result.interrupted}; scenarios, error rates and memory are missing"] if result.interrupted else []
 
 
 def versus(case: CaseResult, arm: str, part: str, first: str) -> str:
@@ -143,7 +161,13 @@ def versus(case: CaseResult, arm: str, part: str, first: str) -> str:
 
 
 def interval_text(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.value:.2f}x ({interval_of(ratio)})"
+
+
+def interval_of(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.rounds} rounds, an interval needs {fewest_rounds()}"
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def outputs_text(case: CaseResult, arm: str) -> str:
@@ -153,12 +177,14 @@ def outputs_text(case: CaseResult, arm: str) -> str:
     return f"DIFFER: {found.equal} and {found.equal_timed} of {case.case.batch} equal"
 
 
-def winner_text(case: CaseResult, part: str, seed: int) -> str:
-    found = winner(case, part, seed)
+def winner_text(case: CaseResult, part: str) -> str:
+    found = winner(case, part)
     if found is None:
         return "there is only one arm"
     best, second, ratio = found
     caution = "" if case.same(best) else ", but its outputs differ"
+    if ratio.low is None:
+        return f"{best} took the least time, but {ratio.rounds} rounds are too few to be sure{caution}"
     if ratio.verdict == "unsure":
         return f"unsure whether {best} or {second} is faster, {interval_text(ratio)}{caution}"
     return f"{best} is fastest, {interval_text(ratio)} over {second}{caution}"
@@ -173,9 +199,10 @@ def explanation(result: BenchResult) -> tuple[str, ...]:
         "Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over "
         f"{result.rounds} rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to "
         "p90, and spread is that reach against the median. One arm against another is a ratio of medians, more than 1 "
-        f"being faster, with its {COVERAGE:.0%} bootstrap interval; if that contains 1, or there were fewer than "
-        f"{FEWEST_ROUNDS} rounds, the verdict is “unsure”. Tokens per second are source tokens for the encoder, and "
-        "tokens of the best hypotheses otherwise.",
+        f"being faster, with its exact {COVERAGE:.0%} interval (of the rounds' ratios by the sign test; of fewer than "
+        f"six rounds by the rank-sum test; of fewer than {fewest_rounds()} there is none). The verdict is “unsure” "
+        "unless that interval excludes 1. Tokens per second are source tokens for the encoder, and tokens of the best "
+        "hypotheses otherwise.",
         f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
         "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
         "same work. The decoder step is the one halfway through a decode, repeated.",
@@ -185,9 +212,11 @@ def explanation(result: BenchResult) -> tuple[str, ...]:
         "A peer is another library with the same weights in a process of its own, with the best of its settings for "
         "each case. It is timed end to end only, and compared with what we say under its own search's rules; as none "
         "can ignore the end token, at fixed length that is forbidden until the last position.",
-        "The ceiling is the shortest time this machine could take: every weight read once per step at the bandwidth "
-        "measured, or multiplied with every row at the peak of fp32 products measured, whichever takes longer. Peak "
-        "memory is that of a process of its own: ours decodes every case twice in it, a peer's is the one timed.",
+        "The ceiling is the shortest time this machine could take: every weight read once per step, at the bandwidth "
+        "measured for a working set of that size (what fits in a cache is read from there), or multiplied with every "
+        "row at the peak of products measured, whichever takes longer. “Reached” is a time below that bound, which "
+        "happens where the machine was slowed down while it was measured.",
+        "Peak memory is that of a process of its own: ours decodes every case twice in it, a peer's is the one timed.",
     )
 
 
@@ -208,9 +237,28 @@ def busy_text(result: BenchResult) -> str:
     )
 
 
-def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
-    machine, model = result.environment, result.model
+def model_text(result: BenchResult) -> str:
+    model = result.model
     layers = f"{model['encoder_layers']}+{model['decoder_layers']} layers, d_model {model['d_model']}"
+    return f"{layers}, vocabulary {model['target_vocab']}, {result.cache_form} cache"
+
+
+def about_rows(result: BenchResult) -> list[tuple[str, str]]:
+    """What a reader has to know before the first number."""
+    machine = result.environment
+    versions = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
+    return [
+        ("model", f"{Path(result.bundle).name}, {model_text(result)}"),
+        ("checkpoint", result.checkpoint_sha256[:16]),
+        ("date", when(result)),
+        ("versions", versions + (f", commit {machine.commit}" if machine.commit else "")),
+        ("machine", f"{machine.cpu}, {machine.threads} of {machine.cores} cores, Python {machine.python}"),
+        ("rounds", str(result.rounds)),
+    ]
+
+
+def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
+    machine = result.environment
     return [
         ("processor", machine.cpu),
         ("instruction sets", ", ".join(machine.features) or "unknown"),
@@ -220,7 +268,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
         ("system", machine.platform),
         ("Python", machine.python),
         *machine.libraries.items(),
-        ("model", f"{layers}, vocabulary {model['target_vocab']}, {result.cache_form} cache"),
+        ("model", model_text(result)),
         ("checkpoint", f"sha256 {result.checkpoint_sha256[:16]}"),
         ("commit", machine.commit or "unknown"),
         ("rounds, warm-up, seed", f"{result.rounds}, {result.warmup}, {result.seed}"),
@@ -229,5 +277,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter: 0.123, 1.23, 12.3, 123, 1234."""
-    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+    """Three digits that matter: 0.0123, 0.123, 1.23, 12.3, 123, 1234; nothing is 0."""
+    if value <= 0:
+        return "0"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

@@ -20,6 +20,7 @@ from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.progress import Progress
+from seq2engine.reports import report_files
 from seq2engine.runtime.defaults import options_from_session
 from seq2engine.runtime.parity import parity_of
 from seq2engine.runtime.parity_report import parity_html
@@ -55,6 +56,7 @@ def demo(out: Path, progress: Progress) -> str:
         for beam in (1, BEAM)
     ]
     verdicts = [parity_stage(bundle, precision, references, progress) for precision in bundle.precisions]
+    files = report_files(bundle.root, "bench", "demo")
     bench = bench_bundle(
         bundle,
         backends=("torch", "onnxruntime"),
@@ -65,14 +67,13 @@ def demo(out: Path, progress: Progress) -> str:
         progress=progress,
         references=references,
     )
-    write_text(bundle.root / "reports" / "bench.html", bench_html(bench))
-    write_text(bundle.root / "reports" / "bench.json", bench.to_json())
-    files = [
+    files.write(bench_html(bench), bench.to_json())
+    made = [
         ("checkpoint", shipped),
         ("ONNX graphs", bundle.root / "onnx"),
         ("TensorRT engines", base.root / "engines"),
         ("parity report", bundle.root / "reports" / "parity-onnxruntime-fp32.html"),
-        ("benchmark report", bundle.root / "reports" / "bench.html"),
+        ("benchmark report", files.page),
     ]
     return "\n\n".join(
         [
@@ -80,7 +81,7 @@ def demo(out: Path, progress: Progress) -> str:
             text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
             "\n".join(verdicts),
             bench_table(bench),
-            text_table(("made", "where"), files),
+            text_table(("made", "where"), made),
         ]
     )
 

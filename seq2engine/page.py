@@ -24,7 +24,9 @@ p { max-width: 58rem } .subtitle, .note { color: var(--soft) } .note { font-size
 table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-numeric: tabular-nums }
 th, td { padding: .42rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
 td.words, td .words { white-space: normal; overflow-wrap: break-word; min-width: 17rem } td .words { display: block }
-th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
+th { color: var(--soft); font-weight: 600 } thead th { white-space: normal; vertical-align: bottom }
+table.wide th, table.wide td { padding: .42rem .45rem } table.wide td:not(.number) { white-space: normal }
+td.number, th.number { text-align: right }
 .badge { display: inline-block; padding: .12rem .6rem; border-radius: 1rem; font-weight: 600; font-size: .9rem;
   color: var(--paper) } .badge.good { background: var(--good) } .badge.bad { background: var(--bad) }
 .badge.warn { background: var(--warn) }
@@ -34,11 +36,20 @@ dl.about dt { color: var(--soft) } dl.about dd { margin: 0; overflow-wrap: anywh
 svg { max-width: 100%; height: auto } svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 a { color: var(--accent) }
 @media (max-width: 40rem) { body { padding: 1.2rem .8rem 3rem } h1 { font-size: 1.35rem; overflow-wrap: anywhere }
-  th, td { padding: .38rem .5rem } th { white-space: normal } td.words, td .words { min-width: 12rem }
-  .scroll > table:not(.heat) :is(td, th):first-child { position: sticky; left: 0; white-space: normal;
-    min-width: 4.5rem; overflow-wrap: break-word; background: var(--paper) } } /* whose row it is stays in sight */
+  th, td { white-space: normal; padding: .38rem .5rem } td.words, td .words { min-width: 12rem }
+  table.wide, .wide tbody, .wide tr, .wide td { display: block } .wide thead { display: none }
+  .wide tr { padding: .5rem 0; border-bottom: 1px solid var(--line) }
+  table.wide td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0;
+    text-align: right } table.wide td:empty { display: none }
+  .wide td::before { content: attr(data-name); color: var(--soft); text-align: left }
+  table.grid, .grid tbody, .grid th, .grid td { display: block } .grid thead { display: none }
+  .grid tr { display: flex; flex-wrap: wrap; gap: .3rem; padding: .4rem 0 } .grid th { flex-basis: 100%; border: 0 }
+  .grid td { flex: 0 1 5.6rem; border-radius: .3rem }
+  .grid td::before { content: attr(data-name); display: block; font-weight: 400; font-size: .8rem;
+    color: var(--soft) } }
 code { background: var(--panel); padding: .1rem .3rem; border-radius: .25rem }
 """
+FITTING = 4  # columns that a phone shows side by side
 
 LONG = 48  # characters of a cell from which on it is a sentence
 
@@ -77,18 +88,20 @@ def badge_html(text: str, kind: str) -> Html:
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table that scrolls sideways on a narrow screen. Numbers are set right; cells are text unless they are Html.
+    """Numbers are set right, sentences are wrapped; cells are text unless they are Html.
 
-    Sentences are wrapped, everything else stays in one line.
+    On a phone a row of a table with many columns becomes a list of its cells, each with the name of its column.
     """
+    wide = len(head) > FITTING
 
-    def cell(tag: str, value: object) -> str:
+    def cell(name: str, of_numbers: bool, value: object) -> str:
         text = str(value)
-        number = bool(text) and text[0] in "+-.0123456789"
+        number = of_numbers or (bool(text) and text[0] in "+-.0123456789")
         content = value if isinstance(value, Html) else escape(text)
         long = not isinstance(value, Html) and len(text) > LONG and " " in text
         kind = " class=words" if long else " class=number" if number else ""
-        return f"<{tag}{kind}>{content}</{tag}>"
+        named = f' data-name="{escape(name)}"' if wide else ""
+        return f"<td{kind}{named}>{content}</td>"
 
     body = [list(row) for row in rows]
     numeric = [bool(body) and str(body[0][i])[:1] in set("+-.0123456789") for i in range(len(head))]
@@ -96,5 +109,6 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         f"<th{' class=number' if number else ''}>{escape(name)}</th>"
         for name, number in zip(head, numeric, strict=True)
     )
-    lines = "".join("<tr>" + "".join(cell("td", value) for value in row) + "</tr>\n" for row in body)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'
+    lines = "".join("<tr>" + "".join(map(cell, head, numeric, row)) + "</tr>\n" for row in body)
+    kind = ' class="wide"' if wide else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'

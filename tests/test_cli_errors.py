@@ -142,23 +142,25 @@ def test_an_unknown_precision(refused, name):
 @pytest.mark.parametrize("name", ["run", "score", "parity", "bench"])
 def test_a_provider_nobody_knows(refused, name):
     assert "unknown provider 'cdua', expected one of cpu, cuda, tensorrt, nv_tensorrt_rtx" in refused(
-        (*COMMANDS[name], "--provider", "cdua")
+        (*COMMANDS[name], "--provider", "cdua"), code=2 if name == "bench" else 1
     )
 
 
 @pytest.mark.parametrize("name", ["run", "bench"])
 def test_drafts_that_cannot_be(refused, name):
-    assert "unknown precision 'w88a', expected one of" in refused((*COMMANDS[name], "--draft", "w88a"))
-    assert "holds no w8a8 graphs, only fp32, fp16" in refused((*COMMANDS[name], "--draft", "w8a8"))
-    assert "fp16 cannot draft for fp32, expected another precision with the same cache" in refused(
-        (*COMMANDS[name], "--draft", "fp16")
-    )
+    for draft, reason in (
+        ("w88a", "unknown precision 'w88a', expected one of"),
+        ("w8a8", "holds no w8a8 graphs, only fp32, fp16"),
+        ("fp16", "fp16 cannot draft for fp32, expected another precision with the same cache"),
+    ):
+        assert reason in refused((*COMMANDS[name], "--draft", draft), code=2 if name == "bench" else 1)
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity", "attention", "torch", "bench"])
 @pytest.mark.parametrize("threads", ["0", "-3"])
 def test_no_threads(refused, name, threads):
-    assert f"threads {threads}, expected at least 1" in refused((*COMMANDS[name], "--threads", threads))
+    code = 2 if name == "bench" else 1
+    assert f"threads {threads}, expected at least 1" in refused((*COMMANDS[name], "--threads", threads), code=code)
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity"])
@@ -206,8 +208,6 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("parity", "B", "--hunt", "nowhere"), "cannot hunt in 'nowhere'"),
         (("attention", "B", "99"), "the vocabulary has 40"),
         (("attention", "B", "5", "--out", "W/corpus.txt/x.html"), "cannot write"),
-        (("bench", "B", "--case", "1x1x99x9"), "source 99, the model takes at most 20"),
-        (("bench", "B", "--rounds", "0"), "rounds 0, expected at least 1"),
         (("plan", "W/none.txt", "B"), "cannot read"),
         (("plan", "W/corpus.txt", "B", "--ratio", "1", "--profiles", "0"), "expected at least 1 of each"),
         (("import", "W/none", "W/out"), "nothing at"),
@@ -223,6 +223,11 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
 )
 def test_other_slips(refused, words, reason):
     assert reason in refused(words)
+
+
+def test_a_benchmark_that_cannot_be(refused):
+    assert "source 99, the model takes at most 20" in refused(("bench", "B", "--case", "1x1x99x9"), code=2)
+    assert "rounds 0, expected at least 1" in refused(("bench", "B", "--rounds", "0"), code=2)
 
 
 @pytest.mark.parametrize("name", ["demo", "train", "import", "export", *OPENING])

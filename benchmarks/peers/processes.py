@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ...errors import RequestError, SessionError
+from ...errors import SessionError, UsageError
 
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENTS = Path(".peers")  # where `make peers` puts them
@@ -60,14 +60,26 @@ def peer_kinds(threads: int) -> dict[str, PeerKind]:
 
 def peers_from_names(names: Sequence[str], threads: int, environments: Path = ENVIRONMENTS) -> dict[str, PeerKind]:
     """The peers asked for, all of them installed; what is wrong is said in one error, before anything runs."""
+    if problems := peer_problems(names, threads, environments):
+        raise UsageError("; ".join(problems))
     known = peer_kinds(threads)
-    chosen = list(known) if list(names) == ["all"] else list(names)
+    return {name: known[name] for name in wanted_peers(names, known)}
+
+
+def wanted_peers(names: Sequence[str], known: Mapping[str, PeerKind]) -> list[str]:
+    return list(known) if list(names) == ["all"] else list(names)
+
+
+def peer_problems(names: Sequence[str], threads: int, environments: Path = ENVIRONMENTS) -> list[str]:
+    known = peer_kinds(threads)
+    chosen = wanted_peers(names, known)
+    found = []
     if unknown := [name for name in chosen if name not in known]:
-        raise RequestError(f"unknown peer {', '.join(unknown)}, expected all or some of {', '.join(known)}")
-    missing = sorted({known[name].environment for name in chosen if not python_of(environments, known[name]).exists()})
-    if missing:
-        raise RequestError(f"{environments} has no {', '.join(missing)}; install the peers with: make peers")
-    return {name: known[name] for name in chosen}
+        found.append(f"unknown peer {', '.join(unknown)}, expected all or some of {', '.join(known)}")
+    kinds = [known[name] for name in chosen if name in known]
+    if missing := sorted({kind.environment for kind in kinds if not python_of(environments, kind).exists()}):
+        found.append(f"{environments} has no {', '.join(missing)}; install the peers with: make peers")
+    return found
 
 
 def python_of(environments: Path, kind: PeerKind) -> Path:

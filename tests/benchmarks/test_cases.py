@@ -16,7 +16,7 @@ from seq2engine.benchmarks.cases import (
     cases_from_text,
     sources_for,
 )
-from seq2engine.errors import RequestError
+from seq2engine.errors import UsageError
 from seq2engine.model.config import PRESETS, ModelConfig
 
 TINY = PRESETS["tiny"]
@@ -73,7 +73,7 @@ def test_cases_from_text():
 
 
 def test_text_that_is_no_case_is_refused():
-    with pytest.raises(RequestError, match="case 8x4, 1x1x-3x2, axbxcxd: expected batch x beam x source x target"):
+    with pytest.raises(UsageError, match="case 8x4, 1x1x-3x2, axbxcxd: expected batch x beam x source x target"):
         cases_from_text(["8x4", "1x1x3x2", "1x1x-3x2", "axbxcxd"])
 
 

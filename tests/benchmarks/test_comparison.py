@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seq2engine.benchmarks.comparison import Comparison, compare_results, comparison_table
 from seq2engine.benchmarks.result import BenchResult
 from seq2engine.cli import main
-from seq2engine.errors import RequestError
+from seq2engine.errors import UsageError
 
 from .test_report import NOISY, STEADY, result, samples
 
@@ -46,12 +49,49 @@ def test_noise_is_no_difference() -> None:
     assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no real difference"}
 
 
-def test_few_rounds_prove_nothing() -> None:
-    few = {name: samples(8, 8, 8) for name in STEADY}
-    slow = {name: samples(80, 80, 80) for name in STEADY}
-    found = compare_results(result(few), result(slow))
-    assert verdicts(found) == {"too few rounds"}
-    assert found
+def steady(milliseconds: float, rounds: int) -> BenchResult:
+    return result({name: samples(*[milliseconds] * rounds) for name in STEADY})
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_ten_times_as_long_fails_with_every_number_of_rounds_that_is_accepted(relative: bool) -> None:
+    accepted = []
+    for before, after in product((1, 2, 3, 4, 5, 6, 10, 40), repeat=2):
+        fast, slow = steady(8, before), steady(80, after)
+        if relative:  # the first arm stays as it is
+            slow = result({"torch fp32": samples(*[8] * after), "onnxruntime fp32": samples(*[80] * after)})
+        if 1 / math.comb(before + after, before) > 0.025:  # the chance that all of one run come out above the other
+            said = rf"{before} rounds before and {after} after cannot tell anything at 95%, .* at least --rounds 4"
+            with pytest.raises(UsageError, match=said):
+                compare_results(fast, slow, relative=relative)
+        else:
+            accepted.append((before, after))
+            assert verdicts(compare_results(fast, slow, relative=relative)) == {"SLOWER"}
+            assert verdicts(compare_results(fast, steady(8, after), relative=relative)) == {"no real difference"}
+    assert {(4, 4), (3, 5), (2, 10), (1, 40)} <= set(accepted)
+    assert not {(3, 3), (2, 6), (1, 10)} & set(accepted)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_noise_is_rarely_slower(relative: bool) -> None:
+    """Runs of the same arms, a tenth of jitter, a limit of 1: at most 2.5 % by chance, and three deviations more."""
+    generator = np.random.default_rng(11)
+    alarms = total = 0
+    for _ in range(60):
+        runs = [
+            result({name: samples(*np.exp(0.1 * generator.standard_normal(6))) for name in STEADY}) for _ in range(2)
+        ]
+        found = compare_results(*runs, slower=1.0, relative=relative)
+        judged = [one for one in found.differences if one.part == "step"]  # all parts of a made-up result are equal
+        total += len(judged)
+        alarms += sum(one.verdict(1.0) == "SLOWER" for one in judged)
+    assert alarms <= total * 0.025 + 3 * (total * 0.025) ** 0.5
+
+
+def test_a_limit_that_may_have_been_broken_is_named_so() -> None:
+    before = result({name: samples(*[10] * 6) for name in STEADY})
+    after = result({name: samples(10.1, 10.2, 10.3, 11, 12, 13) for name in STEADY})
+    assert verdicts(compare_results(before, after)) == {"slower, perhaps beyond the limit"}
 
 
 def test_relative_times_forgive_a_slow_day_but_not_a_slow_arm() -> None:
@@ -69,7 +109,7 @@ def test_other_models_and_machines_are_refused_unless_told_otherwise() -> None:
         model={**mine.model, "d_model": 7},
         environment=dataclasses.replace(mine.environment, cpu="Other", threads=9),
     )
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(UsageError) as refused:
         compare_results(mine, other)
     assert str(refused.value) == (
         "cannot compare: the models differ in d_model; the processor differs, Some CPU before and Other after; "
@@ -96,12 +136,13 @@ def test_what_one_result_alone_has_is_named() -> None:
     alone = result({"torch fp32": STEADY["torch fp32"]})
     assert "only before: 2x4x8x16, onnxruntime fp32, end to end" in compare_results(result(STEADY), alone).only
     stranger = result({"other fp32": STEADY["torch fp32"]})
-    with pytest.raises(RequestError, match="no case and arm in common"):
+    with pytest.raises(UsageError, match="no case and arm in common"):
         compare_results(result(STEADY), stranger)
-    with pytest.raises(RequestError, match="--relative needs one first arm, found torch fp32 and onnxruntime fp32"):
+    with pytest.raises(UsageError, match="--relative needs one first arm, found torch fp32 and onnxruntime fp32"):
         compare_results(result(STEADY), result({"onnxruntime fp32": STEADY["torch fp32"]}), relative=True)
-    with pytest.raises(RequestError, match=r"--slower 0\.5, expected at least 1"):
-        compare_results(result(STEADY), alone, slower=0.5)
+    for slower in (0.5, float("nan"), float("inf")):  # with the last two nothing could ever fail
+        with pytest.raises(UsageError, match=f"--slower {slower:g}, expected at least 1"):
+            compare_results(result(STEADY), alone, slower=slower)
 
 
 def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +159,7 @@ def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     for wrong, said in (
         ([str(before)], "compare takes two results"),
-        ([str(before), str(tmp_path / "none.json")], "none.json is no benchmark result"),
+        ([str(before), str(tmp_path / "none.json")], "none.json, expected the JSON file of a benchmark"),
     ):
-        assert main(["bench", "compare", *wrong]) == 1
+        assert main(["bench", "compare", *wrong]) == 2
         assert said in capsys.readouterr().err

@@ -14,7 +14,7 @@ def test_this_machine_is_described():
     assert found.cores >= 1
     assert found.threads == 1
     assert found.cpu
-    assert set(found.libraries) == {"torch", "onnxruntime", "onnx", "numpy"}
+    assert set(found.libraries) == {"seq2engine", "torch", "onnxruntime", "onnx", "numpy"}
     assert "not installed" not in found.libraries.values()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from seq2engine.benchmarks.comparison import result_from_file
 from seq2engine.benchmarks.readme import BEGIN, END, README, RESULT, main, readme_text, table_in
 from seq2engine.benchmarks.result import Arm
+from seq2engine.benchmarks.result_files import result_from_file
 
 from .test_report import STEADY, result, samples
 

@@ -105,9 +105,9 @@ def test_a_result_of_another_format_is_refused(other):
 
 def test_the_winner_is_measured_against_the_next_best():
     three = {**STEADY, "onnxruntime fp16": samples(*[2] * 8)}
-    best, second, ratio = winner(result(three).cases[0], "step", seed=0)
+    best, second, ratio = winner(result(three).cases[0], "step")
     assert (best, second, ratio.value) == ("onnxruntime fp16", "onnxruntime fp32", 2.0)
-    assert winner(result({"torch fp32": STEADY["torch fp32"]}).cases[0], "step", seed=0) is None
+    assert winner(result({"torch fp32": STEADY["torch fp32"]}).cases[0], "step") is None
 
 
 def test_table():
@@ -128,6 +128,48 @@ def test_quality_stands_beside_speed():
             assert rate in text
     without = dataclasses.replace(result(STEADY), quality={})
     assert "PER" not in bench_table(without) + bench_html(without)
+
+
+def test_few_rounds_are_never_a_contradiction():
+    """Ten times as fast in five rounds is sure; in three it is not, and no interval says otherwise."""
+    five = result({"torch fp32": samples(*[40] * 5), "onnxruntime fp32": samples(*[4] * 5)})
+    assert "onnxruntime fp32 is fastest, 10.00x (10.00 to 10.00) over torch fp32" in bench_table(five)
+    three = result({"torch fp32": samples(*[40] * 3), "onnxruntime fp32": samples(*[4] * 3)})
+    text = bench_table(three)
+    assert "onnxruntime fp32 took the least time, but 3 rounds are too few to be sure" in text
+    assert "10.00x (3 rounds, an interval needs 4)" in text
+    assert result_from_dict(json.loads(bench_json(three))) == three
+
+
+def heat_cells(page):
+    return re.findall(
+        r'<td class="number" data-name="pair" style="([^"]*)">(.*?)</td>', page.partition("How to read")[0]
+    )
+
+
+@pytest.mark.parametrize("rounds", [3, 8])
+def test_the_heat_map_bolds_the_fastest_alone(rounds):
+    page = bench_html(result({"torch fp32": samples(*[40] * rounds), "onnxruntime fp32": samples(*[4] * rounds)}))
+    (slow, slow_text), (fast, fast_text) = heat_cells(page)
+    assert "font-weight:700" in fast
+    assert "font-weight" not in slow
+    assert ("background" in slow) == (rounds == 8)  # how much slower is painted where it is sure
+    assert ("\u2248" in slow_text) == (rounds == 3)
+    assert "\u2248" not in fast_text
+
+
+def test_an_interrupted_run_says_so():
+    found = dataclasses.replace(result(STEADY), interrupted="interrupted after 1 of 4 cases")
+    assert "interrupted after 1 of 4 cases; scenarios, error rates and memory are missing" in bench_table(found)
+    assert '<span class="badge bad">interrupted</span> interrupted after 1 of 4 cases' in bench_html(found)
+    assert result_from_dict(json.loads(bench_json(found))) == found
+    assert "interrupted" not in bench_html(result(STEADY))
+
+
+def test_the_page_says_what_was_measured_where_and_when():
+    page = bench_html(result(STEADY)).partition("Who wins where")[0]
+    for said in ("run7", "2+2 layers", "abababababababab", "2026-01-02 03:04:05 UTC", "torch 2.13.0", "Some CPU"):
+        assert said in page
 
 
 def test_noise_is_called_unsure():
@@ -190,7 +232,7 @@ def test_the_search_has_a_figure_of_its_own():
     found = result(STEADY)
     row = next(line for line in bench_table(found).splitlines() if line.startswith("onnxruntime fp32"))
     assert re.sub(" +", " ", row) == (
-        "onnxruntime fp32 0.500 ms, 12.5% 2.00 ms, 50.0% 1.00 ms, 25.0% 0.500 ms, 12.5% 0.000 ms, 0.0% 1 20 24 1.50x"
+        "onnxruntime fp32 0.500 ms, 12.5% 2.00 ms, 50.0% 1.00 ms, 25.0% 0.500 ms, 12.5% 0 ms, 0.0% 1 20 24 1.50x"
     )
     page = bench_html(found)
     assert "onnxruntime fp32, search 25.0%" in page
@@ -211,7 +253,12 @@ def test_cases_that_differ_in_length_make_a_curve():
     assert (torch.axis, torch.others) == ("target", {"batch": 2, "beam": 4, "source": 8})
     assert onnxruntime.growth == pytest.approx(5)
     assert "16: 0.250, 64: 0.625" in bench_table(found)
-    assert bench_html(found).count("<polyline") == 2
+    page = bench_html(found)
+    assert page.count("<polyline") == 2
+    assert re.findall(r'<text [^>]*text-anchor="(end|middle)">0</text>', page) == [
+        "end",
+        "middle",
+    ]  # both axes begin there
     assert result_from_dict(json.loads(bench_json(found))) == found
     curve = json.loads(bench_json(found))["curves"][1]
     assert (curve["arm"], curve["costs"]) == ("onnxruntime fp32", {"16": 4 / 32, "64": 20 / 32})
@@ -223,7 +270,16 @@ def test_names_are_escaped():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (1234.5, "1234")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0001234, "0.000123"),
+        (0.1234, "0.123"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234.5, "1234"),
+    ],
 )
 def test_numbers_have_three_digits(value, text):
     assert number(value) == text

@@ -16,7 +16,7 @@ from seq2engine.benchmarks.result import PARTS
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.benchmarks.split import PIECES
 from seq2engine.benchmarks.timing import Samples
-from seq2engine.errors import RequestError, SessionError
+from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
@@ -193,7 +193,7 @@ def test_an_arm_that_fails_is_a_failed_run(bundle, monkeypatch):
 def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkeypatch):
     monkeypatch.setattr(runner, "open_session", None)
     beyond = Case("long", batch=1, beam=1, source=65, target=99)
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(UsageError) as refused:
         bench_bundle(bundle, ["torch", "abacus", "torch"], ["fp16"], [beyond], rounds=0, threads=0)
     for problem in (
         "backend 'abacus', expected one of torch, onnxruntime",
@@ -205,7 +205,7 @@ def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkey
         "threads 0, expected at least 1",
     ):
         assert problem in str(refused.value)
-    with pytest.raises(RequestError, match=re.escape("no backend to time; no precision to time; no case to time")):
+    with pytest.raises(UsageError, match=re.escape("no backend to time; no precision to time; no case to time")):
         bench_bundle(bundle, [], [], [])
 
 

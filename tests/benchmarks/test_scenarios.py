@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from seq2engine.benchmarks.result import result_from_dict
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.benchmarks.scenarios import SCENARIOS, latencies, ragged_sources, run_scenarios, server_figures
 from seq2engine.benchmarks.timing import Samples
-from seq2engine.errors import RequestError
+from seq2engine.benchmarks.wording import figure_text
+from seq2engine.errors import UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
@@ -93,7 +95,26 @@ def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(RequestError, match="unknown scenario burst, expected some of single, offline, server"):
+    with pytest.raises(UsageError, match="unknown scenario burst, expected some of single, offline, server"):
         run_scenarios(["single", "burst"], {}, CASE)
-    with pytest.raises(RequestError, match="a bound of 0 ms, expected more than 0"):
+    with pytest.raises(UsageError, match="a bound of 0 ms, expected more than 0"):
         run_scenarios(["server"], {}, CASE, bound_ms=0)
+    with pytest.raises(UsageError, match="a bound without the scenario server"):
+        run_scenarios(["single"], {}, CASE, bound_ms=5)
+
+
+def test_a_rate_that_cannot_be_had_is_no_zero() -> None:
+    assert figure_text("queries_per_second", 0.0) == "none"
+    assert figure_text("queries_per_second", 0.0004) == "0.000400"
+    assert figure_text("p99_ms", 0.0) == "0"
+
+
+@pytest.mark.parametrize(("beam", "shown"), [(1, {"single", "server"}), (2, set())])
+def test_drafts_are_shown_where_single_sources_are_decoded(tmp_path: Path, beam: int, shown: set[str]) -> None:
+    bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("fp32", "w8a8"))
+    case = dataclasses.replace(CASE, beam=beam)
+    asked = {"rounds": 1, "threads": 1, "scenarios": SCENARIOS, "queries": 3, "draft": "w8a8"}
+    result = bench_bundle(bundle, ["onnxruntime"], ["fp32"], [case], **asked)
+    drafted = [found.scenario for found in result.scenarios if "drafts" in found.arm]
+    assert set(drafted) == shown
+    assert {found.scenario for found in result.scenarios if found.arm == "onnxruntime fp32"} == set(SCENARIOS)

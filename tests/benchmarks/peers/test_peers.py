@@ -9,7 +9,7 @@ import torch
 
 from seq2engine.benchmarks.peers.hugging_face_from_model import hugging_face_from_model, ids_of
 from seq2engine.benchmarks.peers.processes import Peer, PeerKind, open_worker, peer_kinds, peers_from_names
-from seq2engine.errors import RequestError, SessionError
+from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
@@ -98,9 +98,9 @@ def test_peers_are_chosen_by_name_and_must_be_installed(environments: Path) -> N
         (1, 2),
         (2, 1),
     }
-    with pytest.raises(RequestError, match="unknown peer marian, expected all or some of ctranslate2 float32, "):
+    with pytest.raises(UsageError, match="unknown peer marian, expected all or some of ctranslate2 float32, "):
         peers_from_names(["marian"], 2, environments)
-    with pytest.raises(RequestError, match="has no openvino, optimum; install the peers with: make peers"):
+    with pytest.raises(UsageError, match="has no openvino, optimum; install the peers with: make peers"):
         peers_from_names(["all"], 2, environments)
 
 
