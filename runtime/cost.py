@@ -38,7 +38,9 @@ class SearchCost:
     def summary(self) -> str:
         told = f"{self.search}: {self.equal} of {self.sources} outputs equal"
         if self.first_difference is not None:
-            told += f", {self.edit_rate:.1%} of tokens edited, first difference at step {self.first_difference:g}"
+            told += (
+                f", {self.edit_rate:.1%} of tokens edited, first difference at step {self.first_difference:g} (median)"
+            )
         shown = [rate for rate in self.rates if "," not in rate.metric]  # once more without stress: only in tables
         return told + "".join(f", {rate.label} {difference_text(rate)}" for rate in shown)
 

@@ -9,7 +9,6 @@ from seq2engine.page import Html, about_html, badge_html, heading_html, note_htm
 from seq2engine.tables import text_table
 
 from . import parity_plots as plots
-from .bootstrap import Rate
 from .compare import DIVERGENCE_FACTOR, Divergence
 from .parity_result import ParityResult, Sample
 from .parity_rows import (
@@ -71,7 +70,7 @@ def parity_table(result: ParityResult) -> str:
 
 def cost_texts(result: ParityResult) -> list[str]:
     """The rates against fp32, where they are not those against the speaker."""
-    rates = cost_rates(result)
+    rates = result.cost_rates
     return [text_table(cost_rate_head(result), rate_rows(rates))] if rates else []
 
 
@@ -146,7 +145,7 @@ def cost_blocks(result: ParityResult) -> list[str]:
     cost = result.cost
     if cost is None or not result.cost_line or not cost.searches:
         return []
-    rates = cost_rates(result)
+    rates = result.cost_rates
     return [
         heading_html(f"Cost against {cost.baseline}"),
         note_html(
@@ -157,13 +156,6 @@ def cost_blocks(result: ParityResult) -> list[str]:
         table_html(COST_HEAD, cost_rows(cost)),
         *([table_html(cost_rate_head(result), rate_rows(rates))] if rates else []),
     ]
-
-
-def cost_rates(result: ParityResult) -> list[Rate]:
-    """Those against fp32, unless they are told already: where fp32 is the speaker."""
-    if result.cost is None or result.cost.baseline == result.speaker:
-        return []
-    return [rate for part in result.cost.searches for rate in part.rates]
 
 
 def cost_rate_head(result: ParityResult) -> tuple[str, ...]:

@@ -122,6 +122,13 @@ class ParityResult:
         return head + (f"{self.claim}: " if self.claim else "") + self.reason
 
     @property
+    def cost_rates(self) -> tuple[Rate, ...]:
+        """Those against fp32, unless `rates` are: where fp32 is the speaker."""
+        if self.cost is None or self.cost.baseline == self.speaker:
+            return ()
+        return tuple(rate for part in self.cost.searches for rate in part.rates)
+
+    @property
     def cost_line(self) -> str:
         """What the precision costs against fp32; empty for fp32 itself."""
         if self.cost is None or self.precision == "fp32":

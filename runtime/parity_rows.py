@@ -38,8 +38,10 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
     if bad := [part for part in parts if not part]:
         return "FAIL", bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
     if level == "quality":
-        told = "; ".join(f"{rate.search} {rate.label} {difference_text(rate)}" for rate in result.rates[:2])
-        return "told", f"{told} against {result.speaker}"
+        sides = [(f"against {result.speaker}", result.rates)]
+        if result.cost_rates and result.cost is not None:  # first what a user asks, then what the verdict is about
+            sides.insert(0, (f"against {result.cost.baseline}", result.cost_rates))
+        return "told", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
     if level == "graphs":
         return "pass", "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
     if level == "decodes":
@@ -53,6 +55,10 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
     steps = sum(tensor.step is not None for tensor in tensors)
     compared = f"{len(tensors) - steps} tensors" + (f" and {steps} single steps" if steps else "")
     return "pass", f"largest median ratio {times(worst.median_ratio)} ({worst.name}) of {compared}"
+
+
+def rates_text(rates: Sequence[Rate]) -> str:
+    return ", ".join(f"{rate.search} {rate.label} {difference_text(rate)}" for rate in rates)
 
 
 def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:

@@ -10,13 +10,13 @@ from .parity_corpus import Corpus
 from .parity_result import ParityResult, Sample
 from .sanity import spread_rows
 
-SAMPLES = 5
+SAMPLES, APART = 5, 2  # sources to show, and how many of them shall be such as differ
 IDS = 24  # of a source or an output that are shown where there is no text
 
 
 def samples_of(result: ParityResult, corpus: Corpus, baseline: Baseline) -> tuple[Sample, ...]:
-    """Sources evenly over all lengths, in the widest search that came to its end, beside fp32; where that was not
-    decoded, beside the other side.
+    """Sources evenly over all lengths, some whose outputs differ among them, in the widest search that came to its end,
+    beside fp32; where that was not decoded, beside the other side.
     """
     searches = [options for options in corpus.searches if search_name(options) in result.finished_searches]
     if not searches:
@@ -26,9 +26,13 @@ def samples_of(result: ParityResult, corpus: Corpus, baseline: Baseline) -> tupl
         whose, expected = baseline.name, dict(enumerate(baseline.outputs(options, corpus)))
     else:
         whose, expected = result.speaker, corpus.outputs[result.speaker, name]
-    by_length = sorted(range(len(corpus.sources)), key=lambda row: len(corpus.sources[row]))
-    rows = [by_length[place] for place in spread_rows(len(by_length), SAMPLES)]
     ours = corpus.outputs[result.candidate, name]
+    by_length = sorted(range(len(corpus.sources)), key=lambda row: len(corpus.sources[row]))
+    apart = [row for row in by_length if expected[row] != ours[row]]
+    shown = {apart[place] for place in spread_rows(len(apart), APART)}
+    rest = [row for row in by_length if row not in shown]
+    shown |= {rest[place] for place in spread_rows(len(rest), SAMPLES - len(shown))}
+    rows = [row for row in by_length if row in shown]
     texts = None if corpus.references is None else list(corpus.references)
     return tuple(
         Sample(
