@@ -28,6 +28,12 @@ class Against:
     backend: str | None = None
     precision: str | None = None
 
+    @property
+    def name(self) -> str:
+        """For the name of a report."""
+        folder = None if self.bundle is None else self.bundle.root.resolve().name
+        return " ".join(filter(None, (folder, self.backend, self.precision)))
+
 
 def against_from_text(text: str) -> Against:
     """`torch`, `onnxruntime:fp16`, `:fp16`, `BUNDLE`, `BUNDLE@onnxruntime:fp16`."""

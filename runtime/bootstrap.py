@@ -52,6 +52,27 @@ class Rate:
         """How much worse the candidate is: points of a score, a share of 1 of an error rate. Below 0 it is better."""
         return -self.difference.value if self.metric in ("BLEU", "chrF") else self.difference.value
 
+    @property
+    def label(self) -> str:
+        """The metric in words: a "word" error rate that counts lines is one only where a line is a word."""
+        name, comma, rest = self.metric.partition(",")
+        return {"PER": "wrong tokens", "WER": "wrong lines"}.get(name, name) + comma + rest
+
+    @property
+    def fell(self) -> bool:
+        """Whether the candidate is worse beyond the interval: all of it lies on the worse side."""
+        return self.difference.high < 0 if self.metric in ("BLEU", "chrF") else self.difference.low > 0
+
+
+def interval_text(rate: Rate, part: Interval, sign: str = "") -> str:
+    """6.31% [6.02, 6.60]."""
+    value, low, high = (f"{bound * rate.unit:{sign}.2f}" for bound in (part.value, part.low, part.high))
+    return f"{value}{'%' if rate.unit > 1 else ''} [{low}, {high}]"
+
+
+def difference_text(rate: Rate) -> str:
+    return interval_text(rate, rate.difference, "+")
+
 
 def rates_from_outputs(
     search: str,

@@ -21,6 +21,7 @@ from .session import Session
 MANY = 8  # batches from which on they are of like lengths
 
 Said = dict[int, Tokens]  # source -> tokens
+Outputs = dict[tuple[str, str], Said]  # (who, search) -> source -> tokens
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Arm:
 
     candidate: Session
     judge: Judge
-    said: dict[str, Said] = field(default_factory=dict)  # by search; only where it is kept
+    said: dict[str, Said] = field(default_factory=dict)  # by search
     divergences: list[Divergence] = field(default_factory=list)
     failure: str = ""
 
@@ -39,8 +40,8 @@ class Arm:
 
     def compare(self, wanted: Traced, rows: list[int], chosen: Sequence[Sequence[int]], options: SearchOptions) -> None:
         given = traced(self.candidate, chosen, options)
-        if search_name(options) in self.said:
-            self.said[search_name(options)].update(zip(rows, given.tokens, strict=True))
+        pairs = zip(rows, wanted.tokens, given.tokens, strict=True)  # equal outputs are kept once for both sides
+        self.said[search_name(options)].update((row, a if a == b else b) for row, a, b in pairs)
         end = self.candidate.config.end_id
         parted = [
             parted_at(wanted, given, i, row, source, end)
@@ -91,8 +92,7 @@ def compare_decodes(
     search = search_name(options)
     for arm in arms:
         arm.divergences, arm.failure = [], ""
-        if said is not None:
-            arm.said[search] = {}
+        arm.said[search] = {}
     batches = corpus_batches([len(source) for source in sources], batch)
     for done, rows in enumerate(batches):
         parted = ", ".join(f"{arm.candidate.precision} {len(arm.divergences)} apart" for arm in arms)

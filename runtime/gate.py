@@ -4,6 +4,7 @@ verdict = true            # the parity's own verdict must be a pass (so it is wi
 max_median_ratio = 2.0    # of any tensor's error to PyTorch's
 min_equal = 0.999         # share of sources with the same tokens, in every search
 max_worse_per = 0.001     # how much worse the candidate's error rate may be than the speaker's
+min_fp32_equal = 0.9      # the same against fp32: what a precision may cost
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .cost import SearchCost
 from .parity_result import ParityResult
 
 Gate = dict[str, float | bool]
@@ -40,6 +42,20 @@ def rate_of(metric: str, which: str) -> Callable[[ParityResult], Measured]:
                 yield rate.search, rate.worse_by if which == "worse" else rate.candidate.value
 
     return measured
+
+
+def fp32_rate(metric: str) -> Callable[[ParityResult], Measured]:
+    """How much worse a metric of the candidate is than that of fp32."""
+
+    def measured(result: ParityResult) -> Measured:
+        for part in costs(result):
+            yield from ((rate.search, rate.worse_by) for rate in part.rates if rate.metric == metric)
+
+    return measured
+
+
+def costs(result: ParityResult) -> tuple[SearchCost, ...]:
+    return () if result.cost is None else result.cost.searches
 
 
 def next_token(name: str) -> Callable[[ParityResult], Measured]:
@@ -70,6 +86,12 @@ THRESHOLDS: dict[str, Callable[[ParityResult], Measured]] = {
     "max_worse_wer": rate_of("WER", "worse"),
     "max_worse_bleu": rate_of("BLEU", "worse"),
     "max_worse_chrf": rate_of("chrF", "worse"),
+    "min_fp32_equal": lambda result: ((part.search, part.equal / part.sources) for part in costs(result)),
+    "max_fp32_edit_rate": lambda result: ((part.search, part.edit_rate) for part in costs(result)),
+    "max_fp32_worse_per": fp32_rate("PER"),
+    "max_fp32_worse_wer": fp32_rate("WER"),
+    "max_fp32_worse_bleu": fp32_rate("BLEU"),
+    "max_fp32_worse_chrf": fp32_rate("chrF"),
 }
 
 
@@ -114,10 +136,17 @@ def broken_of(gate: Gate, result: ParityResult) -> list[str]:
             continue
         found = list(THRESHOLDS[name](result))
         if not found:
-            lines.append(f"{name}: nothing was measured, so {threshold:g} cannot be held; metrics need --references")
+            lines.append(f"{name}: nothing was measured, so {threshold:g} cannot be held; {missing_of(name)}")
             continue
         upper = name.startswith("max_")
         where, value = (max if upper else min)(found, key=lambda pair: pair[1])
         if not (value <= threshold if upper else value >= threshold):
             lines.append(f"{name}: {value:.6g} ({where}), {'at most' if upper else 'at least'} {threshold:g}")
     return lines
+
+
+def missing_of(name: str) -> str:
+    """What a threshold needs."""
+    if name in ("min_fp32_equal", "max_fp32_edit_rate"):
+        return "fp32 is held against itself only without --against"
+    return "metrics need --references"

@@ -7,6 +7,7 @@
                                  up to the maximum length, layer by layer
             -> free decodes      greedy and beam against a speaker (PyTorch in fp32, or another), token by token
             -> quality           where references are given
+            -> cost              the same decodes beside those of fp32
             -> invariance        a sample alone, in other batches, with more padding
             -> the hunt          where something is wrong: the first tensor inside the graphs that is, and why
 
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from seq2engine.about import about_rows
 from seq2engine.progress import Progress, silent
 
 from ..errors import ConfigError
@@ -29,18 +31,23 @@ from ..export.contract import oracle_of
 from ..export.default_precision import default_precision
 from ..export.profiles import Workload
 from .against import Against, Speaker, speaker_of
-from .bootstrap import Rate, check_metrics, rates_from_outputs
+from .bootstrap import check_metrics
 from .company import companies_of
+from .cost import Baseline
 from .defaults import measured_options
 from .divergence import Judge
 from .drift import drift_of
 from .drives import compare_drives
-from .free_decodes import Arm, Said, compare_decodes, search_name
+from .free_decodes import Arm, Outputs, compare_decodes, search_name
 from .graph_level import graphs_of
 from .hunt import finding_of
+from .parity_corpus import Corpus
+from .parity_quality import with_quality
 from .parity_result import ParityResult
+from .parity_samples import samples_of
 from .parity_sources import FEWEST_SOURCES, TENSOR_SOURCES, random_sources, sample_of, sources_of
-from .quality import Quality, References, quality_from_outputs
+from .quality import References
+from .sanity import decode_doubt
 from .search import SearchOptions
 from .session import Session, check_request, open_session
 from .tensor_level import compare_tensors, usual_spread
@@ -52,7 +59,7 @@ class ParityOptions:
 
     With `references` (texts and what should be said of them) their texts are the sources, and both sides' scores in
     these `metrics` are part of the result. Decodes are compared with PyTorch's in fp32, or with those of `against`.
-    `command` is how the same is run again, for what the hunt tells.
+    `command` is how the same is run again, for the hunt's finding.
     """
 
     sources: Sequence[Sequence[int]] | None = None
@@ -69,6 +76,7 @@ class ParityOptions:
     command: str = "seq2engine parity BUNDLE"
     against: Against | None = None
     metrics: Sequence[str] = ("errors",)
+    command_line: str = ""  # as it was given, for the report
 
 
 def parity_of(
@@ -111,20 +119,29 @@ def parities_of(
     for precision in precisions:
         speaker = speaker_of(opened, backend, precision, options.against)
         groups.setdefault(speaker.name, {})[precision] = speaker
+    by_torch = "PyTorch fp32" in groups
+    baseline = Baseline(opened, backend, options.provider, by_torch)
+    first = sorted(groups, key=lambda name: name != baseline.name)  # its decodes are then there for the others
     found = [
-        result for group in groups.values() for result in group_parities(opened, backend, group, options, progress)
+        result
+        for name in first
+        for result in group_parities(opened, backend, groups[name], options, baseline, progress)
     ]
     return sorted(found, key=lambda result: list(precisions).index(result.precision))
 
 
 def group_parities(
-    bundle: Bundle, backend: str, group: dict[str, Speaker], options: ParityOptions, progress: Progress
+    bundle: Bundle,
+    backend: str,
+    group: dict[str, Speaker],
+    options: ParityOptions,
+    baseline: Baseline,
+    progress: Progress,
 ) -> list[ParityResult]:
     """Precisions that are held against one speaker."""
-    sources, references = options.sources, options.references
+    sources, references, outputs = options.sources, options.references, Outputs()
     if references is not None:
         sources = sources_of(bundle, references, options.count, options.seed)
-    outputs: Outputs | None = None if references is None else {}
     with Sessions(bundle, backend, options) as sessions:
         compared = [sessions.compared(precision, speaker) for precision, speaker in group.items()]
         speaker = next(iter(group.values()))
@@ -142,31 +159,49 @@ def group_parities(
             outputs,
             speaker.name,
         )
-    finished = []
-    for result in found:
-        if outputs is not None and references is not None:
-            result = with_quality(result, outputs, references, bundle, options.metrics)
-        if backend != "torch":
-            result = dataclasses.replace(result, graphs=graphs_of(bundle, result.precision))
-        if not result and backend != "torch":
-            result = hunted(result, bundle, sources, options, speaker if options.against else None, progress)
-        finished.append(with_names(result, bundle, sources))
-    return finished
+        searches = searches_of(compared[0].candidate, found[0].max_length, options.beam)
+    corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
+    return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
 
 
-Outputs = dict[tuple[str, str], Said]  # (who, search) -> source -> tokens
+def finished(
+    result: ParityResult,
+    corpus: Corpus,
+    options: ParityOptions,
+    speaker: Speaker,
+    baseline: Baseline,
+    progress: Progress,
+) -> ParityResult:
+    """With everything that needs no session of the comparison: quality, cost, graphs, the hunt, and words to read."""
+    bundle, against = corpus.bundle, options.against is not None
+    manifest, name = bundle.manifest, bundle.root.resolve().name
+    about = about_rows(name, bundle.config.shape, manifest.checkpoint_sha256, options.command_line)
+    result = dataclasses.replace(result, against=speaker.name if against else "", about=tuple(about))
+    result = with_quality(result, corpus, against)
+    if result.precision != "fp32" or result.speaker == baseline.name:
+        progress("parity: cost against fp32", 0.0)
+        cost = baseline.cost(result.candidate, result.finished_searches, corpus)
+        progress("parity: cost against fp32", 1.0)
+        result = dataclasses.replace(result, cost=cost)
+    result = dataclasses.replace(result, samples=samples_of(result, corpus, baseline))
+    if result.backend != "torch":
+        result = dataclasses.replace(result, graphs=graphs_of(bundle, result.precision))
+        if result.to_hunt:
+            result = hunted(result, bundle, corpus.sources, options, speaker if against else None, progress)
+    return with_names(result, bundle, corpus.sources)
 
 
 @dataclass(frozen=True)
 class Compared:
     """A candidate with PyTorch in fp64 and at its precision; and a judge where it parts from the speaker, if another
-    precision is to explain that.
+    precision is to explain that. `excused`: what differs from the speaker may differ in the reference just as much.
     """
 
     oracle: Session
     reference: Session
     candidate: Session
     judges: tuple[Session, Session] | None = None
+    excused: bool = False
 
 
 class Sessions(ExitStack):
@@ -199,7 +234,8 @@ class Sessions(ExitStack):
         )
         own = (oracle_of(precision), precision)
         judges = None if speaker.judges == own else (self.torch(speaker.judges[0]), self.torch(speaker.judges[1]))
-        return Compared(self.torch(own[0]), self.torch(own[1]), candidate, judges)
+        excused = self.options.against is None and precision != "fp32"
+        return Compared(self.torch(own[0]), self.torch(own[1]), candidate, judges, excused)
 
     def speaker(self, speaker: Speaker) -> Session:
         if speaker.backend == "torch" and speaker.bundle is self.bundle:
@@ -244,6 +280,7 @@ def parities_of_sessions(
     everyone = [*(one.candidate for one in compared), speaker]
     longest = longest_of(min(session.limits.target for session in everyone), max_length)
     searches = searches_of(compared[0].candidate, longest, beam)
+    outputs = Outputs() if outputs is None else outputs
     rows = [list(source) for source in sources]
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
@@ -278,14 +315,17 @@ def parities_of_sessions(
             )
         )
     for search in searches:
-        said: Said | None = None if outputs is None else outputs.setdefault((name, search_name(search)), {})
+        said = outputs.setdefault((name, search_name(search)), {})
         decodes = compare_decodes(speaker, arms, rows, search, batch, name, progress, said)
-        found = [
-            dataclasses.replace(result, decodes=(*result.decodes, decode))
-            for result, decode in zip(found, decodes, strict=True)
-        ]
-    if outputs is not None:
-        outputs.update({(arm.name, search): said for arm in arms for search, said in arm.said.items()})
+        for i, (one, decode) in enumerate(zip(compared, decodes, strict=True)):
+            excuse = one.reference if one.excused else None
+            doubt = decode_doubt(decode, search, rows, said, excuse, batch) if decode else None
+            found[i] = dataclasses.replace(
+                found[i],
+                decodes=(*found[i].decodes, decode),
+                doubts=(*found[i].doubts, *([doubt] if doubt is not None else [])),
+            )
+    outputs.update({(arm.name, search): said for arm in arms for search, said in arm.said.items()})
     return found
 
 
@@ -315,26 +355,6 @@ def hunted(
 def longest_of(most: int, max_length: int | None) -> int:
     """How many tokens are decoded: what was asked for, or the usual limit where the model can do as many."""
     return min(most, SearchOptions.max_length) if max_length is None else max_length
-
-
-def with_quality(
-    result: ParityResult, outputs: Outputs, references: References, bundle: Bundle, metrics: Sequence[str]
-) -> ParityResult:
-    """With the scores of both sides, in every search that came to its end."""
-    tokenizer = bundle.tokenizer()
-    names = (result.speaker, result.candidate)
-    searches = [decode.search for decode in result.decodes if not decode.failure]
-    quality: dict[str, tuple[Quality, ...]] = {}
-    rates: tuple[Rate, ...] = ()
-    for search in searches:
-        texts = [
-            {text: tokenizer.decode_target(outputs[name, search][row]) for row, text in enumerate(references)}
-            for name in names
-        ]
-        for name, side in zip(names, texts, strict=True):
-            quality[name] = (*quality.get(name, ()), quality_from_outputs(search, side, references))
-        rates += rates_from_outputs(search, texts[0], texts[1], references, metrics)
-    return dataclasses.replace(result, quality=quality, rates=rates)
 
 
 def with_names(result: ParityResult, bundle: Bundle, sources: Sequence[Sequence[int]]) -> ParityResult:

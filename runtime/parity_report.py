@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from seq2engine.page import Html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.tables import text_table
 
 from . import parity_plots as plots
 from .compare import DIVERGENCE_FACTOR, Divergence
-from .parity_result import ParityResult
+from .parity_result import ParityResult, Sample
 from .parity_rows import (
     COMPANY_HEAD,
+    COST_HEAD,
     DECODE_HEAD,
     GRAPH_HEAD,
     LEVEL_HEAD,
@@ -20,6 +21,7 @@ from .parity_rows import (
     TENSOR_HEAD,
     allowed_text,
     company_rows,
+    cost_rows,
     decode_rows,
     graph_rows,
     level_rows,
@@ -45,19 +47,31 @@ mark.warn { background: var(--warn) }
 </style>"""
 
 
+def report_name(backend: str, provider: str | None, precision: str, against: str | None = None) -> str:
+    """What tells a parity's report from another of the same bundle, beside its date."""
+    return " ".join(filter(None, (backend, provider, precision, against and f"against {against}")))
+
+
 def parity_table(result: ParityResult) -> str:
     """The result as plain text."""
     blocks = [
-        f"parity {'passed' if result else 'FAILED'}: {result.candidate}: {result.reason}" + finding_text(result),
+        "\n".join(filter(None, (result.verdict_line, result.cost_line))) + finding_text(result),
         text_table(LEVEL_HEAD, level_rows(result)),
         text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed_text(result),
         text_table(DECODE_HEAD, decode_rows(result)),
         f"decodes were compared with those of {result.speaker}",
         *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
-        *([text_table(rate_head(result), rate_rows(result))] if result.rates else []),
+        *([text_table(rate_head(result), rate_rows(result.rates))] if result.rates else []),
+        *cost_texts(result),
         *(divergence_text(result, search, divergence) for search, divergence in examples(result)[:TEXT_EXAMPLES]),
     ]
     return "\n\n".join(blocks)
+
+
+def cost_texts(result: ParityResult) -> list[str]:
+    """The rates against fp32, where they are not those against the speaker."""
+    rates = result.cost_rates
+    return [text_table(cost_rate_head(result), rate_rows(rates))] if rates else []
 
 
 def parity_html(result: ParityResult) -> str:
@@ -71,9 +85,13 @@ def parity_html(result: ParityResult) -> str:
     blocks = [
         STYLE,
         plots.styles(),
-        f'<p class="verdict">{verdict_badge(bool(result))} {escape(result.reason)}</p>',
+        *([about_html(result.about)] if result.about else []),
+        f'<p class="verdict">{verdict_badge(bool(result))} {escape(claimed(result))}</p>',
+        *cost_verdict(result),
         *finding_html(result),
         table_html(LEVEL_HEAD, ((a, level_badge(b), wrapped(c)) for a, b, c in level_rows(result))),
+        *sample_blocks(result),
+        *cost_blocks(result),
         *drift_blocks(result),
         *divergence_blocks(result),
         *graph_blocks(result),
@@ -85,6 +103,64 @@ def parity_html(result: ParityResult) -> str:
         *company_blocks(result),
     ]
     return page_html(title, subtitle, blocks)
+
+
+def claimed(result: ParityResult) -> str:
+    return f"{result.claim}: {result.reason}" if result.claim else result.reason
+
+
+def cost_verdict(result: ParityResult) -> list[str]:
+    """The second line of the verdict: information, so it is neither passed nor failed."""
+    if result.cost is None or not result.cost_line:
+        return []
+    kind = "good" if result.cost.nothing else "warn"
+    return [f'<p class="verdict">{badge_html("cost", kind)} {escape(result.cost_line)}</p>']
+
+
+def sample_blocks(result: ParityResult) -> list[str]:
+    if not result.samples:
+        return []
+    first = result.samples[0]
+    rows = ((*(wrapped(text) for text in (s.source, s.expected)), sample_cell(s)) for s in result.samples)
+    return [
+        heading_html("Sample outputs"),
+        note_html(f"{first.search}, sources from the shortest to the longest; what differs is marked."),
+        table_html(("source", first.baseline, result.candidate), rows),
+    ]
+
+
+def sample_cell(sample: Sample) -> str:
+    """The candidate's output, marked from the word at which it differs."""
+    words, expected = sample.candidate.split(), sample.expected.split()
+    if words == expected:
+        return wrapped(sample.candidate)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(words, expected, strict=False)) if a != b), min(len(words), len(expected))
+    )
+    begin, rest = escape(" ".join(words[:same])), escape(" ".join(words[same:]) or "(ends)")
+    return Html(f'<span class="wrapped">{begin} <mark class="warn">{rest}</mark></span>')
+
+
+def cost_blocks(result: ParityResult) -> list[str]:
+    cost = result.cost
+    if cost is None or not result.cost_line or not cost.searches:
+        return []
+    rates = result.cost_rates
+    return [
+        heading_html(f"Cost against {cost.baseline}"),
+        note_html(
+            "The outputs of this precision beside those of fp32: tokens to change, drop or add per token of fp32, and "
+            "the median step at which outputs that differ first do so. This is what the precision loses, however "
+            "faithfully it is computed."
+        ),
+        table_html(COST_HEAD, cost_rows(cost)),
+        *([table_html(cost_rate_head(result), rate_rows(rates))] if rates else []),
+    ]
+
+
+def cost_rate_head(result: ParityResult) -> tuple[str, ...]:
+    assert result.cost is not None
+    return ("search", "metric", result.cost.baseline, result.candidate, "difference")
 
 
 def drift_blocks(result: ParityResult) -> list[str]:
@@ -174,11 +250,12 @@ def quality_blocks(result: ParityResult) -> list[str]:
     return [
         heading_html("5. Quality"),
         note_html(
-            "The same decodes against the references, the closest of several counted: PER is tokens substituted, "
-            "missing or too many per reference token, WER outputs that are not exactly right. In brackets where 95 % "
-            "of 1,000 resampled corpora lie; the difference is of the same resampled lines."
+            "The same decodes against the references, the closest of several counted: wrong tokens are those "
+            "substituted, missing or too many per reference token, wrong lines the outputs that are not exactly right "
+            "(PER and WER, where a line is a word and its tokens are phonemes). In brackets where 95 % of 1,000 "
+            "resampled corpora lie; the difference is of the same resampled lines."
         ),
-        table_html(rate_head(result), rate_rows(result)),
+        table_html(rate_head(result), rate_rows(result.rates)),
     ]
 
 

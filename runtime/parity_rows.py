@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
-from .bootstrap import Interval, Rate
+from .bootstrap import Rate, difference_text, interval_text
 from .compare import FACTORS, DecodeResult, TensorResult, times
+from .cost import Cost
 from .parity_result import LEVELS, ParityResult
 
 LEVEL_HEAD = ("level", "verdict", "what was found")
@@ -14,6 +16,7 @@ GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "produc
 TENSOR_HEAD = ("tensor", "verdict", "median ratio", "worst", "rms", "PyTorch median, worst", "candidate median, worst")
 NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
 DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
+COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step")
 COMPANY_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
 
 
@@ -28,15 +31,17 @@ def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
 
 def level_row(result: ParityResult, level: str) -> tuple[str, str]:
     """A level's verdict and what was found."""
-    if level == "quality":
-        if not result.rates:
-            return "not run", "needs references"
-        return "told", "; ".join(f"{rate.search} {rate.metric} {difference_text(rate)}" for rate in result.rates[:2])
     parts = result.level(level)
-    if not parts:
-        return "not run", "this backend runs no graphs" if level == "graphs" else ""
+    if not parts and not (level == "quality" and result.rates):
+        missing = {"graphs": "this backend runs no graphs", "quality": "needs references"}
+        return "not run", missing.get(level, "")
     if bad := [part for part in parts if not part]:
         return "FAIL", bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
+    if level == "quality":
+        sides = [(f"against {result.speaker}", result.rates)]
+        if result.cost_rates and result.cost is not None:  # first what a user asks, then what the verdict is about
+            sides.insert(0, (f"against {result.cost.baseline}", result.cost_rates))
+        return "told", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
     if level == "graphs":
         return "pass", "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
     if level == "decodes":
@@ -50,6 +55,10 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
     steps = sum(tensor.step is not None for tensor in tensors)
     compared = f"{len(tensors) - steps} tensors" + (f" and {steps} single steps" if steps else "")
     return "pass", f"largest median ratio {times(worst.median_ratio)} ({worst.name}) of {compared}"
+
+
+def rates_text(rates: Sequence[Rate]) -> str:
+    return ", ".join(f"{rate.search} {rate.label} {difference_text(rate)}" for rate in rates)
 
 
 def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:
@@ -107,27 +116,30 @@ def rate_head(result: ParityResult) -> tuple[str, ...]:
     return ("search", "metric", result.speaker, result.candidate, "difference")
 
 
-def rate_rows(result: ParityResult) -> list[tuple[str, ...]]:
+def rate_rows(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
     return [
         (
             rate.search,
-            rate.metric,
+            rate.label,
             interval_text(rate, rate.reference),
             interval_text(rate, rate.candidate),
             difference_text(rate),
         )
-        for rate in result.rates
+        for rate in rates
     ]
 
 
-def interval_text(rate: Rate, part: Interval, sign: str = "") -> str:
-    """6.31% [6.02, 6.60]."""
-    value, low, high = (f"{bound * rate.unit:{sign}.2f}" for bound in (part.value, part.low, part.high))
-    return f"{value}{'%' if rate.unit > 1 else ''} [{low}, {high}]"
-
-
-def difference_text(rate: Rate) -> str:
-    return interval_text(rate, rate.difference, "+")
+def cost_rows(cost: Cost) -> list[tuple[str, ...]]:
+    return [
+        (
+            part.search,
+            str(part.sources),
+            str(part.equal),
+            f"{part.edit_rate:.1%}",
+            "none" if part.first_difference is None else f"{part.first_difference:g}",
+        )
+        for part in cost.searches
+    ]
 
 
 def company_rows(result: ParityResult) -> list[tuple[str, ...]]:

@@ -105,7 +105,7 @@ def error_counts(
     return found
 
 
-def edit_distance(said: Sequence[str], right: Sequence[str]) -> int:
+def edit_distance(said: Sequence[str] | Sequence[int], right: Sequence[str] | Sequence[int]) -> int:
     """Fewest tokens to change, drop or add to make one of the other."""
     if said == right:
         return 0

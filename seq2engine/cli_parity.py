@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ from seq2engine.cli_lists import Listed, Maybe, one_of
 from seq2engine.cli_precision import precisions_from_args
 from seq2engine.errors import UsageError
 from seq2engine.progress import ProgressPrinter, silent
+from seq2engine.reports import SUFFIXES, ReportFiles, report_files
 
 if TYPE_CHECKING:
     from seq2engine.export.bundle import Bundle
+    from seq2engine.runtime.parity import ParityOptions
 
 RANDOM_SOURCES = 64  # of a parity without references
 
@@ -42,6 +45,12 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         default=["errors"],
         help="with references: errors,bleu,chrf (default: errors)",
     )
+    sub.add_argument(
+        "--out",
+        type=Path,
+        metavar="PLACE",
+        help="folder for the reports, or with one precision a file *.html (default: reports/ of the bundle)",
+    )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
         "--hunt",
@@ -65,10 +74,9 @@ def references_from_args(args: argparse.Namespace) -> dict[str, list[str]] | Non
 
 
 def run_parity(args: argparse.Namespace) -> int:
-    from seq2engine.export.bundle import open_bundle, write_text
-    from seq2engine.runtime.against import against_from_text
+    from seq2engine.export.bundle import open_bundle
     from seq2engine.runtime.gate import broken_of, gate_from_file
-    from seq2engine.runtime.parity import ParityOptions, parities_of
+    from seq2engine.runtime.parity import parities_of
     from seq2engine.runtime.parity_report import parity_html, parity_table
 
     bundle = open_bundle(args.bundle)
@@ -77,7 +85,32 @@ def run_parity(args: argparse.Namespace) -> int:
     if args.metrics != ["errors"] and args.references is None:
         raise UsageError("metrics need references to count against; add --references TSV")
     gate = None if args.gate is None else gate_from_file(args.gate)
-    options = ParityOptions(
+    options = options_from_args(args)
+    precisions = precisions_from_args(args, bundle)
+    files = files_from_args(args, bundle, precisions, options)  # a place that cannot be written to is refused now
+    results = parities_of(bundle, precisions, args.backend, options, silent if args.quiet else ProgressPrinter())
+    failed, broken = False, []
+    for result, report in zip(results, files, strict=True):
+        report.write(parity_html(result), result.to_json())
+        if not args.json:
+            print(f"{parity_table(result)}\nreport: {report.page}" + ("\n" if result is not results[-1] else ""))
+        if gate is None:
+            failed = failed or not result
+        else:
+            broken += [f"gate: {result.candidate}: {line}" for line in broken_of(gate, result)]
+    if args.json:
+        told = [result.to_json().rstrip() for result in results]
+        print(told[0] if len(told) == 1 else f"[{', '.join(told)}]")
+    elif gate is not None:
+        print("\n".join(broken) or f"gate: {args.gate} holds")
+    return 1 if failed or broken else 0
+
+
+def options_from_args(args: argparse.Namespace) -> ParityOptions:
+    from seq2engine.runtime.against import against_from_text
+    from seq2engine.runtime.parity import ParityOptions
+
+    return ParityOptions(
         count=RANDOM_SOURCES if args.count is None else args.count,
         seed=args.seed,
         beam=args.beam,
@@ -91,27 +124,23 @@ def run_parity(args: argparse.Namespace) -> int:
         command=command_of(args),
         against=None if args.against is None else against_from_text(args.against),
         metrics=args.metrics,
+        command_line=args.command_line,
     )
-    precisions = precisions_from_args(args, bundle)
-    results = parities_of(bundle, precisions, args.backend, options, silent if args.quiet else ProgressPrinter())
-    failed, broken = False, []
-    for result in results:
-        where = "-".join(filter(None, (args.backend, args.provider, result.precision)))
-        report = bundle.root / "reports" / f"parity-{where}.html"
-        write_text(report, parity_html(result))
-        write_text(report.with_suffix(".json"), result.to_json())
-        if not args.json:
-            print(f"{parity_table(result)}\nreport: {report}" + ("\n" if result is not results[-1] else ""))
-        if gate is None:
-            failed = failed or not result
-        else:
-            broken += [f"gate: {result.candidate}: {line}" for line in broken_of(gate, result)]
-    if args.json:
-        told = [result.to_json().rstrip() for result in results]
-        print(told[0] if len(told) == 1 else f"[{', '.join(told)}]")
-    elif gate is not None:
-        print("\n".join(broken) or f"gate: {args.gate} holds")
-    return 1 if failed or broken else 0
+
+
+def files_from_args(
+    args: argparse.Namespace, bundle: Bundle, precisions: Sequence[str], options: ParityOptions
+) -> list[ReportFiles]:
+    """Where the report of each precision goes; before the work, so that a wrong place costs none."""
+    from seq2engine.runtime.parity_report import report_name
+
+    if args.out is not None and args.out.suffix in SUFFIXES and len(precisions) > 1:
+        raise UsageError(
+            f"--out {args.out} is one file, but {len(precisions)} precisions have a report each; name a folder"
+        )
+    against = None if options.against is None else options.against.name
+    names = [report_name(args.backend, args.provider, precision, against) for precision in precisions]
+    return [report_files(bundle.root, "parity", name, args.out) for name in names]
 
 
 def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
@@ -121,6 +150,8 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     from seq2engine.runtime.parity_sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
+    if args.out is not None:
+        raise UsageError("--hunt writes no report; leave --out away, or redirect what it prints")
     if others:
         raise UsageError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
     count = RANDOM_SOURCES if args.count is None else args.count

@@ -12,7 +12,7 @@ from pathlib import Path
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.report import bench_html, bench_table
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.export.bundle import Bundle, write_text
+from seq2engine.export.bundle import Bundle
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range
 from seq2engine.export.to_engine import default_ranges, engines_from_onnx
@@ -23,7 +23,7 @@ from seq2engine.progress import Progress
 from seq2engine.reports import report_files
 from seq2engine.runtime.defaults import options_from_session
 from seq2engine.runtime.parity import parity_of
-from seq2engine.runtime.parity_report import parity_html
+from seq2engine.runtime.parity_report import parity_html, report_name
 from seq2engine.runtime.quality import References, references_from_file
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.translate import translate
@@ -72,14 +72,14 @@ def demo(out: Path, progress: Progress) -> str:
         ("checkpoint", shipped),
         ("ONNX graphs", bundle.root / "onnx"),
         ("TensorRT engines", base.root / "engines"),
-        ("parity report", bundle.root / "reports" / "parity-onnxruntime-fp32.html"),
+        ("parity report", verdicts[0][1]),
         ("benchmark report", files.page),
     ]
     return "\n\n".join(
         [
             launch_table(engines),
             text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
-            "\n".join(verdicts),
+            "\n".join(told for told, _ in verdicts),
             bench_table(bench),
             text_table(("made", "where"), made),
         ]
@@ -91,18 +91,17 @@ def engine_stage(bundle: Bundle, precision: str, beam: int, progress: Progress) 
     return engines_from_onnx(bundle, [TARGET], ranges, precision, progress=progress)
 
 
-def parity_stage(bundle: Bundle, precision: str, references: References, progress: Progress) -> str:
+def parity_stage(bundle: Bundle, precision: str, references: References, progress: Progress) -> tuple[str, Path]:
+    report = report_files(bundle.root, "parity", report_name("onnxruntime", None, precision))
     result = parity_of(
         bundle, precision=precision, beam=BEAM, threads=THREADS, progress=progress, references=references
     )
-    report = bundle.root / "reports" / f"parity-onnxruntime-{precision}.html"
-    write_text(report, parity_html(result))
-    write_text(report.with_suffix(".json"), result.to_json())
+    report.write(parity_html(result), result.to_json())
     rates = ", ".join(
         f"{quality.search} PER {quality.marked.tokens:.1%} WER {quality.marked.lines:.1%}"
         for quality in result.quality[result.candidate]
     )
-    return f"parity {precision}: {'passed' if result else 'FAILED'}: {result.reason}; {rates}"
+    return "\n".join(filter(None, (f"{result.verdict_line}; {rates}", result.cost_line))), report.page
 
 
 def launch_table(engines: list[tuple[str, Passport]]) -> str:

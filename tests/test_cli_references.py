@@ -7,6 +7,7 @@ import json
 import pytest
 from text_bundle import text_bundle
 
+from seq2engine.reports import latest_report
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.translate import translate
 
@@ -41,7 +42,7 @@ def test_parity_counts_both_sides(bundle, references, cli):
         assert found[0]["sources"] == len(WORDS)
         assert found[0]["marked"]["lines"] == 0.25
         assert found[0]["marked"]["tokens"] > 0
-    page = (bundle.root / "reports" / "parity-onnxruntime-fp32.html").read_text()
+    page = latest_report(bundle.root, "parity", ".html").read_text()
     assert "<h2>5. Quality</h2>" in page
     assert "25.00%" in page
 

@@ -11,6 +11,7 @@ from seq2engine.errors import ConfigError
 from seq2engine.runtime.bootstrap import Interval, Rate
 from seq2engine.runtime.company import CompanyResult
 from seq2engine.runtime.compare import DecodeResult, Divergence, Errors, TensorResult
+from seq2engine.runtime.cost import Cost, SearchCost
 from seq2engine.runtime.gate import THRESHOLDS, broken_of, gate_from_file
 from seq2engine.runtime.next_token import NextToken
 from seq2engine.runtime.parity_result import ParityResult
@@ -34,6 +35,7 @@ def result_of(verdict="tie", **more):
         companies=(CompanyResult("alone", 8, 8, 0.1, 0.5),),
         next_token={"onnxruntime fp16": NextToken(9, 0.001, 0.01, 0.99, 0.98)},
         rates=rates,
+        cost=Cost("PyTorch fp32", (SearchCost("greedy", 10, 9, 0.02, 1.0, rates),)),
         **more,
     )
 

@@ -20,6 +20,7 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
+from seq2engine.reports import latest_report
 from seq2engine.runtime.hunt import PLACES, Hunter, hunt, hunt_sources
 from seq2engine.runtime.parity import parity_of
 from seq2engine.runtime.parity_sources import random_sources
@@ -167,7 +168,7 @@ class TestCommand:
         told = next(line for line in out.splitlines() if line.startswith("hunt: "))
         assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add, step 0" in told
         assert "weight: bias [11] is" in told
-        page = (wrong.root / "reports" / "parity-onnxruntime-fp32.html").read_text()
+        page = latest_report(wrong.root, "parity", ".html").read_text()
         assert "Hunt:" in page
         again = next(line for line in out.splitlines() if line.startswith("again with: ")).removeprefix("again with: ")
         assert again in page.replace("&#x27;", "'")

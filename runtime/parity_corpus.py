@@ -1,0 +1,39 @@
+"""A corpus that parity has decoded: the sources, how they were decoded, and every side's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..export.bundle import Bundle
+from ..model.tokenizers.base import Tokenizer
+from .forcing import Tokens
+from .free_decodes import Outputs
+from .quality import References
+from .search import SearchOptions
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`outputs` are token ids, kept once where two sides agree: they grow with the corpus, and nothing else does."""
+
+    bundle: Bundle
+    sources: Sequence[Sequence[int]]
+    searches: Sequence[SearchOptions]
+    outputs: Outputs
+    references: References | None = None  # their texts are the sources
+    metrics: Sequence[str] = ("errors",)
+    batch: int = 32
+    threads: int | None = None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self.bundle.tokenizer()
+
+    def texts(self, said: Mapping[int, Tokens], rows: Sequence[int] | None = None) -> dict[str, str]:
+        """Outputs as text, by the text of their source; of all references or of some rows of them."""
+        assert self.references is not None
+        texts = list(self.references)
+        chosen = range(len(texts)) if rows is None else rows
+        return {texts[row]: self.tokenizer.decode_target(said[row]) for row in chosen}
