@@ -23,7 +23,8 @@ from ..export.attention_graph import attention_name
 from ..export.bundle import GENERATION, Bundle, open_bundle
 from ..export.contract import oracle_of
 from .attention_sessions import OrtAttention, TorchAttention
-from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
+from .compare import WORST_FACTOR, finite, ratio, times
+from .error_scale import EPSILON
 from .forcing import ForcedRun, Tokens
 from .generate import generate
 from .search import SearchOptions, options_from_values

@@ -34,7 +34,9 @@ class NextTokenTally:
         given = given.astype(np.float64)
         ours, theirs = log_softmax(exact), log_softmax(given)
         with np.errstate(invalid="ignore"):
-            kl = np.maximum((np.exp(ours) * (ours - theirs)).sum(axis=1), 0.0)  # below zero is rounding
+            likely = np.exp(ours)
+            parts = np.where(likely > 0.0, likely * (ours - theirs), 0.0)  # what is never next sets nothing apart
+            kl = np.maximum(parts.sum(axis=1), 0.0)  # below zero is rounding
         best = min(BEST, exact.shape[1])
         top, other = (np.argsort(-x, axis=1, kind="stable")[:, :best] for x in (exact, given))
         self.rows += len(exact)

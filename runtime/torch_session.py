@@ -62,9 +62,12 @@ class TorchSession(Session):
         model = load_checkpoint(bundle.root)
         if (weights or precision) in QUANTISED:
             take_quantised_weights(model, bundle, weights or precision)
-        session = cls(model, computes_in, bundle.cache_form)
+        islands: set[str] = set()
         if computes_in in bundle.precisions:
-            keep_islands(model, {node for graph in GRAPHS for node in bundle.graph(computes_in, graph).islands})
+            islands = {node for graph in GRAPHS for node in bundle.graph(computes_in, graph).islands}
+        exact = fp32_parameters(model, islands)
+        session = cls(model, computes_in, bundle.cache_form)
+        keep_islands(model, islands, exact)
         if computes_in == "w8a8":
             round_rows(model)
         return session
@@ -153,8 +156,24 @@ def projection_of(output: nn.Linear, shortlist: Shortlist) -> nn.Linear:
     return made
 
 
-def keep_islands(model: Transformer, islands: set[str]) -> None:
-    """Modules of which the graph has a node in fp32 are in fp32 here, too; every module casts what it gets."""
+def fp32_parameters(model: Transformer, islands: set[str]) -> dict[str, torch.Tensor]:
+    """Copies of the parameters that the graph keeps in fp32: none of their readers is in another type."""
+    inside = {name.partition("/")[0] for name in islands}
+    readers: dict[nn.Parameter, set[str]] = {}
+    named: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix=path, recurse=False):
+            readers.setdefault(parameter, set()).add(path)
+            named[name] = parameter
+    return {name: one.detach().clone() for name, one in named.items() if readers[one] <= inside}
+
+
+def keep_islands(model: Transformer, islands: set[str], exact: dict[str, torch.Tensor]) -> None:
+    """Modules of which the graph has a node in fp32 are in fp32 here, too; every module casts what it gets.
+
+    `exact` are the parameters as they were before the model was converted. Where only the bias of a product is added in
+    fp32, the product stays as it is.
+    """
     if not islands:
         return
     inside = {name.partition("/")[0] for name in islands}
@@ -163,11 +182,25 @@ def keep_islands(model: Transformer, islands: set[str]) -> None:
         dtype = next(module.parameters()).dtype
         return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in given)
 
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
-            if name in inside:
+            if isinstance(module, nn.Linear) and f"{path}/Add" in islands and f"{path}/MatMul" not in islands:
+                add_bias_in_fp32(module, exact[f"{path}.bias"])
+            elif path in inside:
                 module.float()
+                for name, parameter in module.named_parameters():
+                    parameter.data.copy_(exact.get(f"{path}.{name}", parameter.data))
             module.register_forward_pre_hook(cast)
+
+
+def add_bias_in_fp32(module: nn.Linear, bias: torch.Tensor) -> None:
+    """The module keeps a bias of zeros: what it looks like from outside is the same."""
+
+    def added(module: nn.Module, given: tuple[torch.Tensor, ...], product: torch.Tensor) -> torch.Tensor:
+        return product.float() + bias
+
+    module.bias.data.zero_()
+    module.register_forward_hook(added)
 
 
 def round_rows(model: Transformer) -> None:
