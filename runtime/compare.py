@@ -151,8 +151,8 @@ class Errors:
 class TensorResult:
     """One tensor of all sources (of one step where `step` is given): both errors against the oracle, and a verdict.
 
-    `scale` is the geometric mean of the scales of the oracle's rows. Errors are in units of each element's own scale, and
-    `floor` is one unit in the last place of that, the least budget there is: where PyTorch happens to be exact (an
+    `scale` is the geometric mean of the scales of the oracle's rows. Errors are in units of each element's own scale,
+    and `floor` is one unit in the last place of that, the least budget there is: where PyTorch happens to be exact (an
     embedding) another order of the same sums still may round once.
     """
 

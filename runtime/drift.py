@@ -22,8 +22,9 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Drift:
-    """Relative L2 errors against the oracle, each element in units of its scale: of the keys and values that a step wrote, layer by layer, and of its
-    logits. `floor` is the least that PyTorch's is put at: a fraction of a unit in the last place.
+    """Relative L2 errors against the oracle, each element in units of its scale: of the keys and values that a step
+    wrote, layer by layer, and of its logits. `floor` is the least that PyTorch's is put at: a fraction of a unit in the
+    last place.
     """
 
     rows: tuple[str, ...]  # self_k.0, self_v.0, ..., logits
