@@ -25,8 +25,9 @@ from ..export.contract import oracle_of
 from ..export.default_precision import default_precision
 from ..model.tokenizers.base import unknown_text
 from .attention_sessions import TorchAttention
-from .compare import EPSILON, WORST_FACTOR, finite, ratio, times
+from .compare import WORST_FACTOR, finite, ratio, times
 from .defaults import first_token, options_from_session
+from .error_scale import EPSILON
 from .forcing import ForcedRun, Tokens
 from .generate import generate
 from .ort_session import OrtAttention

@@ -36,7 +36,7 @@ def cause_of(evidence: Evidence) -> Guess:
             strain = evidence.strain(guess.expected)
             if strain <= 1.0 and (strain < 0.5 * least or best.cause == "unknown"):
                 best, least = guess, strain
-    if best.cause == "unknown" and not np.isfinite(evidence.given).all():
+    if best.cause == "unknown" and (~np.isfinite(evidence.given) & np.isfinite(evidence.exact)).any():
         return Guess("overflow", described(evidence), best.expected)
     return best
 

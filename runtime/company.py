@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cache import TreeStep
-from .compare import EPSILON, WORST_FACTOR, ratio
+from .compare import WORST_FACTOR, ratio
+from .error_scale import EPSILON, errors_of, normalised_logits
 from .forcing import forced_tokens
 from .generate import generate, padded
 from .search import SearchOptions
@@ -27,7 +28,7 @@ COLUMNS = 7  # of padding, where the model takes as many
 @dataclass(frozen=True)
 class CompanyResult:
     """One arrangement: sources whose tokens stay the same, and the largest difference of a logit against its budget,
-    which is 16 times the worst error that PyTorch makes in the same logits.
+    which is 16 times the worst error that PyTorch makes in the same logits; both in units of the logit's scale.
     """
 
     arrangement: str
@@ -45,7 +46,7 @@ class CompanyResult:
         if self.difference <= self.budget:
             return ""
         much = f"{self.difference:.2g}" if math.isfinite(self.difference) else "numbers that are not finite"
-        return f"{self.arrangement}: logits move by {much}, where rounding explains {self.budget:.2g}"
+        return f"{self.arrangement}: logits move by {much} of their scale, where rounding explains {self.budget:.2g}"
 
     def __bool__(self) -> bool:
         return not self.reason
@@ -65,8 +66,8 @@ def companies_of(
     said = [found[0].tokens for found in generate(oracle, rows, SearchOptions(min(longest, STEPS)))]
     together = forced(candidate, rows, said, [everyone])
     exact, rounded = (forced(session, rows, said, [everyone]) for session in (oracle, reference))
-    floor = EPSILON[candidate.precision] * math.sqrt(float(np.mean([np.square(part).mean() for part in exact])))
-    error = max(floor, *(float(np.abs(a - b).max()) for a, b in zip(exact, rounded, strict=True)))
+    precision = candidate.precision
+    error = max(EPSILON[precision], *(largest_error(a, a, b, precision) for a, b in zip(exact, rounded, strict=True)))
     arrangements = {"alone": ([[row] for row in everyone], 0)}
     if len(rows) > 2:
         turned = everyone[::-1]
@@ -79,11 +80,15 @@ def companies_of(
         apart = forced(candidate, rows, said, batches, columns)
         pairs = list(zip(together, apart, strict=True))
         equal = sum(bool((a.argmax(axis=1) == b.argmax(axis=1)).all()) for a, b in pairs)
-        with np.errstate(invalid="ignore"):
-            differences = [np.abs(a - b) for a, b in pairs]
-        most = max(float(np.where(np.isfinite(part), part, np.inf).max()) for part in differences)
+        most = max(largest_error(truth, a, b, precision) for truth, (a, b) in zip(exact, pairs, strict=True))
         found.append(CompanyResult(name, len(rows), equal, most, WORST_FACTOR * error))
     return tuple(found)
+
+
+def largest_error(exact: np.ndarray, first: np.ndarray, second: np.ndarray, precision: str) -> float:
+    """Logits [T,V] -> the largest difference of two of them, in units of the oracle's scales."""
+    _, one, other = normalised_logits(exact, (first, second), precision)
+    return float(errors_of(one, other).max(initial=0.0))
 
 
 def forced(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .compare import EPSILON, ErrorTally, TensorResult, ratio
+from .compare import ErrorTally, TensorResult, ratio
+from .error_scale import EPSILON, errors_of, normalised, normalised_logits
 from .forcing import ForcedRun, forced_tokens
 from .generate import generate
 from .search import SearchOptions
@@ -21,8 +22,9 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Drift:
-    """Relative L2 errors against the oracle: of the keys and values that a step wrote, layer by layer, and of its
-    logits. `floor` is the least that PyTorch's is put at: a fraction of a unit in the last place.
+    """Relative L2 errors against the oracle, each element in units of its scale: of the keys and values that a step
+    wrote, layer by layer, and of its logits. `floor` is the least that PyTorch's is put at: a fraction of a unit in the
+    last place.
     """
 
     rows: tuple[str, ...]  # self_k.0, self_v.0, ..., logits
@@ -48,13 +50,13 @@ class SquaresByStep:
         self.wrong = np.zeros((2, steps))
         self.squares = np.zeros(steps)
 
-    def add(self, step: int | slice, exact: np.ndarray, others: Sequence[np.ndarray]) -> None:
-        """Arrays [B,...] of one step, or [B,T,...] of all of them."""
+    def add(self, step: int | slice, exact: np.ndarray, *others: np.ndarray) -> None:
+        """Arrays of one step, or [B,T,...] of all of them, in units of their scales."""
         axes = tuple(axis for axis in range(exact.ndim) if isinstance(step, int) or axis != 1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            self.squares[step] += np.square(exact.astype(np.float64)).sum(axis=axes)
+        with np.errstate(over="ignore"):
+            self.squares[step] += np.square(exact).sum(axis=axes)
             for which, other in enumerate(others):
-                self.wrong[which, step] += np.square(other.astype(np.float64) - exact).sum(axis=axes)
+                self.wrong[which, step] += np.square(errors_of(exact, other)).sum(axis=axes)
 
     def relative(self, which: int) -> tuple[float, ...]:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -72,7 +74,8 @@ def drift_of(
     """Errors by layer and step, and the logits of all steps as one tensor with a verdict."""
     layers = [f"self_{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
     sums = {name: SquaresByStep(steps) for name in (*layers, LOGITS)}
-    tally = ErrorTally()
+    precision = candidate.precision
+    tally = ErrorTally(precision)
     options = SearchOptions(steps, min_length=steps)
     batches = -(-len(sources) // batch)
     for first in range(batches):
@@ -81,15 +84,21 @@ def drift_of(
         runs = [ForcedRun(session, rows, steps) for session in (oracle, reference, candidate)]
         for step in range(steps):
             exact, *others = (run.step(fed[:, step]) for run in runs)
-            sums[LOGITS].add(step, exact, others)
-            tally.add(exact, *others)
+            sums[LOGITS].add(step, *normalised_logits(exact, others, precision))
+            tally.add_logits(exact, *others)
         for name in layers:  # one beam: slot t is what step t wrote
-            exact, *others = (run.tensor(name).swapaxes(1, 2)[:, :steps] for run in runs)
-            sums[name].add(slice(None), exact, others)
+            exact, *others = (run.tensor(name).swapaxes(1, 2)[:, :steps] for run in runs)  # [B, T, H, E]
+            flat = normalised(as_rows(exact), [as_rows(other) for other in others], precision)
+            sums[name].add(slice(None), *(array.reshape(exact.shape) for array in flat))
     drift = Drift(
         rows=tuple(sums),
         reference=tuple(found.relative(0) for found in sums.values()),
         candidate=tuple(found.relative(1) for found in sums.values()),
-        floor=EPSILON[candidate.precision] / 4,
+        floor=EPSILON[precision] / 4,
     )
-    return drift, tally.result("steps", "logits, to the last step", candidate.precision)
+    return drift, tally.result("steps", "logits, to the last step")
+
+
+def as_rows(cache: np.ndarray) -> np.ndarray:
+    """[B,T,H,E] -> [B*T,H,E]: every position is a row of its own."""
+    return cache.reshape(-1, *cache.shape[2:])

@@ -58,7 +58,7 @@ def compare_drives(
 ) -> tuple[TensorResult, ...]:
     """The logits of what one beam in step cannot show: beams that change their parents, rows at different positions."""
     drives = ["rows apart", *(["beams"] if beam > 1 else [])]
-    tallies = {drive: ErrorTally() for drive in drives}
+    tallies = {drive: ErrorTally(candidate.precision) for drive in drives}
     steps = min(longest, DRIVEN_STEPS)
     batches = -(-len(sources) // batch)
     for first in range(batches):
@@ -70,5 +70,5 @@ def compare_drives(
                 for session in (oracle, reference, candidate)
             ]
             for answers in driven(trees, drive, oracle.config.start_id, steps):
-                tally.add(*(answer.reshape(-1, answer.shape[-1]) for answer in answers))
-    return tuple(t.result("steps", f"logits, {drive}", candidate.precision) for drive, t in tallies.items())
+                tally.add_logits(*(answer.reshape(-1, answer.shape[-1]) for answer in answers))
+    return tuple(t.result("steps", f"logits, {drive}") for drive, t in tallies.items())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..export.exposed_graph import Call
 from .compare import ErrorTally
+from .error_scale import errors_of
 from .lockstep import MASKED, Trio, add_to
 
 
@@ -54,12 +55,14 @@ class Evidence:
         if tuple(expected.shape) != self.given.shape or not expected.is_floating_point():
             return math.inf
         wanted = expected.double().numpy()
-        errors = self.rounded.astype(np.float64) - self.exact
+        with np.errstate(invalid="ignore"):
+            errors = self.rounded.astype(np.float64) - self.exact
+        errors[self.rounded == self.exact] = 0.0  # infinities, too
         if (hidden := self.exact == MASKED).any():  # nothing was computed there: the errors made elsewhere stand in
             errors[hidden] = np.resize(errors[~hidden], int(hidden.sum())) if not hidden.all() else 0.0
-        tally = ErrorTally()
-        add_to(tally, wanted, wanted + errors.reshape(wanted.shape), self.given)
-        return tally.result("hunt", self.tensor, self.precision).strain
+        tally = ErrorTally(self.precision)
+        add_to(tally, self.tensor, wanted, wanted + errors.reshape(wanted.shape), self.given)
+        return tally.result("hunt", self.tensor).strain
 
     def again(self, args: tuple[Any, ...]) -> Tensor:
         """The same call with other arguments."""
@@ -98,12 +101,12 @@ def described(e: Evidence) -> str:
     """Where a tensor is wrong that nothing explains."""
     if e.given.shape != e.exact.shape:
         return f"its shape is {list(e.given.shape)}, expected {list(e.exact.shape)}"
-    errors = np.abs(e.given.astype(np.float64) - e.exact)
+    errors = errors_of(e.exact.astype(np.float64), e.given.astype(np.float64))
     broken = ~np.isfinite(errors)
     if broken.any():
-        most = np.abs(e.exact).max()
+        most = np.abs(e.exact).max(initial=0.0, where=np.isfinite(e.exact))
         return f"{int(broken.sum())} of {errors.size} numbers are not finite, where fp64 reaches {most:.3g}"
-    wrong = errors > np.abs(e.rounded.astype(np.float64) - e.exact).max()
+    wrong = errors > errors_of(e.exact.astype(np.float64), e.rounded.astype(np.float64)).max()
     columns = np.unique(np.nonzero(wrong)[-1]) if wrong.any() else np.zeros(0)
     where = f", all in column {int(columns[0])}" if len(columns) == 1 else ""
     return (

@@ -9,11 +9,13 @@ import numpy as np
 
 from ..model.config import ModelConfig
 from .cache import TreeStep
-from .compare import EPSILON
+from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
 from .generate import padded
 from .session import Session
 
 Tokens = tuple[int, ...]
+
+LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
 
 
 class ForcedRun:
@@ -77,14 +79,15 @@ def scored(
     return found
 
 
-def error_spread(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """Logits [B,V] of the oracle and of PyTorch -> how far apart [B] PyTorch's errors lie.
+def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: float = 0.0) -> np.ndarray:
+    """Logits [B,V] of the oracle and of PyTorch -> by how much PyTorch's error may move two tokens apart, [B].
 
-    It is the largest gap between two tokens that they could have turned around: an error common to all logits turns
-    nothing around. Not a number where PyTorch's logits are not finite.
+    It is never less than one unit in the last place, and apart from that never more than a small part of the spread of
+    the row's best logits: two tokens that clearly differ are no tie, however much PyTorch errs.
     """
-    with np.errstate(invalid="ignore"):
-        return np.ptp(rounded.astype(np.float64) - exact, axis=1)
+    ulp = EPSILON[precision] * row_scales(upper_logits(exact))
+    most = LARGEST_TIE * upper_spread(exact)
+    return np.maximum(np.minimum(np.maximum(error_spread(exact, rounded), usual), most), ulp)
 
 
 def _scored_batch(
@@ -101,8 +104,7 @@ def _scored_batch(
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
         log_probs[:, step] = log_probs_of(exact, said[:, step])
-        ulp = EPSILON[reference.precision] * np.sqrt(np.square(exact).mean(axis=1))  # the least error to reckon with
-        spreads[:, step] = np.maximum(error_spread(exact, rounded), np.maximum(ulp, usual))
+        spreads[:, step] = spreads_of(exact, rounded, reference.precision, usual)
         top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
     lengths = [len(target) for target in targets]
     return [

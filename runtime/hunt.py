@@ -87,7 +87,7 @@ class Hunter:
         self, place: str, names: Sequence[str], steps: int, keep: int | None = None, own_cache: bool = False
     ) -> Watch:
         """Runs the encoder, or a drive of so many steps, with an eye on these tensors."""
-        watch = Watch(self.trio(place), names, keep)
+        watch = Watch(self.trio(place), names, self.precision, keep)
         if place == "encoder":
             encode_watched(self.oracle, self.reference, watch, self.sources)
             return watch
@@ -115,7 +115,7 @@ class Hunter:
     def first(self, place: str, names: Sequence[str], steps: int, own_cache: bool = False) -> Trail | None:
         watch = self.watched(place, names, steps, own_cache=own_cache)
         for name in names:
-            if broken := watch.result(name, self.precision):
+            if broken := watch.result(name):
                 result, found = broken
                 return Trail(place, name, found, result, own_cache)
         return None

@@ -23,6 +23,7 @@ from .session import Limits, Session, State
 from .torch_session import TorchSession
 
 MASKED = -65504.0  # model.layers has it: what a score becomes that may not be looked at
+LOGITS = "logits"
 FEWEST_ROWS = 8  # a step with fewer rows is not judged by itself: a ratio of errors of single rows is a matter of luck
 
 Three = tuple[np.ndarray, np.ndarray, np.ndarray]  # oracle, reference, candidate
@@ -79,8 +80,8 @@ class Trio:
 class Watch:
     """Errors of the tensors of one graph that are looked at, pooled and step by step."""
 
-    def __init__(self, trio: Trio, names: Sequence[str], keep_step: int | None = None):
-        self.trio, self.names, self.keep_step = trio, list(names), keep_step
+    def __init__(self, trio: Trio, names: Sequence[str], precision: str, keep_step: int | None = None):
+        self.trio, self.names, self.precision, self.keep_step = trio, list(names), precision, keep_step
         self.open = trio.file.opened(names)
         self.by_step: list[dict[str, ErrorTally]] = []
         self.kept: Seen | None = None
@@ -93,38 +94,42 @@ class Watch:
         got = self.open.run(given)
         ours = trio.oracle.run(exact, wanted)
         theirs = trio.reference.run(rounded, wanted)
-        here = {name: ErrorTally() for name in self.names}
+        here = {name: ErrorTally(self.precision) for name in self.names}
         tensors: dict[str, Three] = {}
         for name in self.names:
             three = (numbers(ours[name]), numbers(theirs[name]), got[name])
             tensors[name] = three
-            add_to(here[name], *three)
+            add_to(here[name], name, *three)
         if self.keep_step == len(self.by_step):
             self.kept = Seen({name: tensor.clone() for name, tensor in exact.items()}, tensors)
         self.by_step.append(here)
         return ({n: ours[n] for n in outputs}, {n: theirs[n] for n in outputs}, {n: got[n] for n in outputs})
 
-    def result(self, name: str, precision: str) -> tuple[TensorResult, list[int]] | None:
+    def result(self, name: str) -> tuple[TensorResult, list[int]] | None:
         """The verdict on a tensor that breaks its budget, and the steps at which it does; None where it keeps it."""
-        steps = [tally[name].result("hunt", name, precision, step) for step, tally in enumerate(self.by_step)]
+        steps = [tally[name].result("hunt", name, step) for step, tally in enumerate(self.by_step)]
         judged = [r for r in steps if self.by_step[r.step or 0][name].rows >= FEWEST_ROWS]
-        total = ErrorTally()
+        total = ErrorTally(self.precision)
         for tally in self.by_step:
             total.merge(tally[name])
-        pooled = total.result("hunt", name, precision)
+        pooled = total.result("hunt", name)
         if pooled and all(judged):
             return None
         bad = [r for r in judged if not r] or [max(steps, key=lambda r: r.strain)]
         return (bad[0] if pooled else pooled), [r.step or 0 for r in bad]
 
 
-def add_to(tally: ErrorTally, exact: np.ndarray, rounded: np.ndarray, given: np.ndarray) -> None:
-    """Scores that are masked on both sides say nothing, and their size would hide all others."""
+def add_to(tally: ErrorTally, name: str, exact: np.ndarray, rounded: np.ndarray, given: np.ndarray) -> None:
+    """Scores that are masked on both sides do not count."""
     if given.shape != exact.shape:
         given = np.full(exact.shape, np.inf)
-    if (hidden := (exact == MASKED) & (given == MASKED)).any():
-        exact, rounded, given = (np.where(hidden, 0.0, x) for x in (exact, rounded, given))
-    tally.add(exact, rounded, given)
+    if name == LOGITS:
+        width = exact.shape[-1]
+        tally.add_logits(*(array.reshape(-1, width) for array in (exact, rounded, given)))  # [B, K, V]
+    elif (hidden := (exact == MASKED) & (given == MASKED)).any():
+        tally.add(*(np.where(hidden, 0.0, array) for array in (exact, rounded, given)), ~hidden)
+    else:
+        tally.add(exact, rounded, given)
 
 
 class Lockstep(Session):

@@ -34,9 +34,9 @@ class NextTokenTally:
         given = given.astype(np.float64)
         ours, theirs = log_softmax(exact), log_softmax(given)
         with np.errstate(invalid="ignore"):
-            odds = np.exp(ours)
-            gaps = np.where(odds == 0.0, 0.0, ours - theirs)  # a token of probability 0 adds nothing
-            kl = np.maximum((odds * gaps).sum(axis=1), 0.0)  # below zero is rounding
+            likely = np.exp(ours)
+            parts = np.where(likely > 0.0, likely * (ours - theirs), 0.0)  # what is never next sets nothing apart
+            kl = np.maximum(parts.sum(axis=1), 0.0)  # below zero is rounding
         best = min(BEST, exact.shape[1])
         # Chosen, not sorted: to sort a large vocabulary takes longer than the step that made its logits.
         top, other = (np.argpartition(x, -best, axis=1)[:, -best:] for x in (exact, given))

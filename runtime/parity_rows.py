@@ -13,7 +13,15 @@ from .parity_result import LEVELS, ParityResult
 
 LEVEL_HEAD = ("level", "verdict", "what was found")
 GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")
-TENSOR_HEAD = ("tensor", "verdict", "median ratio", "worst", "rms", "PyTorch median, worst", "candidate median, worst")
+TENSOR_HEAD = (
+    "tensor",
+    "verdict",
+    "median ratio",
+    "worst",
+    "scale",
+    "PyTorch median, worst",
+    "candidate median, worst",
+)
 NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
 DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
 COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step")

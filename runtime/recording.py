@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .compare import DIVERGENCE_FACTOR, EPSILON, MEDIAN_FACTOR, WORST_FACTOR
-from .forcing import error_spread
+from .compare import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
+from .error_scale import EPSILON
+from .forcing import spreads_of
 from .generate import padded
 from .session import Session
 
@@ -126,12 +127,12 @@ class SideBySide:
             exact, rounded = arrays.pop("exact"), arrays.pop("rounded")  # [B, K, V]
             self.tallies.add(f"decoder_step logits, step {step}", exact[:, :, columns], rounded[:, :, columns])
             best = np.argsort(-exact, axis=-1, kind="stable")[:, :, :BEST]
-            ulp = EPSILON[self.sessions[1].precision] * np.sqrt(np.square(exact).mean(axis=-1))
+            spreads = spreads_of(flat(exact), flat(rounded), self.sessions[1].precision)
             arrays |= {
                 "logits": exact[:, :, columns],
                 "top_ids": best,
                 "top_values": np.take_along_axis(exact, best, axis=-1),
-                "spread": np.maximum(error_spread(flat(exact), flat(rounded)).reshape(ulp.shape), ulp),
+                "spread": spreads.reshape(exact.shape[:2]),
             }
             for name, array in arrays.items():
                 parts.setdefault(name, []).append(array)

@@ -53,9 +53,9 @@ def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
     if len(theirs) == 1:
         yield Guess(*weight_fault(e, weight.numpy(), theirs[0]), x @ as_real(theirs[0]) + bias)
     if leaf.bias is not None:
-        added = [b for b in file_weights(e, rank=1) if b.shape == tuple(bias.shape)]
-        if len(added) == 1:
-            yield Guess(*weight_fault(e, bias.numpy(), added[0], "bias"), x @ weight + as_real(added[0]))
+        for added in file_weights(e, rank=1):  # scales of quantised weights are among them, and explain nothing
+            if added.shape == tuple(bias.shape):
+                yield Guess(*weight_fault(e, bias.numpy(), added, "bias"), x @ weight + as_real(added))
         yield Guess("weight", "the bias is not added", x @ weight)
     if weight.shape[0] == weight.shape[1]:
         yield Guess("weight", "the weight is transposed", x @ leaf.weight + bias)

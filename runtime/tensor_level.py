@@ -9,7 +9,8 @@ import numpy as np
 from seq2engine.progress import Progress, silent
 
 from .compare import ErrorTally, TensorResult
-from .forcing import ForcedRun, error_spread, forced_tokens
+from .error_scale import error_spread
+from .forcing import ForcedRun, forced_tokens
 from .free_decodes import mixed_batches
 from .generate import generate, padded
 from .next_token import NextToken, NextTokenTally
@@ -33,12 +34,12 @@ def compare_tensors(
     the spread of the errors that PyTorch usually makes in the logits of a step; and both sides' next tokens.
     """
     layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
-    encoder = {name: ErrorTally() for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
-    caches = {f"self_{layer}": ErrorTally() for layer in layers}
-    logits = ErrorTally()
-    by_step = [ErrorTally() for _ in range(options.max_length)]
+    precision = candidate.precision
+    encoder = {name: ErrorTally(precision) for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
+    caches = {f"self_{layer}": ErrorTally(precision) for layer in layers}
+    by_step = [ErrorTally(precision) for _ in range(options.max_length)]
     spreads: list[np.ndarray] = []
-    speakers = {f"{who} {candidate.precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
+    speakers = {f"{who} {precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
 
     batches = mixed_batches(len(sources), batch)
     for done, rows in enumerate(batches):
@@ -52,8 +53,7 @@ def compare_tensors(
             tally.add(*(positions_of(run.tensor(name))[real] for run in runs))
         for step in range(fed.shape[1]):
             answers = [run.step(fed[:, step])[counts[:, step]] for run in runs]
-            logits.add(*answers)
-            by_step[step].add(*answers)
+            by_step[step].add_logits(*answers)
             spreads.append(error_spread(answers[0], answers[1]))
             for next_token, answer in zip(speakers.values(), answers[1:], strict=True):
                 next_token.add(answers[0], answer)
@@ -62,14 +62,18 @@ def compare_tensors(
             tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
     progress("parity: tensors", 1.0)
 
+    logits = ErrorTally(precision)
+    for tally in by_step:
+        logits.merge(tally)
+
     def results(level: str, tallies: dict[str, ErrorTally]) -> Iterator[TensorResult]:
-        return (tally.result(level, name, candidate.precision) for name, tally in tallies.items())
+        return (tally.result(level, name) for name, tally in tallies.items())
 
     steps = enumerate(by_step)
     found = (
         *results("encoder", encoder),
         *results("steps", {**caches, "logits": logits}),
-        *(t.result("steps", "logits", candidate.precision, step) for step, t in steps if t.rows >= FEWEST_ROWS),
+        *(t.result("steps", "logits", step) for step, t in steps if t.rows >= FEWEST_ROWS),
     )
     said = {who: next_token.result() for who, next_token in speakers.items()}
     return found, float(np.median(np.concatenate(spreads))), said

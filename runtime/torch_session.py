@@ -40,7 +40,7 @@ STORES = {"static": write_slots, "growing": append_slots}
 class TorchSession(Session):
     """Runs a model in fp32, or at another precision over the weights of one in fp32, which stay as they are.
 
-    Modules named in `in_fp32` compute in fp32 whatever the precision.
+    Nodes of the graphs named in `in_fp32` are computed in fp32 whatever the precision.
     """
 
     backend = "torch"
@@ -73,7 +73,7 @@ class TorchSession(Session):
             torch.set_num_threads(threads)
         computes_in, _, _ = precision.partition(":")
         graphs = GRAPHS if computes_in in bundle.precisions else ()
-        fallbacks = {node.partition("/")[0] for graph in graphs for node in bundle.graph(computes_in, graph).islands}
+        fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).islands}
         weights = model or model_with_weights_of(bundle, weights_of(precision))
         return cls(weights, computes_in, bundle.cache_form, fallbacks)
 

@@ -31,6 +31,7 @@ from seq2engine.runtime.divergence import (
     gap_of_scores,
     gap_since_fork,
 )
+from seq2engine.runtime.error_scale import normalised, row_scales
 from seq2engine.runtime.forcing import Scored
 from seq2engine.runtime.parity_result import ParityResult
 
@@ -51,42 +52,47 @@ def parity(tensors=None, decodes=None):
 
 
 class TestErrorTally:
-    def test_is_the_median_and_the_worst_of_all_batches(self):
+    def test_is_the_median_nine_tenths_and_the_worst_of_all_batches(self):
         rng = np.random.default_rng(0)
         exact = rng.normal(size=(40, 50))
         reference, candidate = exact + rng.normal(size=exact.shape) * 1e-6, exact + rng.normal(size=exact.shape) * 3e-6
-        tally = ErrorTally()
+        units = np.maximum(np.abs(exact), row_scales(exact)[:, None])
+        tally = ErrorTally("fp32")
         for rows in np.split(np.arange(40), [1, 7, 30]):
             tally.add(exact[rows], reference[rows], candidate[rows])
-        result = tally.result("steps", "logits", "fp32")
+        result = tally.result("steps", "logits")
         for errors, array in ((result.reference, reference), (result.candidate, candidate)):
-            assert errors.median == pytest.approx(np.median(np.abs(array - exact)), rel=0.03)
-            assert errors.worst == np.abs(array - exact).max()
-        assert result.scale == pytest.approx(np.sqrt(np.mean(exact**2)))
+            wanted = np.abs(array - exact) / units
+            assert errors.median == pytest.approx(np.median(wanted), rel=0.03)
+            assert errors.most == pytest.approx(np.quantile(wanted, 0.9), rel=0.03)
+            assert errors.worst == pytest.approx(wanted.max(), rel=1e-9)
+        assert result.scale == pytest.approx(np.exp(np.log(row_scales(exact)).mean()))
         assert result.elements == exact.size
         assert tally.rows == 40
 
     def test_also_tells_the_relative_l2_and_the_cosine(self):
         rng = np.random.default_rng(0)
         exact, rounded, given = (rng.normal(size=(40, 50)) for _ in range(3))
-        whole, apart, other = ErrorTally(), ErrorTally(), ErrorTally()
+        whole, apart, other = (ErrorTally("fp32") for _ in range(3))
         whole.add(exact, rounded, given)
         apart.add(exact[:9], rounded[:9], given[:9])
         other.add(exact[9:], rounded[9:], given[9:])
         apart.merge(other)
+        truth, _, found = normalised(exact, (rounded, given), "fp32")
         for tally in (whole, apart):
-            errors = tally.result("steps", "logits", "fp32").candidate
-            norms = np.linalg.norm(exact), np.linalg.norm(given)
-            assert errors.relative == pytest.approx(np.linalg.norm(given - exact) / norms[0])
-            assert errors.cosine == pytest.approx((exact * given).sum() / (norms[0] * norms[1]))
-            assert errors.worst == np.abs(given - exact).max()
+            errors = tally.result("steps", "logits").candidate
+            norms = np.linalg.norm(truth), np.linalg.norm(found)
+            assert errors.relative == pytest.approx(np.linalg.norm(found - truth) / norms[0])
+            assert errors.cosine == pytest.approx((truth * found).sum() / (norms[0] * norms[1]))
+            assert errors.worst == np.abs(found - truth).max()
         assert (apart.counts == whole.counts).all()
         assert apart.rows == 40
+        assert apart.result("steps", "logits").scale == pytest.approx(whole.result("steps", "logits").scale)
 
     def test_counts_exact_zeros_as_zero(self):
-        tally = ErrorTally()
+        tally = ErrorTally("fp32")
         tally.add(np.ones((3, 3)), np.ones((3, 3)), np.ones((3, 3)))
-        result = tally.result("encoder", "encoder_states", "fp32")
+        result = tally.result("encoder", "encoder_states")
         assert (result.reference, result.candidate) == (Errors(0.0, 0.0), Errors(0.0, 0.0))
         assert result
 
@@ -94,26 +100,43 @@ class TestErrorTally:
         """Errors are taken in fp64: in fp16 they would round to nothing or overflow."""
         exact = np.full((1, 4), 1000.0)
         half = (exact + 0.5).astype(np.float16)
-        tally = ErrorTally()
+        tally = ErrorTally("fp16")
         tally.add(exact, half, half)
-        assert tally.result("encoder", "cross_k.0", "fp16").reference.worst == 0.5
+        assert tally.result("encoder", "cross_k.0").reference.worst == pytest.approx(0.5 / 1000.0)
 
     @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
     def test_what_is_not_finite_is_infinitely_wrong(self, broken):
         exact = np.ones((2, 8))
         candidate = exact.copy()
         candidate[1, 3] = broken
-        tally = ErrorTally()
+        tally = ErrorTally("fp32")
         tally.add(exact, exact, candidate)
-        result = tally.result("steps", "logits", "fp32")
+        result = tally.result("steps", "logits")
         assert result.candidate.worst == math.inf
         assert result.candidate.median == 0.0
         assert result.reason == "logits: not finite"
 
     def test_nothing_compared_is_nothing_wrong(self):
-        tally = ErrorTally()
+        tally = ErrorTally("fp32")
         tally.add(np.ones((0, 4)), np.ones((0, 4)), np.ones((0, 4)))
-        assert tally.result("steps", "logits", "fp32").elements == 0
+        tally.add_logits(np.ones((0, 4)), np.ones((0, 4)), np.ones((0, 4)))
+        assert tally.result("steps", "logits").elements == 0
+
+    def test_what_does_not_count_is_not_counted(self):
+        """Masked scores are zeros by then: they are in no median."""
+        exact, counts = np.array([[1.0, 2.0, 0.0, 0.0, 0.0]]), np.array([[True, True, False, False, False]])
+        tally = ErrorTally("fp32")
+        tally.add(exact, exact + 0.1 * counts, exact + 0.1 * counts, counts)
+        assert tally.elements == 2
+        assert tally.result("hunt", "scores").candidate.median > 0.0
+
+    def test_a_tensor_of_zeros_must_be_zeros(self):
+        zeros = np.zeros((4, 8))
+        right, wrong = ErrorTally("fp32"), ErrorTally("fp32")
+        right.add(zeros, zeros, zeros)
+        wrong.add(zeros, zeros, zeros + 1e-9)
+        assert right.result("steps", "self_k.0")
+        assert not wrong.result("steps", "self_k.0")
 
     def test_bins_cover_what_floats_can_hold(self):
         places = bins_of(np.array([0.0, 1e-40, 1e-7, 1.0, 1e6, np.inf]))
@@ -132,6 +155,11 @@ class TestTensorResult:
         assert tensor(candidate=(9e-6, 1e-5)).reason == "logits: 9.00x PyTorch's own error at the median, allowed 4x"
         late = tensor(candidate=(1e-6, 1e-2), step=7)
         assert late.reason == "logits, step 7: 1000x PyTorch's own error at the worst element, allowed 16x"
+
+    def test_a_part_of_the_elements_that_the_median_does_not_see_is_seen_at_nine_tenths(self):
+        third = tensor(reference=(1e-6, 1e-5, 0.0, 1.0, 2e-6), candidate=(1e-6, 1e-5, 0.0, 1.0, 9e-6))
+        assert third.reason == "logits: 4.50x PyTorch's own error at nine tenths, allowed 4x"
+        assert third.strain == pytest.approx(9 / 8)
 
     def test_one_rounding_is_free_where_pytorch_is_exact(self):
         exact = tensor(reference=(0.0, 0.0), candidate=(ULP32, ULP32))
@@ -196,7 +224,13 @@ class TestParityResult:
         values = json.loads(result.to_json())
         assert values["verdict"] is False
         assert values["reason"] == "steps: logits: not finite"
-        assert values["tensors"][0]["candidate"] == {"median": 1e-6, "worst": None, "relative": 0.0, "cosine": 1.0}
+        assert values["tensors"][0]["candidate"] == {
+            "median": 1e-6,
+            "worst": None,
+            "relative": 0.0,
+            "cosine": 1.0,
+            "most": 0.0,
+        }
         assert values["tensors"][0]["verdict"] is False
         assert values["decodes"][0]["equal"] == 7
         assert values["decodes"][0]["divergences"][0]["candidate"] == [5, 6, 8]

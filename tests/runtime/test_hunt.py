@@ -128,7 +128,7 @@ class TestInside:
                 names = hunter.trio(place).names
                 assert len(names) > 50
                 watch = hunter.watched(place, names, 6)
-                assert not [name for name in names if watch.result(name, precision)]
+                assert not [name for name in names if watch.result(name)]
 
     def test_a_good_export_has_nothing_to_find(self, bundle):
         assert hunt(bundle, "fp32", random_sources(SMALL, 16), beam=2, longest=4, threads=1) is None
@@ -196,10 +196,10 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
     from seq2engine.runtime.parity_result import ParityResult
 
     bundle = good(MUTATIONS["one bias element"])
-    tally = ErrorTally()
+    tally = ErrorTally("fp32")
     tally.add(np.ones((2, 2)), np.ones((2, 2)), np.zeros((2, 2)))
     for backend, cause in (("tensorrt", "engine"), ("onnxruntime", "session")):
-        tensors = (tally.result("steps", "logits", "fp32"),)
+        tensors = (tally.result("steps", "logits"),)
         result = ParityResult(backend, "fp32", "static", 4, 4, tensors, ())
         found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
         assert found.cause == cause

@@ -74,7 +74,30 @@ def test_what_fp16_cannot_hold_is_computed_in_fp32():
     with torch.no_grad():
         model.decoder[0].feed_forward.up.weight[0] = 70000.0  # infinity in fp16
     plain = model_at(model, torch.float16)
-    kept = model_at(model, torch.float16, {"decoder.0.feed_forward.up", "decoder.0.feed_forward.down"})
+    kept = model_at(model, torch.float16, {"decoder.0.feed_forward.up/MatMul", "decoder.0.feed_forward.down/MatMul"})
     with torch.inference_mode():
         assert not plain(IDS, MASK, TARGETS).isfinite().all()
         assert kept(IDS, MASK, TARGETS).isfinite().all()
+
+
+def test_a_bias_that_fp16_cannot_hold_is_added_in_fp32_and_the_product_stays_fp16():
+    model = random_model(dataclasses.replace(PRESETS["tiny"], output_bias=True))
+    with torch.no_grad():
+        model.output.bias[-1] = -1e9
+    narrow = model_at(model, torch.float16, {"output/Add"})
+    with torch.inference_mode():
+        logits = narrow(IDS, MASK, TARGETS)
+        plain = model_at(model, torch.float16)(IDS, MASK, TARGETS)
+    assert logits.dtype == torch.float32
+    assert (logits[..., -1] + 1e9).abs().max() < 64 * 10  # units in the last place of 1e9, for logits below ten
+    assert (plain[..., -1] == -torch.inf).all()
+
+
+def test_a_table_that_fp16_reads_too_is_rounded_for_all():
+    model = random_model(dataclasses.replace(PRESETS["tiny"], tie_output=True, share_embeddings=True))
+    both = {"target_embedding.tokens/Gather", "source_embedding.tokens/Gather"}
+    table = model.output.weight
+    one = model_at(model, torch.float16, both).target_embedding.tokens(IDS)
+    assert torch.equal(one, table[IDS].half().float())
+    all_readers = model_at(model, torch.float16, {*both, "output/MatMul"}).target_embedding.tokens(IDS)
+    assert torch.equal(all_readers, table[IDS])
