@@ -33,16 +33,21 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
+from torch import Tensor
 
 from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.forcing import ForcedRun
+from seq2engine.runtime.search import Hypothesis, SearchOptions
 from seq2engine.runtime.session import Session
 
 LAMBDA = 5.0
 LANES = 4  # of fp32 in SSE2 and NEON; AVX2 has 8, AVX-512 16
 FP64, FP32, FP16, BF16 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8
+EXP = 6  # roundings in one exponential: vectorised ones are right to 3 units in the last place
 UNITS = {  # precision -> unit roundoff of sums and of tensors in memory
     "fp64": (FP64, FP64),
     "fp32": (FP32, FP32),
@@ -71,6 +76,11 @@ def sum_error(width: int, roundoff: float = FP32) -> float:
 def passes(width: int) -> float:
     """Roundings on a term's way through a sum: its product, its lane, and the meeting of the lanes."""
     return 1 + width / LANES + math.log2(LANES)
+
+
+def exp_sum_error(width: int) -> float:
+    """Of two sums of so many fp32 exponentials, as a part of the sum: so much their logarithms may lie apart."""
+    return sum_error(width) + apart([(EXP, FP32)])
 
 
 def attention_sums(config: ModelConfig, keys: int) -> list[int]:
@@ -111,16 +121,30 @@ class Rounding:
 
     @property
     def log_prob(self) -> float:
-        """The searches sum exp(logit - best) in fp32, and subtract numbers of the size of the logits."""
-        return 2 * self.logit + sum_error(self.vocab) + apart([(1, FP32)]) * self.largest * self.stretch
+        """Whatever the precision, logits come as fp32 numbers, exp(logit - best) is summed up and subtracted."""
+        return 2 * self.logit + exp_sum_error(self.vocab) + apart([(2, FP32)]) * self.largest * self.stretch
 
     def score(self, tokens: int, length_penalty: float = 0.0) -> float:
         """Of the sum of so many tokens' log-probabilities, over tokens ** length_penalty."""
         return self.log_prob * tokens / tokens**length_penalty
 
+    def scores(self, expected: Sequence[Hypothesis], options: SearchOptions) -> list[Any]:
+        """What the same hypotheses may score: a sum, which beam search divides by length ** length_penalty."""
+        penalty = options.length_penalty if options.beam > 1 else 0.0
+        return [pytest.approx(one.score, rel=0, abs=self.score(len(one.tokens), penalty)) for one in expected]
+
+    @property
+    def attention(self) -> float:
+        """Of attention weights, relative: a score (which is no larger than the logits are) stands in an exponent."""
+        return self.logit
+
     def of_projection(self, config: ModelConfig) -> Rounding:
         """Where the states are the same bits and only the output projection is computed in two ways."""
         return dataclasses.replace(self, widths=(config.d_model,))
+
+    def of_normaliser(self) -> Rounding:
+        """Where the logits are the same bits too, and only their probabilities are made in two ways."""
+        return dataclasses.replace(self, widths=())
 
 
 def rounding_from_config(
@@ -129,6 +153,22 @@ def rounding_from_config(
     """For sources and targets of at most these lengths; 0: as long as the model takes them."""
     chain = chain_of(config, source or config.max_source, target or config.max_target)
     return Rounding(precision, largest, tuple(chain), config.target_vocab)
+
+
+def of_written_logits(vocab: int, largest: float) -> Rounding:
+    """Where logits are written down, rounded to fp32, and a search makes log-probabilities of them."""
+    return Rounding("fp32", largest, (), vocab)
+
+
+def tensor_error(config: ModelConfig, tensor: np.ndarray | Tensor, precision: str = "fp32") -> float:
+    """Of any tensor inside the model that is held against the same tensor computed otherwise."""
+    return rounding_from_config(config, float(np.abs(np.asarray(tensor, dtype=np.float64)).max()), precision).logit
+
+
+def attention_error(weights: np.ndarray, config: ModelConfig, precision: str = "fp32") -> float:
+    """Of attention weights: a score's error is their relative one, and scores are as large as the weights are apart."""
+    seen = weights[weights > 0].astype(np.float64)
+    return rounding_from_config(config, float(1 + np.log(seen.max() / seen.min())), precision).logit
 
 
 def rounding_from_session(
