@@ -22,8 +22,8 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 
-SCALED = apart([(6, FP32)])  # integers are exact; one becomes a float and is multiplied by three scales, of which two
-# are quotients
+# Integers are exact. One becomes a float and is multiplied by three scales, two of which are quotients.
+SCALED = apart([(6, FP32)])
 SMALL = ModelConfig(2, 2, 2, 32, 64, 80, 80, max_source=24, max_target=24)
 
 
