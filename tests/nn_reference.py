@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.rounding import tensor_error
+from support.rounding import double_error
 from torch import Tensor, nn
 
 from seq2engine.errors import CheckpointError
@@ -135,13 +135,16 @@ def largest_difference(reference: Reference, model: Transformer, sources: Sequen
 
     In units of what rounding may put between them.
     """
-    reference, model = copy.deepcopy(reference).double(), copy.deepcopy(model).double()
     source, mask = ragged(sources)
     target = torch.randint(0, model.config.target_vocab, (len(sources), model.config.max_target))
+    rounded = model.encode(source, mask)[0][mask], model(source, mask, target)
+    reference, model = copy.deepcopy(reference).double(), copy.deepcopy(model).double()
     states = reference.states(source, mask)
-    ours, _ = model.encode(source, mask)
-    pairs = ((states[mask], ours[mask]), (reference.logits(states, mask, target), model(source, mask, target)))
-    return max((a - b).abs().max().item() / tensor_error(model.config, a, "fp64") for a, b in pairs)
+    theirs = states[mask], reference.logits(states, mask, target)
+    ours = model.encode(source, mask)[0][mask], model(source, mask, target)
+    return max(
+        (a - b).abs().max().item() / double_error(fp32, a) for fp32, a, b in zip(rounded, ours, theirs, strict=True)
+    )
 
 
 def assert_same_model(reference: Reference, model: Transformer, folder: Path, last: int | None = None) -> None:

@@ -171,6 +171,15 @@ def attention_error(weights: np.ndarray, config: ModelConfig, precision: str = "
     return rounding_from_config(config, float(1 + np.log(seen.max() / seen.min())), precision).logit
 
 
+def double_error(rounded: Tensor, exact: Tensor) -> float:
+    """Of two computations in fp64, by what the same model makes of fp32 (`rounded`) and of fp64 (`exact`).
+
+    For models whose layers amplify more than a bound from widths alone allows: where attention scores are far larger
+    than logits, their errors are too. The distance of fp32 tells by how much, and in fp64 all errors are as much less.
+    """
+    return LAMBDA * float((rounded.double() - exact).abs().max()) * FP64 / FP32
+
+
 def rounding_from_session(
     session: Session, sources: Sequence[Sequence[int]], steps: int, stretch: float = 1.0
 ) -> Rounding:
