@@ -1,5 +1,6 @@
 # make demo   the shipped model through every stage, reports in out/demo
 # make test   lint, type check, all tests
+# make test-cpus   the tests of numbers as other CPUs would run them: fewer instructions, more threads; an hour on two cores
 # make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
 # make measure     `base` against all peers, into benchmarks/results/base.json and README; an hour on two cores
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
@@ -7,7 +8,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench peers measure readme gpu-check gpu-present clean
+.PHONY: demo test test-cpus lint bench peers measure readme gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -16,6 +17,22 @@ demo: $(VENV)/installed
 test: lint
 	$(BIN)/python -m pytest --junitxml=out/tests.xml
 	@$(BIN)/python tests/summary.py out/tests.xml
+
+# Each line is one CPU: what PyTorch (ATEN, oneDNN, MKL) is told, or what is hidden from it, from numpy and from ONNX Runtime,
+# which asks the processor itself (tests/support/fewer_instructions.c). TESTS="tests/runtime/test_beam.py" runs less.
+TESTS ?= tests/support tests/model tests/export tests/runtime tests/test_cli_score.py tests/test_cli_search.py
+FEWER := LD_PRELOAD=$(CURDIR)/out/fewer_instructions.so
+test-cpus: $(VENV)/installed
+	@mkdir -p out && $(CC) -shared -fPIC -O1 -o out/fewer_instructions.so tests/support/fewer_instructions.c
+	@failed=0; for cpu in \
+	    "SEQ2ENGINE_TEST_THREADS=1" \
+	    "SEQ2ENGINE_TEST_THREADS=2" \
+	    "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2" \
+	    "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 SEQ2ENGINE_TEST_THREADS=2" \
+	    "MKL_CBWR=COMPATIBLE" \
+	    "$(FEWER) SEQ2ENGINE_HIDE=avx512" \
+	    "$(FEWER) SEQ2ENGINE_HIDE=avx2 SEQ2ENGINE_TEST_THREADS=2"; \
+	do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -p no:faulthandler $(TESTS) || failed=1; done; exit $$failed
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 
@@ -9,9 +10,31 @@ import pytest
 import torch
 
 from seq2engine.cli import main
+from seq2engine.runtime import ort_session
+from seq2engine.runtime.torch_session import TorchSession
 
-# The models are tiny: a second thread costs more than it brings, and very much more on a busy machine.
-torch.set_num_threads(1)
+# The models are tiny: a second thread costs more than it brings, and very much more on a busy machine. Whether results
+# depend on it is another question, which `make test-cpus` asks.
+THREADS = int(os.environ.get("SEQ2ENGINE_TEST_THREADS", "1"))
+torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_of_sessions():
+    """Sessions compute on at least so many threads, also those that a test opens with one."""
+    read, open_graph = TorchSession.from_bundle.__func__, ort_session.inference_session
+
+    def from_bundle(cls, bundle, precision, threads=None):
+        return read(cls, bundle, precision, threads and max(threads, THREADS))
+
+    def inference_session(path, threads, *rest):
+        return open_graph(path, threads and max(threads, THREADS), *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if THREADS > 1:
+            patch.setattr(TorchSession, "from_bundle", classmethod(from_bundle))
+            patch.setattr(ort_session, "inference_session", inference_session)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

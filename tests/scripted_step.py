@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pytest
+from support.rounding import of_written_logits
 
 from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.search import Emitted, Hypothesis, Search
@@ -31,6 +34,17 @@ def from_seed(seed: int, vocab: int, spread: float = 2.0) -> Script:
         return (spread * noise).astype(np.float32)
 
     return script
+
+
+def by_hand(value: float | Sequence[float], tokens: int = 1, vocab: int = 8, largest: float = 5.0) -> Any:
+    """The log-probability of so many tokens together, worked out by hand, and what a search may make of it.
+
+    Scripts are rounded to fp32. A table of at most `vocab` probabilities has logits of at most 5, unless one is tiny.
+    """
+    return pytest.approx(value, rel=0, abs=of_written_logits(vocab, largest).score(tokens))
+
+
+SEEDED = {"vocab": 24, "largest": 12.0}  # of `from_seed` with its usual spread: 6 standard deviations
 
 
 class ScriptedStep:

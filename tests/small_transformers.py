@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from hypothesis import strategies as st
+from support.rounding import tensor_error
 from torch import Tensor
 
 from seq2engine.model.checkpoint import random_model
@@ -100,6 +101,11 @@ def stepped(
         )
         logits.append(now)
     return torch.cat(logits, dim=1)
+
+
+def assert_same_numbers(model: Transformer, found: Tensor, expected: Tensor, precision: str = "fp64") -> None:
+    """Logits or states of the model, computed in two ways."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=tensor_error(model.config, expected, precision))
 
 
 def teacher_forced(model: Transformer, target: Tensor) -> Tensor:

@@ -278,7 +278,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_litter(good, work, words):
     process.stderr.readline()  # its first line of progress
     time.sleep(0.2)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     if process.returncode != -signal.SIGINT and (words[0] != "package" or process.returncode):  # else it was quicker
         assert process.returncode == 130, err
         assert err.decode().strip().splitlines()[-1].startswith("interrupted")

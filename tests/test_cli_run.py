@@ -285,7 +285,7 @@ def test_every_line_is_answered_before_the_next_is_sent_and_an_interrupt_ends_it
         process.stdin.flush()
         assert process.stdout.readline().decode() == f"{said(text)}\n"
     os.kill(process.pid, signal.SIGINT)  # while it waits for a line
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out == b""
     assert err.decode().startswith("interrupted")
@@ -294,7 +294,7 @@ def test_every_line_is_answered_before_the_next_is_sent_and_an_interrupt_ends_it
 
 def test_output_is_utf_8_whatever_the_locale(bundle, said):
     env = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
-    out, err = started(bundle, "--json", env=env).communicate("😀\n".encode(), timeout=60)
+    out, err = started(bundle, "--json", env=env).communicate("😀\n".encode(), timeout=600)
     assert err == b""
     assert json.loads(out.decode())["text"] == "😀"
     assert "😀" in out.decode()

@@ -40,15 +40,6 @@ TORCH_TYPE = {"fp32": torch.float32, "fp16": torch.float16}
 FACTOR = 16
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Models this small are slower on several threads, by far so where other work shares the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from support.rounding import apart, exp_sum_error, tensor_error, unit
 
 from seq2engine.errors import ExportError
 from seq2engine.export.attention_graph import attention_graph, attention_name
@@ -38,10 +39,12 @@ def test_outputs_are_added_and_nothing_else_changes(bundles, feeds_for, run_onnx
     outputs = run_onnx(made, feeds)
     weights = [outputs.pop(name) for name in NAMES]
     for name, array in run_onnx(plain, feeds).items():
-        np.testing.assert_allclose(outputs[name], array, rtol=0, atol=1e-5 if precision == "fp32" else 2e-2)
+        near = tensor_error(bundle.config, array, precision)
+        np.testing.assert_allclose(outputs[name], array, rtol=0, atol=near)
     for array in weights:
         assert array.shape == (2, bundle.config.heads, 3, 5)
-        np.testing.assert_allclose(array.sum(axis=-1, dtype=np.float64), 1, atol=1e-6 if precision == "fp32" else 4e-3)
+        near = exp_sum_error(array.shape[-1]) + apart([(1, unit(precision)[1])])
+        np.testing.assert_allclose(array.sum(axis=-1, dtype=np.float64), 1, rtol=0, atol=near)
         assert (array[~np.broadcast_to(feeds["source_mask"][:, None, None], array.shape)] == 0).all()
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from support.rounding import FP32, apart, sum_error
 
 from seq2engine.export.candidate_graph import CANDIDATES, candidate_graph
 from seq2engine.export.quantise import quantised_graph
@@ -68,7 +69,7 @@ def same_best(table, x, model=None):
     exact = np.einsum("bkd,vd->bkv", x.astype(np.float64), table.astype(np.float64))
     said = np.take_along_axis(exact, short["best_tokens"], axis=-1)
     wanted = np.take_along_axis(exact, whole["best_tokens"], axis=-1)
-    close = 1e-6 * np.linalg.norm(x, axis=-1).max() * np.linalg.norm(table, axis=1).max()
+    close = sum_error(x.shape[-1]) * np.linalg.norm(x, axis=-1).max() * np.linalg.norm(table, axis=1).max()
     assert np.allclose(said, wanted, rtol=0, atol=close), "another token only where rounding decides"
     assert np.allclose(short["best_logits"], whole["best_logits"], rtol=0, atol=close)
     assert np.array_equal(short["logits"], short["best_logits"])
@@ -180,7 +181,8 @@ def test_int8_logits_are_ranked_before_they_are_scaled(beams):
     x = (rng.standard_normal((6, beams, 32)) * np.exp(rng.standard_normal((6, beams, 1)))).astype(np.float32)
     whole, short = both(x, True), both(x, False)
     assert np.array_equal(whole["best_tokens"], short["best_tokens"])
-    assert np.allclose(whole["best_logits"], short["best_logits"], rtol=1e-6)
+    # The same integer by the same scales, in another order.
+    assert np.allclose(whole["best_logits"], short["best_logits"], rtol=apart([(4, FP32)]), atol=0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from support.rounding import tensor_error
 
 from seq2engine.errors import ExportError
 from seq2engine.export.turned_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
@@ -32,8 +33,8 @@ def test_numbers_are_the_same(bundles, feeds_for, run_onnx, cache_form, precisio
     for tensor in spec.outputs:
         array = found[tensor.name]
         array = array.transpose(TURN) if tensor.name.startswith(KEYS) else array
-        close = 1e-5 if precision == "fp32" else 1e-2
-        assert np.allclose(array, expected[tensor.name], rtol=close, atol=close), tensor.name
+        near = tensor_error(bundle.config, expected[tensor.name], precision)
+        assert np.allclose(array, expected[tensor.name], rtol=0, atol=near), tensor.name
 
 
 def test_no_node_of_the_step_turns_keys(bundles):

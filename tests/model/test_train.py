@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounding import rounding_from_config
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.model.config import ModelConfig
@@ -108,7 +109,7 @@ def test_a_kill_costs_nothing(tmp_path):
     seen = b""
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", code])
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         moves = 0
         while moves < 3 and process.poll() is None and time.monotonic() < deadline:  # let it make a few steps
             now = cursor.read_bytes() if cursor.exists() else b""
@@ -150,7 +151,8 @@ def test_padding_has_no_part_in_the_loss():
     with torch.inference_mode():
         alone = [float(loss_of(model, batch_from_pairs([pair]), 0.0)) for pair in (short, long)]
         together = float(loss_of(model, batch_from_pairs([short, long]), 0.0))
-    assert together == pytest.approx((2 * alone[0] + 5 * alone[1]) / 7, rel=1e-5)
+    near = rounding_from_config(CONFIG, largest=20.0).log_prob  # a mean of log-probabilities
+    assert together == pytest.approx((2 * alone[0] + 5 * alone[1]) / 7, rel=0, abs=near)
 
 
 def test_adam_is_adam():

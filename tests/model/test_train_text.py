@@ -119,7 +119,7 @@ def test_a_killed_command_goes_on(data):
     command = [sys.executable, "-m", "seq2engine", "train", *files, *SMALL.split(), "--epochs", "40", "--threads", "1"]
     cursor = data / "out.training" / "cursor.json"
     process = subprocess.Popen(command)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if cursor.exists() and json.loads(cursor.read_text())["step"] >= 5:
             break

@@ -12,6 +12,7 @@ from small_transformers import (
     START,
     VARIANTS,
     VOCAB,
+    assert_same_numbers,
     each_norm,
     each_positions,
     each_store,
@@ -37,7 +38,7 @@ from seq2engine.model.transformer import Transformer
 def test_steps_equal_teacher_forcing(norm: str, positions: str, store: Store) -> None:
     model = small_model(norm=norm, positions=positions)
     target = some_targets(8)  # as long as the model goes
-    torch.testing.assert_close(stepped(model, target, store), teacher_forced(model, target), rtol=0, atol=1e-9)
+    assert_same_numbers(model, stepped(model, target, store), teacher_forced(model, target))
 
 
 @each_store
@@ -45,14 +46,14 @@ def test_steps_equal_teacher_forcing(norm: str, positions: str, store: Store) ->
 def test_steps_equal_teacher_forcing_in_every_variant(variant: dict[str, object], store: Store) -> None:
     model = small_model(**variant)
     target = some_targets(5)
-    torch.testing.assert_close(stepped(model, target, store), teacher_forced(model, target), rtol=0, atol=1e-9)
+    assert_same_numbers(model, stepped(model, target, store), teacher_forced(model, target))
 
 
 def test_each_source_writes_at_its_own_slots() -> None:
     model = small_model(positions="rotary")
     target = some_targets(4)
     found = stepped(model, target, write_slots, first_slot=[3, 0, 5])
-    torch.testing.assert_close(found, teacher_forced(model, target), rtol=0, atol=1e-9)
+    assert_same_numbers(model, found, teacher_forced(model, target))
 
 
 @each_positions
@@ -67,7 +68,7 @@ def test_each_source_stands_at_its_own_position(positions: str) -> None:
     at = torch.tensor([2, 0, 4])  # one source goes on; the others go back, and no longer see their later slots
     found = step(model, target[range(3), at], at, source_mask, cross, cache)
     expected = teacher_forced(model, target)[range(3), at]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert_same_numbers(model, found, expected)
 
 
 def step(
@@ -133,7 +134,7 @@ def test_a_tree_by_hand(norm: str, positions: str, store: Store) -> None:
     found = beam_logits(model, tokens[:, None].expand(-1, 3, -1), masks, store)
     for beam, path in enumerate([[START, 5, 7], [START, 4, 8], [START, 5, 9]]):
         expected = teacher_forced(model, torch.tensor([path] * 3))
-        torch.testing.assert_close(found[2][:, beam], expected[:, 2], rtol=0, atol=1e-9)
+        assert_same_numbers(model, found[2][:, beam], expected[:, 2])
 
 
 @each_store
@@ -169,4 +170,4 @@ def test_every_beam_of_a_random_tree_equals_its_own_path(
     said = tokens.transpose(0, 1).flatten(1)  # [B, T * K]: the token of every slot
     for t, k in [(t, k) for t in range(steps) for k in range(beams)]:
         path = torch.stack([said[b, found_paths[t][b][k]] for b in range(batch)])
-        torch.testing.assert_close(found[t][:, k], teacher_forced(model, path)[:, t], rtol=0, atol=1e-9)
+        assert_same_numbers(model, found[t][:, k], teacher_forced(model, path)[:, t])

@@ -1,7 +1,7 @@
 """What a source gets is its own affair: not its neighbours', nor the cache's, nor the batch's.
 
 Every source of a pool is decoded alone once, by PyTorch with a static cache. Then it is decoded in drawn company,
-order, padding, cache and leaving, and must get the same tokens, and every token's log-probability to 1e-5.
+order, padding, cache and leaving, and must get the same tokens, and every token's log-probability but for rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounding import rounding_from_session
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
@@ -31,7 +32,6 @@ from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.torch_session import TorchSession
 
-CLOSE = 1e-5
 LENGTH, POOL = 14, 10
 SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
@@ -137,18 +137,18 @@ def decoded(session, sources, options, company):
             gaps.append(float((best[..., 1] - best[..., 0]).min()))
 
 
-def differences(found, alone, gaps, greedy):
+def differences(found, alone, gaps, greedy, near):
     """What differs between a source's hypotheses and those it gets alone, but for a choice between equals."""
     for rank, (one, other) in enumerate(zip(found, alone, strict=True)):
         if one.tokens != other.tokens:
             if greedy:
                 step = next(i for i, pair in enumerate(zip(one.tokens, other.tokens, strict=False)) if len({*pair}) > 1)
-                tie = gaps[step] < CLOSE
+                tie = gaps[step] < 2 * near.logit
             else:
-                tie = abs(one.score - other.score) < CLOSE
+                tie = abs(one.score - other.score) < near.score(len(one.tokens), 1.0)
             return None if tie else f"hypothesis {rank}: {one.tokens}, alone {other.tokens}"
         # Greedy search gives the sum over tokens, beam search the mean.
-        if abs(one.score - other.score) > CLOSE * (len(one.tokens) if greedy else 1):
+        if abs(one.score - other.score) > near.score(len(one.tokens), 0.0 if greedy else 1.0):
             return f"hypothesis {rank}: score {one.score}, alone {other.score}"
     return None
 
@@ -166,6 +166,7 @@ class Pool:
             for backend in BACKENDS
         }
         self.alone = cache(self._alone)
+        self.near = rounding_from_session(self.reference, sources, length)
 
     def options(self, beam):
         return SearchOptions(max_length=self.length, beam=beam, nbest=beam)
@@ -178,7 +179,7 @@ class Pool:
         sources = [self.sources[place] for place in company.places]
         results, _ = decoded(self.sessions[form, backend], sources, self.options(beam), company)
         for place, found in zip(company.places, results, strict=True):
-            assert not differences(found, *self.alone(place, beam), beam == 1), f"source {place}"
+            assert not differences(found, *self.alone(place, beam), beam == 1, self.near), f"source {place}"
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +233,7 @@ def test_the_pools_are_worth_the_trouble(pools, name, beam):
     pool = pools(name)
     found = [pool.alone(place, beam) for place in range(POOL)]
     assert len({len(nbest[0].tokens) for nbest, _ in found}) >= 3
-    assert beam > 1 or min(min(gaps) for _, gaps in found) > CLOSE
+    assert beam > 1 or min(min(gaps) for _, gaps in found) > 2 * pool.near.logit
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,22 @@ class TellingSession:
 
 
 def calls_of_a_step(search, batch, beams):
-    """Functions, of Python and of C, that are called in one step at most; those of the session are among them."""
+    """Functions, of Python and of C, that our code calls in one step at most; those of the session are among them.
+
+    What numpy calls in turn is its own affair, and another number with every version of it.
+    """
     tree = TreeStep(TellingSession(batch, beams), {}, batch, beams, 16)
     steps = search(tree, batch, Special(start=1, end=-1), SearchOptions(max_length=16, beam=beams))
     counts = Counter()
+
+    def count(frame, event, arg):
+        caller = frame.f_back if event == "call" else frame  # a function of C has no frame of its own
+        if event.endswith("call") and caller.f_globals.get("__name__", "").startswith("seq2engine."):
+            counts[number] += 1
+
     for number in range(STEPS.stop):
         if number in STEPS:
-            sys.setprofile(lambda frame, event, arg, number=number: counts.update([number] * event.endswith("call")))
+            sys.setprofile(count)
         try:
             next(steps)
         finally:
@@ -60,6 +69,6 @@ def calls_of_a_step(search, batch, beams):
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize(("search", "beams", "most"), [(greedy_search, 1, 38), (beam_search, 4, 50)])
+@pytest.mark.parametrize(("search", "beams", "most"), [(greedy_search, 1, 22), (beam_search, 4, 30)])
 def test_a_step_of_the_loop_is_few_calls(search, beams, most, batch):
     assert calls_of_a_step(search, batch, beams) <= most

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounding import rounding_from_session
 
 from seq2engine.errors import RequestError
 from seq2engine.export.bundle import Bundle
@@ -69,9 +70,10 @@ def torch_log_probs(source: list[int], target: list[int], start: int = SMALL.sta
 def test_scores_are_those_of_teacher_forcing_in_torch(session: Session, batch: int) -> None:
     sources, targets = pairs_of(9, 0)
     found = score_targets(session, sources, targets, batch)
+    near = rounding_from_session(session, sources, SMALL.max_target)
     for source, target, score in zip(sources, targets, found, strict=True):
         assert score.tokens == tuple(target)
-        assert score.log_probs == pytest.approx(torch_log_probs(source, target), abs=2e-4)
+        assert score.log_probs == pytest.approx(torch_log_probs(source, target), rel=0, abs=near.log_prob)
         assert score.total == pytest.approx(sum(score.log_probs))
         assert score.perplexity == pytest.approx(math.exp(-sum(score.log_probs) / len(target)))
 
@@ -79,7 +81,8 @@ def test_scores_are_those_of_teacher_forcing_in_torch(session: Session, batch: i
 def test_another_start_token(session: Session) -> None:
     ((source,), (target,)) = pairs_of(1, 1)
     (score,) = score_targets(session, [source], [target], start=7)
-    assert score.log_probs == pytest.approx(torch_log_probs(source, target, start=7), abs=2e-4)
+    near = rounding_from_session(session, [source], SMALL.max_target)
+    assert score.log_probs == pytest.approx(torch_log_probs(source, target, start=7), rel=0, abs=near.log_prob)
 
 
 @settings(max_examples=5, deadline=None)
@@ -89,20 +92,22 @@ def test_neighbours_and_order_do_not_matter(session: Session, seed: int, batch: 
     targets = [target[:6] for target in targets]
     alone = score_targets(session, sources, targets, 1)
     mixed = score_targets(session, [sources[i] for i in order], [targets[i] for i in order], batch)
+    near = rounding_from_session(session, sources, 6)
     for i, score in zip(order, mixed, strict=True):
         assert score.tokens == alone[i].tokens
-        assert score.log_probs == pytest.approx(alone[i].log_probs, abs=1e-4)
+        assert score.log_probs == pytest.approx(alone[i].log_probs, rel=0, abs=near.log_prob)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 3}, {"sample": True, "nbest": 3, "seed": 5}])
 def test_the_total_of_what_was_said_is_its_score(session: Session, options: dict[str, int]) -> None:
     search = SearchOptions(max_length=16, length_penalty=0.5, **options)
     sources, _ = pairs_of(5, 3)
+    near = rounding_from_session(session, sources, 16)
     for source, hypotheses in zip(sources, generate(session, sources, search), strict=True):
         scores = score_targets(session, [source] * len(hypotheses), [best.tokens for best in hypotheses])
-        for best, score in zip(hypotheses, scores, strict=True):
-            normaliser = len(best.tokens) ** 0.5 if search.beam > 1 else 1
-            assert score.total / normaliser == pytest.approx(best.score, abs=1e-4)
+        for score, expected in zip(scores, near.scores(hypotheses, search), strict=True):
+            normaliser = len(score.tokens) ** 0.5 if search.beam > 1 else 1
+            assert score.total / normaliser == expected
 
 
 def test_nothing_to_score(session: Session) -> None:
