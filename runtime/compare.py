@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..export.contract import PRECISIONS
-from .error_scale import EPSILON, errors_of, normalised, normalised_logits, row_scales, upper_logits
+from .error_scale import EPSILON, errors_of, normalised, normalised_logits, row_blocks, row_scales, upper_logits
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ class ErrorTally:
 
     def add_logits(self, oracle: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> None:
         """Logits [rows, V]: those that a search could choose."""
-        if oracle.size:
-            arrays = normalised_logits(oracle, (reference, candidate), self.precision)
-            self.count(row_scales(upper_logits(oracle)), arrays)
+        for rows in row_blocks(oracle):
+            exact = oracle[rows]
+            arrays = normalised_logits(exact, (reference[rows], candidate[rows]), self.precision)
+            self.count(row_scales(upper_logits(exact)), arrays)
 
     def count(self, scales: np.ndarray, arrays: tuple[np.ndarray, ...]) -> None:
         exact, *others = arrays

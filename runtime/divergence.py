@@ -125,6 +125,14 @@ class Parted:
     def step(self) -> int:
         return first_difference(self.wanted, self.given)
 
+    @property
+    def earlier(self) -> Fork | None:
+        """What the two searches held against each other before their outputs: the fork, or one's last and the other's
+        running prefixes; None if there is neither."""
+        if self.fork is not None:
+            return self.fork
+        return None if self.stop is None else ([self.stop[0]], self.stop[1])
+
     def judged(self, gap: Gap, parted: str, top_two: np.ndarray) -> Divergence:
         """`top_two` [T] is of the tokens that PyTorch said; the other may be the longer one."""
         here = float(top_two[self.step]) if self.step < len(top_two) else float("nan")
@@ -161,33 +169,52 @@ class Judge:
         but long before the end: where one search first kept other prefixes than the other, or was done before it.
         """
         found = self.scored([(case.source, tokens) for case in cases for tokens in (case.wanted, case.given)])
+        gaps = [
+            gap_of_scores(ours, theirs, length_penalty) for ours, theirs in zip(found[::2], found[1::2], strict=True)
+        ]
+        earlier = self.scored_earlier([case for case, gap in zip(cases, gaps, strict=True) if not gap])
         judged = []
-        for i, case in enumerate(cases):
-            gap, parted = gap_of_scores(found[2 * i], found[2 * i + 1], length_penalty), "scores"
+        for case, gap, ours in zip(cases, gaps, found[::2], strict=True):
+            chosen, parted = gap, "scores"
             if not gap and case.fork is not None:
-                at_fork = self.widest_gap(case.source, case.fork)
+                at_fork = widest_gap(*earlier[case.row])
                 if at_fork:
-                    gap, parted = at_fork, "beams"
+                    chosen, parted = at_fork, "beams"
             elif not gap and case.stop is not None:
-                at_stop = self.gap_at_stop(case.source, case.stop, length_penalty)
+                at_stop = gap_at_stop(*earlier[case.row], length_penalty)
                 if at_stop:
-                    gap, parted = at_stop, "stop"
-            judged.append(case.judged(gap, parted, found[2 * i].top_two))
+                    chosen, parted = at_stop, "stop"
+            judged.append(case.judged(chosen, parted, ours.top_two))
         return judged
 
-    def widest_gap(self, source: Sequence[int], fork: Fork) -> Gap:
-        """One search ranked all of the first before all of the second, the other the reverse: the least explained."""
-        found = self.scored([(source, prefix) for side in fork for prefix in side])
-        ours, theirs = found[: len(fork[0])], found[len(fork[0]) :]
-        gaps = [gap_since_fork(a, b) for a, b in itertools.product(ours, theirs)]
-        return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
-
-    def gap_at_stop(self, source: Sequence[int], stop: Stop, length_penalty: float) -> Gap:
-        """One search found its worst hypothesis better than the best running one, the other the reverse."""
-        worst, *running = self.scored([(source, tokens) for tokens in (stop[0], *stop[1])])
-        best = max(running, key=lambda scored: float(scored.log_probs.sum()))
-        return gap_of_scores(worst, best, length_penalty)
+    def scored_earlier(self, cases: Sequence[Parted]) -> dict[int, tuple[list[Scored], list[Scored]]]:
+        """Row -> both sides of the fork, or of the stop, of every case that has one. Scored together: a step of many
+        rows costs hardly more than one of a few."""
+        sides = {case.row: (case.source, case.earlier) for case in cases if case.earlier is not None}
+        flat = [(source, prefix) for source, both in sides.values() for side in both for prefix in side]
+        found = iter(self.scored(flat))
+        return {
+            row: (list(itertools.islice(found, len(both[0]))), list(itertools.islice(found, len(both[1]))))
+            for row, (_, both) in sides.items()
+        }
 
     def scored(self, pairs: Sequence[tuple[Sequence[int], Tokens]]) -> list[Scored]:
-        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-        return scored(self.oracle, self.reference, sources, targets, self.batch, self.usual)
+        """In the order of the pairs; batches are of like lengths, as each runs to the end of its longest."""
+        order = sorted(range(len(pairs)), key=lambda place: len(pairs[place][1]))
+        sources, targets = [pairs[place][0] for place in order], [pairs[place][1] for place in order]
+        found = scored(self.oracle, self.reference, sources, targets, self.batch, self.usual)
+        by_place = dict(zip(order, found, strict=True))
+        return [by_place[place] for place in range(len(pairs))]
+
+
+def widest_gap(ours: Sequence[Scored], theirs: Sequence[Scored]) -> Gap:
+    """One search ranked all of the first before all of the second, the other the reverse: the least explained."""
+    gaps = [gap_since_fork(a, b) for a, b in itertools.product(ours, theirs)]
+    return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
+
+
+def gap_at_stop(worst: Sequence[Scored], running: Sequence[Scored], length_penalty: float) -> Gap:
+    """One search found its worst hypothesis (the only one of `worst`) better than the best running one, the other the
+    reverse."""
+    best = max(running, key=lambda scored: float(scored.log_probs.sum()))
+    return gap_of_scores(worst[0], best, length_penalty)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .error_scale import row_blocks
+
 BEST = 5
 
 
@@ -29,8 +31,10 @@ class NextTokenTally:
 
     def add(self, exact: np.ndarray, given: np.ndarray) -> None:
         """Logits [B,V] of the oracle and of another."""
-        if not len(exact):
-            return
+        for rows in row_blocks(exact):
+            self.add_block(exact[rows], given[rows])
+
+    def add_block(self, exact: np.ndarray, given: np.ndarray) -> None:
         given = given.astype(np.float64)
         ours, theirs = log_softmax(exact), log_softmax(given)
         with np.errstate(invalid="ignore"):

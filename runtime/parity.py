@@ -21,6 +21,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from seq2engine.about import about_rows
 from seq2engine.progress import Progress, silent
@@ -49,7 +50,7 @@ from .parity_sources import FEWEST_SOURCES, TENSOR_SOURCES, random_sources, samp
 from .quality import References
 from .sanity import decode_doubt
 from .search import SearchOptions
-from .session import Session, check_request, open_session
+from .session import Session, check_request, open_session, with_defaults
 from .tensor_level import compare_tensors, usual_spread
 
 
@@ -211,12 +212,17 @@ class Sessions(ExitStack):
         super().__init__()
         self.bundle, self.backend, self.options = bundle, backend, options
         self.opened: dict[str, Session] = {}
+        self.weights: dict[str, Any] = {}  # whose weights -> the one model that all PyTorch sessions with them share
 
     def torch(self, precision: str) -> Session:
+        from .torch_session import TorchSession, model_with_weights_of, weights_of
+
         if precision not in self.opened:
-            self.opened[precision] = self.enter_context(
-                open_session(self.bundle, "torch", precision, self.options.threads)
-            )
+            whose = weights_of(precision)
+            if whose not in self.weights:
+                self.weights[whose] = model_with_weights_of(self.bundle, whose)
+            session = TorchSession.from_bundle(self.bundle, precision, self.options.threads, model=self.weights[whose])
+            self.opened[precision] = self.enter_context(with_defaults(session, self.bundle))
         return self.opened[precision]
 
     def compared(self, precision: str, speaker: Speaker) -> Compared:
