@@ -152,7 +152,8 @@ class OrtSession(Session):
     def lanes(self, sources: int, rows: int) -> Sequence[OrtSession]:
         threads = self.threads
         wanted = threads * rows_for_a_lane(self.config, LANE_ROWS.get(self.precision, MOST_LANE_ROWS))
-        plain = self.provider == "cpu" and not self.speculative and not self.deterministic
+        # Others do more in a step, or have no graphs of their own to open again.
+        plain = type(self) in (OrtSession, OrtAttention) and self.provider == "cpu" and not self.deterministic
         if not plain or threads == 1 or sources < threads or rows < wanted:
             return (self,)
         if not self.narrow:  # all lanes may run it at once: their states are their own

@@ -11,12 +11,13 @@ import pytest
 
 from seq2engine.errors import SessionError
 from seq2engine.export import screened_graph
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import lanes
 from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.range_scan import RangeSession
 from seq2engine.runtime.search import SearchOptions
 from seq2engine.runtime.session import open_session
 
@@ -150,3 +151,10 @@ def test_lanes_keep_their_attention(bundle, monkeypatch):
         found = generate(session, rows, options)
         alone = [generate(session, [row], options)[0] for row in rows[:5]]
     assert [(n[0].tokens, n[0].alignments) for n in found[:5]] == [(n[0].tokens, n[0].alignments) for n in alone]
+
+
+def test_a_session_without_graph_files_has_no_lanes(monkeypatch):
+    monkeypatch.setattr(lanes, "LANE_WORK", 1)
+    with RangeSession(graphs_from_model(random_model(CONFIG, 3)), CONFIG, "static") as session:
+        session.threads = 2
+        assert session.lanes(64, 256) == (session,)
