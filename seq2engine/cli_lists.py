@@ -101,7 +101,8 @@ class Parser(argparse.ArgumentParser):
 
     def with_lists_joined(self, words: Sequence[str]) -> list[str]:
         """The words with every list in one: `--precision fp32 fp16 CKPT` -> `--precision=fp32,fp16 CKPT`."""
-        rest, joined = list(words), []
+        rest = list(words)
+        joined: list[str] = []
         places = [action for action in self._actions if not action.option_strings]
         free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
         while rest:

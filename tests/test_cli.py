@@ -109,16 +109,19 @@ def test_build_and_its_passport(cli, own_bundle):
     assert "4 of 4" in text
     assert "build: decoder_step fp16: done" in err
     code, text, _ = cli("inspect", own_bundle)
-    assert "engines/sm89-fp16-beam2" in text
+    (name,) = [path.name for path in (own_bundle / "engines").iterdir()]
+    assert re.fullmatch("sm89-fp16-beam2-[0-9a-f]{8}", name)
+    assert f"engines/{name}" in text
     assert re.search(r"decoder_step +\d+ +- +4 of 4", text)  # heads of 8 have no launch budget
     onnx.save_model(parse_model(FOREIGN), own_bundle.parent / "other.onnx")
     code, text, _ = cli("inspect", own_bundle, "--beside", own_bundle.parent / "other.onnx", "--json")
     assert code == 0
     values = json.loads(text)
-    assert values["engines"]["sm89-fp16-beam2"]["engines"]["decoder_step"]["launch_budget"] is None
+    assert values["engines"][name]["engines"]["decoder_step"]["launch_budget"] is None
     assert values["beside"]["launches"] >= 1
     assert values["beside"]["attentions"] == 1
-    assert_refused(cli(*argv, "--slots", "40"), "exists", "--force")
+    assert cli(*argv, "--slots", "40", "--quiet")[0] == 0  # another one, beside it
+    assert len(list((own_bundle / "engines").iterdir())) == 2
     assert cli(*argv, "--force", "--json")[0] == 0
 
 
@@ -230,11 +233,12 @@ def test_build_refusals(cli, own_bundle):
 
 
 def test_engines_on_a_machine_without_a_gpu(cli, own_bundle, stdin):
-    assert cli("build", own_bundle, "--batch", "1:2:4", "--length", "16", "--quiet")[0] == 0
+    options = ("--batch", "1:2:4", "--length", "16", "--name", "mine", "--precision", "fp16")
+    assert cli("build", own_bundle, *options, "--quiet")[0] == 0
     stdin(b"5\n")
     argv = ("run", own_bundle, "--backend", "tensorrt", "--precision", "fp16")
     assert_refused(cli(*argv), "no NVIDIA GPU on this machine", "--backend onnxruntime")
-    engine = own_bundle / "engines" / "portable-fp16-beam1" / "decoder_step.engine"
+    engine = own_bundle / "engines" / "mine" / "decoder_step.engine"
     engine.write_bytes(engine.read_bytes()[: 1 << 12])
     assert_refused(cli(*argv), "decoder_step.engine", "4096", "seq2engine build")
 

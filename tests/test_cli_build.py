@@ -66,8 +66,8 @@ def test_options_with_several_ranges_are_several_profiles(cli, bundle, built):
         "build", bundle, "--target", "sm86", "--source", "1:8:16", "1:16:64", "--batch", "1", "1:4:8", "--length", "20"
     )
     assert code == 0
-    assert "profile 0: batch 1:4:8, beam 1:1:1, source 1:16:64, output 20:20:20" in text
-    assert "profile 1: batch 1:1:1, beam 1:1:1, source 1:8:16, output 20:20:20" in text
+    assert "profile 0: batch 1:4:8, beam 1:4:4, source 1:16:64, output 20:20:20" in text
+    assert "profile 1: batch 1:1:1, beam 1:4:4, source 1:8:16, output 20:20:20" in text
     assert built == [("encoder", ("sm86",), 2), ("decoder_step", ("sm86",), 2)]
     refused(
         cli("build", bundle, "--source", "8", "16", "32", "--batch", "1", "2"),
@@ -80,7 +80,11 @@ def test_turing_is_built_apart(cli, bundle, built):
     code, text, _ = cli("build", bundle, "--target", "sm75", "sm86", "sm89", "--json", "--no-cache")
     assert code == 0
     assert [passport["targets"] for passport in json.loads(text)] == [["sm86", "sm89"], ["sm75"]]
-    assert sorted(path.name for path in (bundle / "engines").iterdir()) == ["sm75-fp16-beam1", "sm86-sm89-fp16-beam1"]
+    names = sorted(path.name.rpartition("-")[0] for path in (bundle / "engines").iterdir())
+    assert names == ["sm75-fp16-beam1to4", "sm86-sm89-fp16-beam1to4"]
+    assert cli("build", bundle, "--target", "sm75,sm86", "--name", "mine", "--quiet")[0] == 0
+    assert {path.name for path in (bundle / "engines").iterdir()} >= {"mine-sm75", "mine-sm86"}
+    del built[4:]
     assert [targets for _, targets, _ in built] == [("sm86", "sm89")] * 2 + [("sm75",)] * 2
 
 

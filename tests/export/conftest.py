@@ -19,7 +19,7 @@ import torch
 from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import Passport
 from seq2engine.export.profiles import Range, ShapeRanges
-from seq2engine.export.to_engine import engine_name, engines_from_onnx
+from seq2engine.export.to_engine import engines_from_onnx, name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
@@ -224,7 +224,7 @@ def built(bundles):
             flavour="tensorrt_rtx",
             progress=lambda stage, fraction, detail="": reports.append((stage, fraction)),
         )
-        folder = bundle.root / "engines" / engine_name("tensorrt_rtx", targets, precision, beam)
+        folder = bundle.root / "engines" / name_of(passport)
         return Built(passport, folder, reports)
 
     def get(name="tiny", cache_form="static", precision="fp16", beams=1):

@@ -27,6 +27,9 @@ from seq2engine.export.to_engine import engines_from_onnx
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 
 
+NAME = "mine"
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """Engines that are a few bytes, no two builds the same; returns the graphs that were built."""
@@ -45,7 +48,8 @@ def build(own_bundle, ranges, tmp_path):
     """Builds of one bundle with a cache of its own, of a few bytes each where `counted` is used."""
 
     def run(bundle=own_bundle, ranges=ranges, **options):
-        options = {"cache": tmp_path / "cache", "targets": ["sm86"], "flavour": "tensorrt_rtx", **options}
+        place = {"cache": tmp_path / "cache", "targets": ["sm86"], "flavour": "tensorrt_rtx"}
+        options = {**place, "precision": "fp16", "name": NAME, **options}
         return engines_from_onnx(bundle, ranges=ranges, **options)
 
     return run
@@ -73,7 +77,7 @@ def test_a_rebuild_builds_and_replaces_though_all_is_there(build, counted, own_b
     assert len(counted) == 4
     assert second.keys == first.keys
     assert second.engines["encoder"].sha256 != first.engines["encoder"].sha256
-    assert read_passport(own_bundle.root / "engines" / "sm86-fp16-beam1" / "passport.json") == second
+    assert read_passport(own_bundle.root / "engines" / NAME / "passport.json") == second
     assert build() == second
 
 
@@ -91,7 +95,7 @@ def test_another_bundle_of_the_same_model_is_served_by_the_cache(build, counted,
 
 def test_damaged_engines_are_not_reused(build, counted, own_bundle, tmp_path):
     build()
-    folder = own_bundle.root / "engines" / "sm86-fp16-beam1"
+    folder = own_bundle.root / "engines" / NAME
     (folder / "encoder.engine").write_bytes(b"damaged")
     build(force=True)
     assert len(counted) == 2  # both from the cache
@@ -112,7 +116,7 @@ def test_what_changes_the_engine_is_built(build, counted, ranges):
     assert counted[2:] == ["decoder_step"]  # the encoder has no cache
     build(ranges=dataclasses.replace(ranges, batch=Range(1, 2, 8)), force=True)
     assert counted[3:] == ["encoder", "decoder_step"]
-    build(targets=["sm89"])
+    build(targets=["sm89"], name=None)
     build(flags=BuildFlags(weight_streaming=True), force=True)
     assert len(counted) == 9
     build(force=True)
@@ -126,7 +130,7 @@ def test_a_full_disk_is_an_error_in_one_line(build, own_bundle, monkeypatch):
     monkeypatch.setattr(build_jobs, "build_engine", full)
     with pytest.raises(BuildError) as caught:
         build()
-    folder = own_bundle.root / "engines" / "sm86-fp16-beam1"
+    folder = own_bundle.root / "engines" / NAME
     assert str(caught.value) == f"cannot write {folder}: No space left on device; make room there and build again"
     assert not folder.parent.exists()
 
@@ -155,7 +159,7 @@ def test_weights_may_stay_on_the_host(build, own_bundle):
     for streaming in (False, True):
         passport = build(flags=BuildFlags(weight_streaming=streaming), force=True)
         assert passport.flags.weight_streaming is streaming
-        engine = (own_bundle.root / "engines" / "sm86-fp16-beam1" / "encoder.engine").read_bytes()
+        engine = (own_bundle.root / "engines" / NAME / "encoder.engine").read_bytes()
         sizes.append(int.from_bytes(engine[56:64], "little"))
     assert sizes[0] > 100_000
     assert sizes[1] == 0
@@ -213,7 +217,21 @@ def test_without_memory_for_both_they_are_built_in_turn(build, counted, monkeypa
 def start_build(root, cache, *options):
     """A build in a process of its own, up to the moment in which TensorRT begins."""
     command = [sys.executable, "-m", "seq2engine", "build", root, "--target", "sm86", "--batch", "1:2:4"]
-    command += ["--length", "16", "--cache", cache, "--rebuild", "--json", *options]
+    command += [
+        "--length",
+        "16",
+        "--cache",
+        cache,
+        "--rebuild",
+        "--json",
+        "--precision",
+        "fp16",
+        "--beam",
+        "1",
+        "--name",
+        NAME,
+        *options,
+    ]
     build = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert build.stderr.readline().startswith(b"build: encoder fp16")
     return build
@@ -257,5 +275,5 @@ def test_a_build_that_is_killed_leaves_no_half_engine_and_the_next_one_no_litter
     assert last.returncode == 0
     check_whole(root, cache)
     assert litter(root) == litter(cache) == []
-    assert os.listdir(root / "engines") == ["sm86-fp16-beam1"]
-    assert json.loads((root / "engines" / "sm86-fp16-beam1" / "passport.json").read_text()) == passport
+    assert os.listdir(root / "engines") == [NAME]
+    assert json.loads((root / "engines" / NAME / "passport.json").read_text()) == passport

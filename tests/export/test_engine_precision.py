@@ -15,7 +15,7 @@ from seq2engine.export.contract import FOR_CPUS, GRAPHS, PRECISIONS, STORED
 from seq2engine.export.kernels import weights_from_engine
 from seq2engine.export.quantise import weights_from_graph
 from seq2engine.export.support import LACKS, NEAREST, unsupported
-from seq2engine.export.to_engine import check_precision, engines_from_onnx
+from seq2engine.export.to_engine import check_precision, engines_from_onnx, name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 
@@ -52,7 +52,7 @@ def test_an_engine_holds_the_weights_of_its_graph_in_their_types(precision, bund
     passport = build(bundle, ranges, precision)
     for graph in GRAPHS:
         entry, census = passport.engines[graph], bundle.graph(precision, graph).census
-        read = weights_from_engine((bundle.root / "engines" / f"sm89-{precision}-beam1" / entry.file).read_bytes())
+        read = weights_from_engine((bundle.root / "engines" / name_of(passport) / entry.file).read_bytes())
         assert entry.weight_bytes == read
         assert entry.fused_attentions == entry.attentions or (precision, graph) == ("fp32", "encoder")
         for kind, size in census["weight_bytes"].items():
@@ -75,7 +75,7 @@ def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle,
     message = refusal(bundle, ranges, asked, ("sm120",))
     assert message.startswith(f"encoder.engine was built in another precision than {asked}: it holds ")
     assert f"bytes of {STORED[given]}" in message.partition("expected")[0]
-    assert not (bundle.root / "engines" / f"sm120-{asked}-beam1").exists()
+    assert not list((bundle.root / "engines").glob(f"sm120-{asked}-*"))
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.FLOAT])
@@ -115,15 +115,15 @@ def test_an_engine_of_another_precision_is_not_kept_for_the_next_build(bundle, r
     assert "built in another precision than int8" in message
     assert not list(cache.rglob("engine"))
     monkeypatch.undo()
-    build(bundle, ranges, "fp16", ("sm120",), cache=cache, rebuild=True)
-    shutil.rmtree(bundle.root / "engines" / "sm120-fp16-beam1")
+    made = build(bundle, ranges, "fp16", ("sm120",), cache=cache, rebuild=True)
+    shutil.rmtree(bundle.root / "engines" / name_of(made))
     assert list(cache.rglob("engine"))
     monkeypatch.setattr(to_engine, "check_precision", as_int8)
     monkeypatch.setattr(build_jobs, "build_engine", None)  # the cache has it
     assert "built in another precision than int8" in refusal(
         bundle, ranges, "fp16", ("sm120",), cache=cache, rebuild=False
     )
-    assert not (bundle.root / "engines" / "sm120-fp16-beam1").exists()
+    assert not (bundle.root / "engines" / name_of(made)).exists()
 
 
 # --- refused before any build -----------------------------------------------------------------------------------------

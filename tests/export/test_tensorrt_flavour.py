@@ -18,7 +18,7 @@ from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
 from seq2engine.export.profiles import Range
 from seq2engine.export.refit import refit_engines
-from seq2engine.export.to_engine import engines_from_onnx
+from seq2engine.export.to_engine import engines_from_onnx, name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.export.trt_module import gpu_name
 from seq2engine.model.checkpoint import random_model
@@ -41,7 +41,9 @@ def trt(monkeypatch):
 @pytest.fixture
 def build(own_bundle, ranges, trt):
     def run(bundle=own_bundle, **options):
-        return engines_from_onnx(bundle, ranges=ranges, precision="fp32", flavour="tensorrt", **options)
+        return engines_from_onnx(
+            bundle, ranges=ranges, precision="fp32", flavour="tensorrt", **{"name": NAME, **options}
+        )
 
     return run
 
@@ -137,16 +139,14 @@ def test_weights_that_were_made_of_others_are_swapped_too(beam, own_bundle, othe
     """A post-norm step has its queries folded: products of the model's weights, which only the new ones can give."""
     wide = dataclasses.replace(ranges, beam=Range(beam, beam, beam))
     options = {"ranges": wide, "precision": "fp32", "flavour": "tensorrt", "flags": REFIT}
-    folder = f"local-fp32-beam{beam}"
     old = engines_from_onnx(own_bundle, **options)
     made = refit_engines(other, own_bundle)
-    models = [
-        folded_weights(root / "engines" / folder / "decoder_step.engine") for root in (own_bundle.root, other.root)
-    ]
+    folders = [own_bundle.root / "engines" / name_of(old), other.root / "engines" / name_of(made)]
+    models = [folded_weights(folder / "decoder_step.engine") for folder in folders]
     assert {"trt/decoder.0/out_and_q", "trt/decoder.1/qkv_and_q"} <= models[0].keys() == models[1].keys()
     changed = {name for name, content in models[0].items() if content != models[1][name]}
     assert {"trt/decoder.0/out_and_q", "trt/decoder.1/qkv_and_q", "trt/decoder.1/q_outside"} <= changed
-    session = session_over(other.root / "engines" / folder, trt)
+    session = session_over(folders[1], trt)
     search = SearchOptions(max_length=12, beam=beam)
     sources = [[5, 17, 250, 9], [77, 3]]
     with session, open_session(other, "torch") as reference:

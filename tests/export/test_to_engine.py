@@ -16,7 +16,6 @@ import pytest
 from seq2engine.errors import BuildError, BundleError, SessionError
 from seq2engine.export import build_jobs
 from seq2engine.export.build_flags import BuildFlags
-from seq2engine.export.bundle import open_bundle
 from seq2engine.export.passport import read_passport
 from seq2engine.export.profiles import Range, check_ranges
 from seq2engine.export.support import target_from_text, unknown_target
@@ -26,6 +25,7 @@ from seq2engine.export.to_engine import (
     default_ranges,
     engine_name,
     engines_from_onnx,
+    name_of,
     target_groups,
 )
 from seq2engine.export.trt_module import load_tensorrt
@@ -173,12 +173,13 @@ def without_building(monkeypatch):
 
 def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, ranges, without_building):
     def build(**options):
-        return engines_from_onnx(own_bundle.root, ["sm89"], ranges, "fp32", flavour="tensorrt_rtx", **options)
+        options = {"flavour": "tensorrt_rtx", "name": "mine", **options}
+        return engines_from_onnx(own_bundle.root, ["sm89"], ranges, "fp32", **options)
 
     first = build()
     assert without_building == [("encoder.onnx", ("sm89",)), ("decoder_step.onnx", ("sm89",))]
-    folder = own_bundle.root / "engines" / "sm89-fp32-beam1"
-    with pytest.raises(BundleError, match="sm89-fp32-beam1 exists; name another folder, or add --force to replace it"):
+    folder = own_bundle.root / "engines" / "mine"
+    with pytest.raises(BuildError, match="mine is another engine; choose another --name, or add --force to replace it"):
         build(slots=40)
     assert len(without_building) == 2  # refused before anything was built
     second = build(slots=40, force=True)
@@ -189,11 +190,11 @@ def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, 
 
 
 def test_a_folder_that_is_not_ours_is_never_replaced(own_bundle, ranges, without_building):
-    folder = own_bundle.root / "engines" / "portable-fp16-beam1"
+    folder = own_bundle.root / "engines" / "mine"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(BundleError, match=r"has no passport\.json, so it is not ours to replace"):
-        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx", force=True)
+        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx", force=True, name="mine")
     assert without_building == []
 
 
@@ -217,8 +218,11 @@ def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
         ("tensorrt", (), Range(1, 2, 8), "local-fp16-beam1to8"),
     ],
 )
-def test_a_folder_name_tells_builds_apart(flavour, targets, beam, name):
-    assert engine_name(flavour, targets, "fp16", beam) == name
+def test_a_folder_name_tells_builds_apart(flavour, targets, beam, name, ranges):
+    wide = dataclasses.replace(ranges, beam=beam)
+    names = [engine_name(flavour, targets, "fp16", wide, {"encoder": key, "decoder_step": "c"}) for key in "ab"]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(f"{name}-[0-9a-f]{{8}}", each) for each in names)
 
 
 # --- refused before any build -----------------------------------------------------------------------------------------
@@ -363,20 +367,27 @@ def test_the_tensorrt_of_this_machines_gpu_takes_no_targets(tmp_path):
 
 
 @pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["base"], ModelConfig(max_source=5, max_target=1)])
-@pytest.mark.parametrize("beam", [1, 4])
-def test_default_ranges_suit_every_model(config, beam):
-    ranges = default_ranges(config, beam)
+@pytest.mark.parametrize(
+    ("precision", "form", "beams"),
+    [
+        ("fp32", "static", Range(4, 4, 4)),
+        ("fp32", "growing", Range(1, 4, 4)),
+        ("fp16", "static", Range(1, 4, 4)),
+        ("int8", "growing", Range(1, 4, 4)),
+    ],
+)
+def test_default_ranges_suit_every_model(config, precision, form, beams):
+    ranges = default_ranges(config, precision, form)
     check_ranges(ranges, config)
-    assert ranges.beam == Range(beam, beam, beam)
+    assert ranges.beam == beams
     assert ranges.source.max == min(config.max_source, 256)
 
 
 def test_ranges_may_be_left_out(own_bundle, without_building):
     passport = engines_from_onnx(own_bundle, flavour="tensorrt_rtx")
-    assert passport.ranges == default_ranges(PRESETS["tiny"])
-    assert (passport.targets, passport.precision, passport.slots) == ((), "fp16", 64)
-    assert open_bundle(own_bundle.root).root.joinpath("engines", "portable-fp16-beam1").is_dir()
-    assert os.listdir(own_bundle.root / "engines") == ["portable-fp16-beam1"]
+    assert passport.ranges == default_ranges(PRESETS["tiny"], "fp32")
+    assert (passport.targets, passport.precision, passport.slots) == ((), "fp32", 256)
+    assert os.listdir(own_bundle.root / "engines") == [name_of(passport)]
 
 
 @pytest.mark.parametrize("text", ["sm89", "SM89", "sm_89", "89", "8.9", " 8.9 "])

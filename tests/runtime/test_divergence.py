@@ -13,7 +13,7 @@ from scripted_step import from_table
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.answers import Answer
-from seq2engine.runtime.divergence import Judge, Parted, Traced, stop_of
+from seq2engine.runtime.divergence import Judge, Parted, Traced, stop_of, widest_gap
 from seq2engine.runtime.free_decodes import Arm, compare_decodes
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.parity import parity_of_sessions
@@ -177,7 +177,9 @@ class TestBeams:
         exact = Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}, "fp64")
         judge = Judge(exact, Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}), 4, 0.01)
         for fork in (([(A,)], [(B,), (C,)]), ([(C,), (B,)], [(A,)])):
-            assert judge.widest_gap([3], fork).margin == pytest.approx(np.log(0.5 / 0.05))
+            scored = judge.scored([([3], prefix) for side in fork for prefix in side])
+            first = len(fork[0])
+            assert widest_gap(scored[:first], scored[first:]).margin == pytest.approx(np.log(0.5 / 0.05))
 
     def test_a_beam_that_was_clearly_better_must_be_kept(self):
         divergence = self.judged(pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21))
