@@ -34,14 +34,14 @@ class Difference:
     ratio: Ratio
 
     def verdict(self, slower: float) -> str:
-        """slower, where the whole interval is beyond that many times as long; faster; or no real difference."""
+        """slower, where the whole interval is beyond that many times as long; faster; or no sure difference."""
         if self.ratio.above(slower):
             return "SLOWER"
         if self.ratio.below(1):
             return "faster"
         if self.ratio.above(1):
             return f"slower, {'within' if self.ratio.below(slower) else 'perhaps beyond'} the limit"
-        return "no real difference"
+        return "no sure difference"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def verdicts(found: Comparison) -> set[str]:
 @pytest.mark.parametrize(
     ("factor", "verdict", "fine"),
     [
-        (1.0, "no real difference", True),
+        (1.0, "no sure difference", True),
         (0.5, "faster", True),
         (1.04, "slower, within the limit", True),
         (1.06, "SLOWER", False),
@@ -46,7 +46,7 @@ def test_a_steady_change_is_seen_for_what_it_is(factor: float, verdict: str, fin
 
 
 def test_noise_is_no_difference() -> None:
-    assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no real difference"}
+    assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no sure difference"}
 
 
 def steady(milliseconds: float, rounds: int) -> BenchResult:
@@ -67,7 +67,7 @@ def test_ten_times_as_long_fails_with_every_number_of_rounds_that_is_accepted(re
         else:
             accepted.append((before, after))
             assert verdicts(compare_results(fast, slow, relative=relative)) == {"SLOWER"}
-            assert verdicts(compare_results(fast, steady(8, after), relative=relative)) == {"no real difference"}
+            assert verdicts(compare_results(fast, steady(8, after), relative=relative)) == {"no sure difference"}
     assert {(4, 4), (3, 5), (2, 10), (1, 40)} <= set(accepted)
     assert not {(3, 3), (2, 6), (1, 10)} & set(accepted)
 
@@ -97,7 +97,7 @@ def test_a_limit_that_may_have_been_broken_is_named_so() -> None:
 def test_relative_times_forgive_a_slow_day_but_not_a_slow_arm() -> None:
     slow_day = compare_results(result(STEADY), scaled(3), relative=True)
     assert [found.arm for found in slow_day.differences] == ["onnxruntime fp32"] * 3
-    assert verdicts(slow_day) == {"no real difference"}
+    assert verdicts(slow_day) == {"no sure difference"}
     slow_arm = {**STEADY, "onnxruntime fp32": samples(*[8] * 8)}
     assert verdicts(compare_results(result(STEADY), result(slow_arm), relative=True)) == {"SLOWER"}
 

@@ -62,5 +62,5 @@ def test_a_run_that_is_not_quick_has_it_all(bundle: Bundle, monkeypatch: pytest.
     assert fraction is not None
     assert fraction > 0
     for text in (bench_table(result), bench_html(result)):
-        assert "ceiling with 1 threads: 10.0 GB/s read, 100 GFLOP/s" in text
+        assert "ceiling with 1 thread: 10.0 GB/s read from memory, 100 GFLOP/s" in text
         assert f"{arm.peak_bytes / 1e6:.0f} MB" in text
