@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from seq2engine.progress import Progress, silent
+
 from ..errors import RequestError
 from ..export.bundle import Bundle
 from .bootstrap import Rate, difference_text, rates_from_outputs
@@ -80,12 +82,12 @@ class Baseline:
     def name(self) -> str:
         return "PyTorch fp32" if self.backend == "torch" else f"{self.backend} fp32"
 
-    def cost(self, candidate: str, searches: Sequence[str], corpus: Corpus) -> Cost:
+    def cost(self, candidate: str, searches: Sequence[str], corpus: Corpus, progress: Progress = silent) -> Cost:
         """Of a candidate whose outputs of these searches the corpus has."""
         chosen = [options for options in corpus.searches if search_name(options) in searches]
         self.keep(corpus)
         try:
-            self.decode(chosen, corpus)
+            self.decode(chosen, corpus, progress)
         except RequestError as error:  # requests were checked before: the graphs of the baseline are what is wrong
             return Cost(self.name, failure=f"not measured, {self.name} stopped: {error}")
         return Cost(self.name, tuple(self.search_cost(candidate, options, corpus) for options in chosen))
@@ -96,7 +98,7 @@ class Baseline:
             for row, tokens in corpus.outputs.get((self.name, search_name(options)), {}).items():
                 self.kept[key_of(options, corpus.sources[row])] = tokens
 
-    def decode(self, searches: Sequence[SearchOptions], corpus: Corpus) -> None:
+    def decode(self, searches: Sequence[SearchOptions], corpus: Corpus, progress: Progress) -> None:
         """Decodes what is not kept yet."""
         missing = {
             options: rows
@@ -106,9 +108,11 @@ class Baseline:
         if not missing:
             return
         with open_session(self.bundle, self.backend, "fp32", corpus.threads, provider=self.provider) as session:
-            for options, rows in missing.items():
+            for done, (options, rows) in enumerate(missing.items()):
+                progress("parity: fp32 for the cost", done / len(missing), search_name(options))
                 for row, tokens in outputs_of(session, corpus.sources, rows, options, corpus.batch).items():
                     self.kept[key_of(options, corpus.sources[row])] = tokens
+        progress("parity: fp32 for the cost", 1.0)
 
     def outputs(self, options: SearchOptions, corpus: Corpus) -> list[Tokens]:
         return [self.kept[key_of(options, source)] for source in corpus.sources]

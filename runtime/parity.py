@@ -180,9 +180,7 @@ def finished(
     result = dataclasses.replace(result, against=speaker.name if against else "", about=tuple(about))
     result = with_quality(result, corpus, against)
     if result.precision != "fp32" or result.speaker == baseline.name:
-        progress("parity: cost against fp32", 0.0)
-        cost = baseline.cost(result.candidate, result.finished_searches, corpus)
-        progress("parity: cost against fp32", 1.0)
+        cost = baseline.cost(result.candidate, result.finished_searches, corpus, progress)
         result = dataclasses.replace(result, cost=cost)
     result = dataclasses.replace(result, samples=samples_of(result, corpus, baseline))
     if result.backend != "torch":
