@@ -25,6 +25,7 @@ from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.session import open_session
 
 PRECISIONS = ("fp32", "fp16", "w8a8", "int8")
+FLAGS = ("--count", 8, "--max-length", 8, "--beam", 2, "--threads", 1, "--quiet")
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "20"))
 PAIRS = [
     (defect, outlier)
@@ -84,7 +85,7 @@ def test_a_planted_defect_is_flagged(tmp_path, defect, outlier):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("outlier", ["one token -1e+09", "many tokens -inf"])
 def test_wrong_biases_are_flagged_by_far(bundles, tmp_path, outlier, precision):
-    """A quarter of the biases off by 0.5: no median sees it, and the worst of w8a8 has nearly that much room."""
+    """A quarter of the biases off by 0.5: no median sees it, and the worst element of w8a8 has that much room."""
     mutation = Mutation("decoder_step", more_bias(1 / 4, 0.5), "output", ("weight",), precision)
     result = without_hunt(wrong_copy(bundles(outlier), tmp_path / "wrong", mutation), precision)
     (logits,) = [tensor for tensor in result.tensors if tensor.name == "logits"]
@@ -104,13 +105,13 @@ def padded(tmp_path_factory):
 class TestShortestReproduction:
     @pytest.mark.parametrize("precision", ["fp32", "fp16", "w8a8"])
     def test_its_good_exports_pass(self, padded, cli, precision):
-        code, out, _ = cli("parity", padded.root, "--precision", precision, "--count", 16, "--threads", 1, "--quiet")
+        code, out, _ = cli("parity", padded.root, "--precision", precision, *FLAGS)
         assert code == 0, out
 
     def test_half_of_its_biases_wrong_fails(self, padded, cli, tmp_path):
         mutation = Mutation("decoder_step", more_bias(1 / 2, 8.0), "output", ("weight",), "w8a8")
         wrong = wrong_copy(padded, tmp_path / "wrong", mutation)
-        code, out, _ = cli("parity", wrong.root, "--precision", "w8a8", "--count", 16, "--threads", 1, "--quiet")
+        code, out, _ = cli("parity", wrong.root, "--precision", "w8a8", *FLAGS)
         assert code == 1
         assert "numbers of the bias differ" in out
 
