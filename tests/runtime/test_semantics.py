@@ -228,10 +228,10 @@ def test_fairseq_and_marian_are_what_they_do_one_candidate_at_a_time(
 ) -> None:
     scripts = [from_seed(seed + place, vocab) for place in range(3)]
     options = SearchOptions(max_length=max_length, beam=beam, length_penalty=penalty, nbest=beam, semantics=semantics)
-    by_hand = fairseq_by_hand if semantics == "fairseq" else marian_by_hand
+    worked_out = fairseq_by_hand if semantics == "fairseq" else marian_by_hand
     found, _ = run(beam_search(ScriptedStep(scripts, START), len(scripts), SPECIAL, options))
     for script, nbest in zip(scripts, found, strict=True):
-        expected = by_hand(script, options)
+        expected = worked_out(script, options)
         assert [hypothesis.tokens for hypothesis in nbest] == [tokens for tokens, _ in expected]
         assert [hypothesis.score for hypothesis in nbest] == [
             by_hand(score, len(tokens), **SEEDED) for tokens, score in expected
