@@ -12,7 +12,7 @@ from typing import Any
 
 AGAIN = 0.05  # seconds after which an interrupt that had to wait is tried again
 IMPORTS = "<frozen importlib._bootstrap>"
-DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Interrupts:

@@ -16,6 +16,8 @@ LEAST = {
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
+# Of `run`: told together with all that is wrong with a search, which only the model's own options complete.
+SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
 RANGED = ("build", "package")  # commands whose sizes are ranges
 
 
@@ -32,6 +34,8 @@ def check_usage(args: argparse.Namespace) -> None:
 
 def numbers(args: argparse.Namespace) -> Iterator[str]:
     for option, least in LEAST.items():
+        if args.command_name == "run" and option in SEARCH:
+            continue
         for value in given(args, option):
             if isinstance(value, int) and value < least:
                 expected = f"at least {least}" if least else "0 or more"
@@ -53,10 +57,6 @@ def choices(args: argparse.Namespace) -> Iterator[str]:
         from seq2engine.export.trt_module import FLAVOURS
 
         yield from unknown("TensorRT flavour", given(args, "flavour"), FLAVOURS)
-    if given(args, "semantics"):
-        from seq2engine.runtime.option_problems import SEMANTICS
-
-        yield from unknown("semantics", given(args, "semantics"), SEMANTICS)
     if given(args, "metrics"):
         from seq2engine.runtime.bootstrap import METRICS
 

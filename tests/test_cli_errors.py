@@ -132,7 +132,7 @@ def test_inspect_says_which_engine_is_damaged_and_how_to_mend_it(cli, good, work
 @pytest.mark.parametrize("name", ["build", "run", "score", "parity", "attention", "package", "plan", "tensorrt"])
 def test_an_unknown_precision(refused, name):
     assert "unknown precision 'fp61', expected one of fp32, fp16, bf16" in refused(
-        (*COMMANDS[name], "--precision", "fp61")
+        (*COMMANDS[name], "--precision", "fp61"), code=2
     )
     assert "holds no int8 graphs, only fp32, fp16; export the checkpoint again" in refused(
         (*COMMANDS[name], "--precision", "int8")
@@ -142,30 +142,31 @@ def test_an_unknown_precision(refused, name):
 @pytest.mark.parametrize("name", ["run", "score", "parity", "bench"])
 def test_a_provider_nobody_knows(refused, name):
     assert "unknown provider 'cdua', expected one of cpu, cuda, tensorrt, nv_tensorrt_rtx" in refused(
-        (*COMMANDS[name], "--provider", "cdua"), code=2 if name == "bench" else 1
+        (*COMMANDS[name], "--provider", "cdua"), code=2
     )
 
 
 @pytest.mark.parametrize("name", ["run", "bench"])
 def test_drafts_that_cannot_be(refused, name):
-    for draft, reason in (
-        ("w88a", "unknown precision 'w88a', expected one of"),
-        ("w8a8", "holds no w8a8 graphs, only fp32, fp16"),
-        ("fp16", "fp16 cannot draft for fp32, expected another precision with the same cache"),
+    for draft, reason, code in (
+        ("w88a", "unknown precision 'w88a', expected one of", 2),
+        ("w8a8", "holds no w8a8 graphs, only fp32, fp16", 2 if name == "bench" else 1),
+        ("fp16", "fp16 cannot draft for fp32, expected another precision with", 2 if name == "bench" else 1),
     ):
-        assert reason in refused((*COMMANDS[name], "--draft", draft), code=2 if name == "bench" else 1)
+        assert reason in refused((*COMMANDS[name], "--draft", draft), code=code)
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity", "attention", "torch", "bench"])
 @pytest.mark.parametrize("threads", ["0", "-3"])
 def test_no_threads(refused, name, threads):
-    code = 2 if name == "bench" else 1
-    assert f"threads {threads}, expected at least 1" in refused((*COMMANDS[name], "--threads", threads), code=code)
+    assert f"threads {threads}, expected at least 1" in refused((*COMMANDS[name], "--threads", threads), code=2)
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity"])
 def test_an_engine_for_a_backend_that_has_none(refused, name):
-    assert "an engine is a choice of tensorrt, not of onnxruntime" in refused((*COMMANDS[name], "--engine", "sm89"))
+    assert "an engine is a choice of tensorrt, not of onnxruntime" in refused(
+        (*COMMANDS[name], "--engine", "sm89"), code=2
+    )
 
 
 @pytest.mark.parametrize("name", ["build", "package"])
@@ -184,38 +185,33 @@ def test_an_engine_for_a_backend_that_has_none(refused, name):
     ],
 )
 def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
-    assert reason in refused((*COMMANDS[name], f"--{option}={text}"))
+    code = 1 if "exceeds" in reason else 2  # a model's limits are in its files
+    assert reason in refused((*COMMANDS[name], f"--{option}={text}"), code=code)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("build", "B", "--target", "89"), "unknown target '89', expected one of sm75"),
-        (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
-        (("build", "B", "--workspace", "1T"), "'1T' is no size"),
+        (("build", "B", "--target", "91"), "unknown target 'sm91', expected one of sm75"),
+        (("build", "B", "--target", "sm_90"), "TensorRT-RTX builds nothing for sm90 (Hopper)"),
         (("refit", "B", "B"), f"({ENGINE.rpartition('/')[2]}: tensorrt_rtx needs a CUDA driver"),
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
-        (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
         (("inspect", "B", "--beside", "W/none.onnx"), "none.onnx cannot be read"),
         (("inspect", "B", "--beside", "W/corpus.txt"), "it is no ONNX file"),
         (("run", "B", "5", "--max-length", "25"), "max length 25, at most 24"),
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
         (("score", "B", "--input", "W/none.tsv"), "cannot read"),
-        (("parity", "B", "--seed", "-1"), "seed -1, expected 0 or more"),
-        (("parity", "B", "--count", "0"), "expected at least 1"),
         (("parity", "B", "--references", "W/none.tsv"), "no data at"),
         (("parity", "B", "--hunt", "nowhere"), "cannot hunt in 'nowhere'"),
         (("attention", "B", "99"), "the vocabulary has 40"),
         (("attention", "B", "5", "--out", "W/corpus.txt/x.html"), "cannot write"),
         (("plan", "W/none.txt", "B"), "cannot read"),
-        (("plan", "W/corpus.txt", "B", "--ratio", "1", "--profiles", "0"), "expected at least 1 of each"),
         (("import", "W/none", "W/out"), "nothing at"),
         (("import", "W/corpus.txt", "W/out"), "cannot be read"),
         (("export", "shipped:g3p", "W/out"), "no shipped checkpoint 'g3p'"),
         (("export", "random:tiny", "W/corpus.txt"), "is a file"),
         (("export", "random:tiny", "W/corpus.txt/out"), "cannot write beside"),
-        (("export", "random:tiny", "W/out", "--calibrate", "W/corpus.txt"), "computes nothing in fp16"),
         (("train", "W/none.tsv", "W/out", "--dev", "W/pairs.tsv"), "no data at"),
         (("train", "W/pairs.tsv", "W/out", "--dev", "W/none.tsv"), "no data at"),
         (("demo", "--out", "W/corpus.txt"), "cannot write beside"),
@@ -227,7 +223,29 @@ def test_other_slips(refused, words, reason):
 
 def test_a_benchmark_that_cannot_be(refused):
     assert "source 99, the model takes at most 20" in refused(("bench", "B", "--case", "1x1x99x9"), code=2)
-    assert "rounds 0, expected at least 1" in refused(("bench", "B", "--rounds", "0"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
+        (("build", "B", "--workspace", "1T"), "'1T' is no size"),
+        (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
+        (("parity", "B", "--seed", "-1"), "seed -1, expected 0 or more"),
+        (("parity", "B", "--count", "0"), "expected at least 1"),
+        (("bench", "B", "--rounds", "0"), "rounds 0, expected at least 1"),
+        (("plan", "W/corpus.txt", "B", "--ratio", "1", "--profiles", "0"), "--profiles 0, expected at least 1"),
+        (
+            ("export", "random:tiny", "W/out", "--precision", "fp32", "--calibrate", "W/corpus.txt"),
+            "computes nothing in fp16",
+        ),
+        (("run", "B", "5", "--beam", "0"), "beam 0, expected at least 1"),
+        (("run", "B", "5", "--sample", "--beam", "2"), "beam 2 together with sample, expected beam 1"),
+        (("run", "B", "5", "--nbest", "2"), "nbest 2, expected 1 to the beam size 1"),
+    ],
+)
+def test_wrong_usage(refused, words, reason):
+    assert reason in refused(words, code=2)
 
 
 @pytest.mark.parametrize("name", ["demo", "train", "import", "export", *OPENING])

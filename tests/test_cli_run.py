@@ -242,7 +242,7 @@ def test_the_models_own_way_of_decoding_comes_first(cli, tmp_path):
 
 def test_semantics_nobody_has(cli, bundle):
     code, out, err = cli("run", bundle, "abc", "--semantics", "moses")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("error: search options: semantics 'moses', expected one of huggingface, fairseq")
 
 

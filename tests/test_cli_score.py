@@ -148,7 +148,7 @@ def test_nothing_to_score(cli, bundle, stdin, tmp_path):
     stdin(b"")
     assert cli("score", bundle) == (0, "", "corpus: nothing was scored\n")
     code, out, err = cli("score", bundle, "--batch", "0")
-    assert (code, out, err) == (1, "", "error: batch 0, expected at least 1\n")
+    assert (code, out, err) == (2, "", "error: --batch 0, expected at least 1\n")
     code, out, err = cli("score", bundle, "--input", tmp_path / "none.tsv")
     assert (code, out) == (1, "")
     assert err == f"error: cannot read {tmp_path / 'none.tsv'}: No such file or directory\n"
@@ -205,7 +205,7 @@ def test_sampling(cli, bundle, tmp_path):
     own = text_bundle(tmp_path, beam=3).root
     assert said(cli, own, *flags, "--seed", "3") == first
     code, out, err = cli("run", own, "abc", "--sample", "--beam", "2", "--temperature", "0", "--top-p", "7")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == (
         "error: search options: temperature 0.0, expected more than 0; top p 7.0, expected more than 0 and at most 1; "
         "beam 2 together with sample, expected beam 1 (nbest counts samples)\n"

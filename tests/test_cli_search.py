@@ -120,7 +120,7 @@ def test_alternatives_each_begin_otherwise(cli, bundle):
 
 def test_every_problem_is_in_one_error(cli, bundle):
     code, out, err = cli("run", bundle, "abc", "--phrases", "a" * 20, "--sample", "--alternatives", "--nbest", 0)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == (
         "error: search options: nbest 0, expected at least 1 sample; alternatives together with sample, expected one "
         "of them; phrases together with sample, expected greedy or beam search; "
@@ -132,7 +132,7 @@ def test_problems_that_only_the_model_or_its_tokenizer_sees_are_in_the_same_erro
     code, out, err = cli(
         "run", bundle, "abc", "--beam", 0, "--nbest", 2, "--prefix", "aQ", "--banned", 99, "--max-length", 13
     )
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == (
         "error: search options: beam 0, expected at least 1; nbest 2, expected 1 to the beam size 0; "
         "--prefix 'aQ' has something the model has no token for, expected what it could say; "

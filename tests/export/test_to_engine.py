@@ -289,9 +289,9 @@ def test_fp32_on_turing_names_the_reason_and_the_nearest_command(refused, own_bu
 
 
 def test_unknown_targets_are_all_named_with_the_known_ones(refused):
-    message = refused(targets=["sm90", "sm86", "rtx4090"])
+    message = refused(targets=["sm91", "sm86", "rtx4090"])
     assert message == (
-        "unknown target 'sm90', expected one of sm75, sm80, sm86, sm89, sm120, sm121; "
+        "unknown target 'sm91', expected one of sm75, sm80, sm86, sm89, sm120, sm121; "
         "unknown target 'rtx4090', expected one of sm75, sm80, sm86, sm89, sm120, sm121"
     )
 
