@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_precision import precision_from_args
+from seq2engine.cli_precision import precision_from_args, say_precision
 from seq2engine.cli_run import add_languages, lines_from_input, progress_of_file
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def run_score(args: argparse.Namespace) -> int:
             workload=Workload(beam=1),
         ) as session,
     ):
+        say_precision(args, bundle, session.precision, f"{args.backend} runs")
         progress, size = progress_of_file(args.input, args.quiet)
         for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, own.get("start")):
             if one.error is not None:

@@ -23,7 +23,8 @@ SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
 )
 ENGINE = "engines/sm89-fp16-beam1"
-ENGINE_SHAPES = ("--target", "sm89", "--batch", "1:2:4", "--length", "16")
+ENGINE_SHAPES = ("--target", "sm89", "--batch", "1:2:4", "--length", "16", "--beam", "1")
+ENGINE_SHAPES += ("--precision", "fp16", "--name", "sm89-fp16-beam1")
 # Every command that opens a bundle, as briefly as it can be run. B is the bundle, W a folder to write to.
 COMMANDS = {
     "build": ("build", "B", *ENGINE_SHAPES),
@@ -135,7 +136,7 @@ def test_an_unknown_precision(refused, name):
     assert "unknown precision 'fp61', expected one of fp32, fp16, bf16" in refused(
         (*COMMANDS[name], "--precision", "fp61")
     )
-    assert "holds no int8 graphs, only fp32, fp16; export the checkpoint again" in refused(
+    assert "holds no int8 graphs, only fp32, fp16; add them with: seq2engine export --add int8" in refused(
         (*COMMANDS[name], "--precision", "int8")
     )
 
@@ -216,7 +217,10 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("export", "shipped:g3p", "W/out"), "no shipped checkpoint 'g3p'"),
         (("export", "random:tiny", "W/corpus.txt"), "is a file"),
         (("export", "random:tiny", "W/corpus.txt/out"), "cannot write beside"),
-        (("export", "random:tiny", "W/out", "--calibrate", "W/corpus.txt"), "computes nothing in fp16"),
+        (
+            ("export", "random:tiny", "W/out", "--calibrate", "W/corpus.txt", "--precision", "fp32"),
+            "computes nothing in fp16",
+        ),
         (("train", "W/none.tsv", "W/out", "--dev", "W/pairs.tsv"), "no data at"),
         (("train", "W/pairs.tsv", "W/out", "--dev", "W/none.tsv"), "no data at"),
         (("demo", "--out", "W/corpus.txt"), "cannot write beside"),
