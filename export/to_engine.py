@@ -111,7 +111,7 @@ def engines_from_onnx(
         return there
     remove_leftovers(folder.parent)
     if name is not None and folder.exists() and not (force or rebuild):
-        raise BuildError(f"{folder} is another engine; choose another --name, or add --force to replace it")
+        raise BuildError(f"{folder} is another engine, or damaged; choose another --name, or add --force to replace it")
     with no_room_is_an_error(folder), new_folder(folder, force=True, marker=PASSPORT) as beside:
         jobs = {
             plan.key: EngineJob(

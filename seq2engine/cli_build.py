@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.cli_lists import MOST_PRECISE, Listed, is_range, is_target
-from seq2engine.cli_precision import say
+from seq2engine.cli_precision import say_precision
 from seq2engine.errors import BuildError
 from seq2engine.progress import Progress, ProgressPrinter, silent
 
@@ -77,6 +77,7 @@ def run_build(args: argparse.Namespace) -> int:
     precision = build_precision(args, bundle, trt)
     first, *narrower = profiles_from_args(args, bundle, precision)
     check_targets(trt, args.target, precision, bundle.root)  # all, before the first build
+    say_precision(args, bundle, precision, "every target runs")
     passports: list[Passport] = []
     groups = target_groups(args.target)
     names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
@@ -121,9 +122,7 @@ def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
     if args.precision is not None:
         bundle.require(args.precision)
         return str(args.precision)
-    chosen = precision_to_build(bundle, args.target, hasattr(trt, "ComputeCapability"))
-    say(args, bundle, chosen, "every target runs")
-    return chosen
+    return precision_to_build(bundle, args.target, hasattr(trt, "ComputeCapability"))
 
 
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:

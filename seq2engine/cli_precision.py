@@ -12,28 +12,20 @@ if TYPE_CHECKING:
 
 def precision_from_args(args: argparse.Namespace, bundle: Bundle) -> str:
     """Of commands with one precision, by `args.backend` and `args.engine`."""
-    if args.precision is not None:
-        return str(args.precision)
-    return said(args, bundle, args.backend, args.engine)
+    from seq2engine.export.default_precision import default_precision
+
+    return args.precision or default_precision(bundle, args.backend, args.engine)
 
 
 def precisions_from_args(args: argparse.Namespace, bundle: Bundle) -> list[str]:
     """Of commands that take several, each once."""
-    if args.precision is not None:
-        return list(dict.fromkeys(args.precision))
-    return [said(args, bundle, args.backend, args.engine)]
-
-
-def said(args: argparse.Namespace, bundle: Bundle, backend: str, engine: str | None = None) -> str:
     from seq2engine.export.default_precision import default_precision
 
-    chosen = default_precision(bundle, backend, engine)
-    say(args, bundle, chosen, f"{backend} runs")
-    return chosen
+    return list(dict.fromkeys(args.precision or [default_precision(bundle, args.backend, args.engine)]))
 
 
-def say(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
-    """One line where there was a choice; none where a bundle holds one precision only."""
-    if len(bundle.precisions) > 1 and not args.quiet:
+def say_precision(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
+    """One line where there was a choice: none where a bundle holds one precision only, or one was named."""
+    if args.precision is None and len(bundle.precisions) > 1 and not args.quiet:
         held = ", ".join(bundle.precisions)
         print(f"precision {chosen}: the most precise of {held} that {serves}", file=sys.stderr)

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_precision import precision_from_args
+from seq2engine.cli_precision import precision_from_args, say_precision
 from seq2engine.cli_search import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.errors import RequestError
 from seq2engine.progress import Progress, ProgressPrinter, silent
@@ -101,6 +101,7 @@ def run_run(args: argparse.Namespace) -> int:
         tell_precision(args, session)
         options = options_from_args(args, session, tokenizer)
         prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
+        say_precision(args, bundle, session.precision, f"{args.backend} runs")
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
         for translated in translate_lines(

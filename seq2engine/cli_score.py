@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli_precision import precision_from_args
+from seq2engine.cli_precision import precision_from_args, say_precision
 from seq2engine.cli_run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def run_score(args: argparse.Namespace) -> int:
             workload=Workload(beam=1),
         ) as session,
     ):
+        say_precision(args, bundle, session.precision, f"{args.backend} runs")
         tell_precision(args, session)
         begin = first_token(session, tokenizer, args.target_language)
         first = [] if begin is None or names is None else [begin]

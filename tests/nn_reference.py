@@ -154,7 +154,7 @@ def assert_same_model(reference: Reference, model: Transformer, folder: Path, la
     assert largest_difference(reference, model, sources) < 1
     expected = copy.deepcopy(reference).double().greedy(sources, config.start_id, config.end_id, config.max_target)
     assert len(set(expected)) > 2
-    bundle = onnx_from_model(model, folder)
+    bundle = onnx_from_model(model, folder, ("fp32",))
     for backend in ("torch", "onnxruntime"):
         with open_session(bundle, backend, threads=1) as session:
             found = generate(session, sources, SearchOptions(max_length=config.max_target))

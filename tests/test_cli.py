@@ -245,8 +245,8 @@ def test_engines_on_a_machine_without_a_gpu(cli, own_bundle, stdin):
 
 def test_a_failed_parity_exits_with_1(cli, tmp_path):
     """Graphs of other weights than the reference: the verdict is an exit code, the report is still written."""
-    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a").root
-    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b").root
+    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a", ("fp32",)).root
+    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b", ("fp32",)).root
     shutil.rmtree(bundle / "onnx")
     shutil.copytree(other / "onnx", bundle / "onnx")
     manifest = json.loads((other / "manifest.json").read_text())

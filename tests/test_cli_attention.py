@@ -34,7 +34,7 @@ def text_bundle(tmp_path_factory):
     checkpoint = save_checkpoint(model, root / "checkpoint")
     (checkpoint / "tokenizer").mkdir()
     SymbolTokenizer(table, table).write(checkpoint / "tokenizer")
-    return onnx_from_model(model, root / "bundle", companions=checkpoint).root
+    return onnx_from_model(model, root / "bundle", ("fp32",), companions=checkpoint).root
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_text_in_a_page_out(cli, text_bundle):
 
 
 def test_other_weights_than_the_reference_exit_with_1(cli, tmp_path):
-    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a").root
-    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b").root
+    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a", ("fp32",)).root
+    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b", ("fp32",)).root
     shutil.rmtree(bundle / "onnx")
     shutil.copytree(other / "onnx", bundle / "onnx")
     manifest = json.loads((other / "manifest.json").read_text())

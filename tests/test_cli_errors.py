@@ -22,7 +22,8 @@ SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
 )
 ENGINE = "engines/sm89-fp16-beam1"
-ENGINE_SHAPES = ("--target", "sm89", "--batch", "1:2:4", "--length", "16")
+ENGINE_SHAPES = ("--target", "sm89", "--batch", "1:2:4", "--length", "16", "--beam", "1")
+ENGINE_SHAPES += ("--precision", "fp16", "--name", "sm89-fp16-beam1")
 # Every command that opens a bundle, as briefly as it can be run. B is the bundle, W a folder to write to.
 COMMANDS = {
     "build": ("build", "B", *ENGINE_SHAPES),
@@ -134,7 +135,7 @@ def test_an_unknown_precision(refused, name):
     assert "unknown precision 'fp61', expected one of fp32, fp16, bf16" in refused(
         (*COMMANDS[name], "--precision", "fp61"), code=2
     )
-    assert "holds no int8 graphs, only fp32, fp16; export the checkpoint again" in refused(
+    assert "holds no int8 graphs, only fp32, fp16; add them with: seq2engine export --add int8" in refused(
         (*COMMANDS[name], "--precision", "int8")
     )
 

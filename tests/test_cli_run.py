@@ -207,7 +207,7 @@ def test_ids(cli, bundle, stdin):
 
 
 def test_a_bundle_without_a_tokenizer_takes_ids(cli, tmp_path, bundle):
-    plain = onnx_from_model(random_model(CONFIG, 3), tmp_path / "plain").root
+    plain = onnx_from_model(random_model(CONFIG, 3), tmp_path / "plain", ("fp32",)).root
     assert cli("run", plain, "5 6 2") == cli("run", bundle, "--ids", "5 6 2")
     code, _, err = cli("run", plain, "abc")
     assert code == 1

@@ -112,7 +112,7 @@ def test_json_is_token_by_token(cli, bundle, stdin, text_score):
 
 
 def test_ids_are_taken_at_their_word(cli, bundle, stdin, score, tmp_path):
-    plain = onnx_from_model(random_model(CONFIG, 3), tmp_path / "plain").root
+    plain = onnx_from_model(random_model(CONFIG, 3), tmp_path / "plain", ("fp32",)).root
     for argv in (["score", bundle, "--ids"], ["score", plain]):
         stdin(b"5 6\t7 8\n5\t\n5\tx\n5\t99\n")
         code, out, err = cli(*argv)

@@ -26,4 +26,4 @@ def text_bundle(folder: Path, **generation: object) -> Bundle:
     TOKENIZER.write(checkpoint / "tokenizer")
     if generation:
         (checkpoint / "generation.json").write_text(json.dumps(generation))
-    return onnx_from_model(random_model(CONFIG, 3), folder / "bundle", companions=checkpoint)
+    return onnx_from_model(random_model(CONFIG, 3), folder / "bundle", ("fp32",), companions=checkpoint)

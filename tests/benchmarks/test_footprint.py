@@ -29,7 +29,7 @@ CASE = Case("greedy", batch=2, beam=1, source=4, target=3)
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("footprint") / "small")
+    return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("footprint") / "small", ("fp32",))
 
 
 def test_memory_is_that_of_the_arm_alone(bundle: Bundle) -> None:

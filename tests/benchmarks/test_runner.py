@@ -35,12 +35,14 @@ SMALL = dataclasses.replace(
 
 @pytest.fixture(scope="module", params=["static", "growing"])
 def any_bundle(request, tmp_path_factory):
-    return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("bench") / "small", cache_form=request.param)
+    return onnx_from_model(
+        random_model(SMALL), tmp_path_factory.mktemp("bench") / "small", ("fp32",), cache_form=request.param
+    )
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("bench") / "small")
+    return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("bench") / "small", ("fp32",))
 
 
 @pytest.fixture(autouse=True)

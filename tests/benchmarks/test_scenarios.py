@@ -76,7 +76,7 @@ def test_sources_are_ragged_and_the_same_again() -> None:
 
 
 def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
-    bundle = onnx_from_model(random_model(SMALL), f"{tmp_path}/bundle")
+    bundle = onnx_from_model(random_model(SMALL), f"{tmp_path}/bundle", ("fp32",))
     result = bench_bundle(bundle, cases=[CASE], rounds=1, threads=1, scenarios=SCENARIOS, queries=4)
     assert [(found.scenario, found.arm) for found in result.scenarios] == [
         (scenario, arm) for scenario in ("single", "server", "offline") for arm in ("torch fp32", "onnxruntime fp32")

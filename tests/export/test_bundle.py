@@ -194,7 +194,9 @@ def test_only_what_is_used_is_checked(own_bundle):
 
 def test_a_precision_that_was_not_exported(own_bundle):
     bundle = edit_manifest(own_bundle, lambda values: values["graphs"].pop("fp16"))
-    expected = f"{bundle.root} holds no fp16 graphs, only fp32; {mend(bundle)} --precision fp32 fp16"
+    expected = (
+        f"{bundle.root} holds no fp16 graphs, only fp32; add them with: seq2engine export --add fp16 {bundle.root}"
+    )
     for use in (bundle.require, bundle.specs, lambda precision: bundle.graph_path(precision, "encoder")):
         assert refusal(use, "fp16") == expected
 

@@ -179,7 +179,7 @@ def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, 
     first = build()
     assert without_building == [("encoder.onnx", ("sm89",)), ("decoder_step.onnx", ("sm89",))]
     folder = own_bundle.root / "engines" / "mine"
-    with pytest.raises(BuildError, match="mine is another engine; choose another --name, or add --force to replace it"):
+    with pytest.raises(BuildError, match="mine is another engine, or damaged; choose another --name, or add --force"):
         build(slots=40)
     assert len(without_building) == 2  # refused before anything was built
     second = build(slots=40, force=True)

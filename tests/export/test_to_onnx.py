@@ -268,7 +268,7 @@ def test_a_precision_asked_for_twice_is_written_once(tmp_path, bundles):
 def test_an_untrained_model_can_be_exported(tmp_path):
     """Its norms are all ones and zeros: equal to each other, and no weight stored twice."""
     config = dataclasses.replace(TINY, d_model=512)
-    assert onnx_from_model(build_model(config), tmp_path / "b").precisions == ("fp32",)
+    assert onnx_from_model(build_model(config), tmp_path / "b", ("fp32",)).precisions == ("fp32",)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_an_untrained_model_can_be_exported(tmp_path):
 def test_only_fp32_models_are_taken(tmp_path):
     for dtype in (torch.float64, torch.float16):
         with pytest.raises(ExportError, match="only a model in float32 can be exported"):
-            onnx_from_model(random_model(TINY).to(dtype), tmp_path / "b")
+            onnx_from_model(random_model(TINY).to(dtype), tmp_path / "b", ("fp32",))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,7 +288,7 @@ def test_choices_are_checked_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match="unknown precision 'int3'"):
         onnx_from_model(model, tmp_path / "b", ("fp32", "int3"))
     with pytest.raises(ConfigError, match="unknown cache form 'paged'"):
-        onnx_from_model(model, tmp_path / "b", cache_form="paged")
+        onnx_from_model(model, tmp_path / "b", ("fp32",), cache_form="paged")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,7 +296,7 @@ def test_a_part_without_onnx_form_is_named_and_leaves_nothing_behind(tmp_path):
     model = random_model(TINY)
     model.decoder[1].feed_forward.activation = nn.Tanh()
     with pytest.raises(ExportError, match=r"decoder\.1\.feed_forward\.activation: no ONNX form is known for Tanh"):
-        onnx_from_model(model, tmp_path / "deep" / "b")
+        onnx_from_model(model, tmp_path / "deep" / "b", ("fp32",))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,12 +305,14 @@ def test_a_bundle_that_is_there_is_refused_and_with_force_replaced(tmp_path):
     first = onnx_from_model(random_model(TINY, seed=1), folder, ("fp32", "fp16"))
     (folder / "reports").mkdir()
     with pytest.raises(BundleError, match="exists; name another folder, or add --force to replace it"):
-        onnx_from_model(random_model(TINY, seed=2), folder)
+        onnx_from_model(random_model(TINY, seed=2), folder, ("fp32",))
     assert open_bundle(folder).manifest == first.manifest
-    second = onnx_from_model(random_model(TINY, seed=2), folder, force=True)
+    second = onnx_from_model(random_model(TINY, seed=2), folder, ("fp32",), force=True)
     assert second.manifest.checkpoint_sha256 != first.manifest.checkpoint_sha256
     assert second.precisions == ("fp32",)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "model.safetensors", "onnx"]
+    kept = ["config.json", MANIFEST, "model.safetensors", "onnx", "reports"]
+    assert sorted(path.name for path in folder.iterdir()) == kept
+    assert not (folder / "onnx" / "fp16").exists()
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -320,10 +322,10 @@ def test_a_folder_of_somebody_else_is_never_replaced(force, tmp_path):
     folder.mkdir()
     (folder / "chapter1.tex").write_text("years of work")
     with pytest.raises(BundleError, match=f"has no {MANIFEST}, so it is not ours to replace"):
-        onnx_from_model(random_model(TINY), folder, force=force)
+        onnx_from_model(random_model(TINY), folder, ("fp32",), force=force)
     file = folder / "chapter1.tex"
     with pytest.raises(BundleError, match="is a file; name a folder that does not exist yet"):
-        onnx_from_model(random_model(TINY), file, force=force)
+        onnx_from_model(random_model(TINY), file, ("fp32",), force=force)
     assert file.read_text() == "years of work"
     assert list(tmp_path.iterdir()) == [folder]
 

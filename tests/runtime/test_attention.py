@@ -48,14 +48,16 @@ def text_bundle(tmp_path_factory):
     (checkpoint / "tokenizer").mkdir()
     SymbolTokenizer(*tables).write(checkpoint / "tokenizer")
     (checkpoint / "generation.json").write_text('{"beam": 2, "nbest": 2, "max_length": 6, "start": 4}')
-    return onnx_from_model(model, root / "bundle", companions=checkpoint)
+    return onnx_from_model(model, root / "bundle", ("fp32",), companions=checkpoint)
 
 
 @pytest.mark.parametrize(("positions", "norm"), SCHEMES)
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_onnx_runtime_looks_where_torch_looks(tmp_path, positions, norm, form):
     config = dataclasses.replace(SMALL, positions=positions, norm=norm)
-    view = attention_of(onnx_from_model(random_model(config, 5), tmp_path / "b", cache_form=form), LINE, threads=1)
+    view = attention_of(
+        onnx_from_model(random_model(config, 5), tmp_path / "b", ("fp32",), cache_form=form), LINE, threads=1
+    )
     assert view, view.reason
     assert view.cache_form == form
     assert view.weights.shape == (2, 4, len(view.target_ids), 7)

@@ -59,7 +59,7 @@ class TestDivergences:
         def prefer_the_twin(logits, position):
             logits[..., twin] = np.nextafter(np.maximum(logits[..., twin], logits[..., first]), np.float32(np.inf))
 
-        bundle = onnx_from_model(model, tmp_path / "twins")
+        bundle = onnx_from_model(model, tmp_path / "twins", ("fp32",))
         result = parity_with(bundle, changed(bundle, answered=prefer_the_twin), sources=sources)
         assert result, result.reason
         greedy = result.decodes[0]

@@ -56,7 +56,9 @@ def fed(session, sources, options, batch, window=16):
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory):
     model = random_model(CONFIG, 3)
-    bundles = {form: onnx_from_model(model, tmp_path_factory.mktemp(form) / "b", cache_form=form) for form in FORMS}
+    bundles = {
+        form: onnx_from_model(model, tmp_path_factory.mktemp(form) / "b", ("fp32",), cache_form=form) for form in FORMS
+    }
     return {(form, name): open_session(bundles[form], name, threads=1) for form in FORMS for name in BACKENDS}
 
 

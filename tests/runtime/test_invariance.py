@@ -159,7 +159,7 @@ class Pool:
     def __init__(self, model, sources, folder, length):
         self.sources, self.length = sources, length
         self.reference = TorchSession(model)
-        bundles = {form: onnx_from_model(model, folder / form, cache_form=form) for form in FORMS}
+        bundles = {form: onnx_from_model(model, folder / form, ("fp32",), cache_form=form) for form in FORMS}
         self.sessions = {
             (form, backend): open_session(bundle, backend, threads=1)
             for form, bundle in bundles.items()

@@ -51,7 +51,7 @@ def test_a_sample_is_spread_and_has_the_last(number, count):
 
 
 def test_some_are_decoded_and_the_others_get_the_largest_ratio(tmp_path):
-    bundle = onnx_from_model(random_model("tiny", seed=12), tmp_path / "bundle")
+    bundle = onnx_from_model(random_model("tiny", seed=12), tmp_path / "bundle", ("fp32",))
     sources = [[3 + i] * (1 + i) for i in range(40)] + [[5] * 99]  # the last is longer than the model takes
     said = []
     with open_session(bundle) as session:

@@ -30,7 +30,7 @@ PREFIXES = [[4], [], [7, 7, 9], [20, 21], [30] * 6]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("prefixes") / "b")
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("prefixes") / "b", ("fp32",))
 
 
 @pytest.fixture(scope="module", params=["torch", "onnxruntime"])

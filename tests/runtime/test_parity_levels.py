@@ -176,14 +176,14 @@ class TestAgainst:
         assert [decode.equal for decode in result.decodes] == [16, 16]
 
     def test_other_weights_do_not(self, bundle, tmp_path):
-        other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other")
+        other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other", ("fp32",))
         (result,) = parities_of(bundle, ["fp32"], "torch", dataclasses.replace(FEW, against=Against(other)))
         assert result.reason.startswith("decodes: greedy:")
         assert all(result.tensors)
 
     def test_other_weights_are_told_and_not_hunted(self, bundle, tmp_path, monkeypatch):
         monkeypatch.setattr("seq2engine.runtime.hunt.hunt", lambda *given: pytest.fail("two models were hunted"))
-        other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other")
+        other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other", ("fp32",))
         (result,) = parities_of(bundle, ["fp32"], options=dataclasses.replace(FEW, against=Against(other)))
         assert result.finding is not None
         assert result.finding.text == (
@@ -194,7 +194,7 @@ class TestAgainst:
 
     def test_another_vocabulary_cannot_be_compared(self, bundle, tmp_path):
         other = onnx_from_model(
-            random_model(dataclasses.replace(SMALL, source_vocab=70, target_vocab=70), 3), tmp_path / "other"
+            random_model(dataclasses.replace(SMALL, source_vocab=70, target_vocab=70), 3), tmp_path / "other", ("fp32",)
         )
         with pytest.raises(RequestError, match="other vocabularies"):
             speaker_of(bundle, "onnxruntime", "fp32", Against(other))

@@ -179,7 +179,7 @@ def test_one_sample_that_cannot_go_on_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("sampling") / "b")
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("sampling") / "b", ("fp32",))
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 10, "top_p": 0.9, "no_repeat_ngram": 2}])

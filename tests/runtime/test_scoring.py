@@ -38,7 +38,7 @@ SMALL = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("scoring") / "b")
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("scoring") / "b", ("fp32",))
 
 
 @pytest.fixture(scope="module", params=["torch", "onnxruntime"])

@@ -206,7 +206,7 @@ def test_values_are_held_against_who_will_run_them_in_the_same_error() -> None:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("options") / "b")
+    return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("options") / "b", ("fp32",))
 
 
 @pytest.fixture(scope="module", params=["torch", "onnxruntime"])

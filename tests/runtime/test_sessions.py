@@ -44,7 +44,7 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_tokens_equal_torch_for_every_scheme_and_cache(tmp_path, positions, norm, form):
     config = dataclasses.replace(SMALL, positions=positions, norm=norm)
-    bundle = onnx_from_model(random_model(config, 5), tmp_path / "b", cache_form=form)
+    bundle = onnx_from_model(random_model(config, 5), tmp_path / "b", ("fp32",), cache_form=form)
     sources = sources_of(12, 3)
     with open_session(bundle, "torch") as reference, open_session(bundle, "onnxruntime", threads=1) as session:
         for beam in (1, 2, 5):
@@ -53,7 +53,7 @@ def test_tokens_equal_torch_for_every_scheme_and_cache(tmp_path, positions, norm
 
 
 def test_cache_forms_agree(tmp_path, bundle):
-    growing = onnx_from_model(random_model(SMALL, 1), tmp_path / "growing", cache_form="growing")
+    growing = onnx_from_model(random_model(SMALL, 1), tmp_path / "growing", ("fp32",), cache_form="growing")
     options = SearchOptions(max_length=24, beam=4)
     with open_session(bundle) as static, open_session(growing) as other:
         assert tokens_of(generate(static, sources_of(9, 1), options)) == tokens_of(
@@ -129,7 +129,7 @@ def test_what_cannot_be_opened_says_why(bundle):
         open_session(bundle, "onnx")
     with pytest.raises(SessionError, match="ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here"):
         open_session(bundle, precision="bf16")
-    with pytest.raises(BundleError, match=r"holds no int8 graphs, only fp32, fp16; .* --precision fp32 fp16 int8"):
+    with pytest.raises(BundleError, match=r"holds no int8 graphs, only fp32, fp16; .* export --add int8 "):
         open_session(bundle, precision="int8")
     with pytest.raises(BundleError, match="holds no int8 graphs"):  # whose rounded weights PyTorch would take
         open_session(bundle, "torch", "int8")
@@ -159,7 +159,7 @@ def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
 def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
     """Its threads sleep when it is done; a busy loop of theirs would show in this process's own time."""
     wide = dataclasses.replace(SMALL, d_model=256, d_ff=512, heads=4, max_source=200)  # work enough for two threads
-    wide_bundle = onnx_from_model(random_model(wide, 1), tmp_path / "wide")
+    wide_bundle = onnx_from_model(random_model(wide, 1), tmp_path / "wide", ("fp32",))
     ids, mask = padded(sources_of(8, 3, wide), wide.pad_id)
     with open_session(wide_bundle, threads=2) as session:
         spent = []
@@ -173,7 +173,7 @@ def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
 
 def test_a_compaction_in_place_leaves_the_step_bound_and_another_does_not(tmp_path):
     """A binding holds on to its arrays: one that stayed too long would write where nobody reads."""
-    bundle = onnx_from_model(random_model(SMALL), tmp_path / "small")
+    bundle = onnx_from_model(random_model(SMALL), tmp_path / "small", ("fp32",))
     with open_session(bundle, "onnxruntime", threads=1) as session:
         state = session.encode(*padded(sources_of(2, 0), SMALL.pad_id))
         session.reserve(state, 8)

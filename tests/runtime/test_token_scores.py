@@ -49,7 +49,7 @@ BUNDLES = [("torch", "static"), ("onnxruntime", "static"), ("onnxruntime", "grow
 
 @cache
 def bundle_in(folder: Path, form: str) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 1), folder / form, cache_form=form)
+    return onnx_from_model(random_model(SMALL, 1), folder / form, ("fp32",), cache_form=form)
 
 
 @pytest.fixture(scope="module", params=BUNDLES, ids="-".join)

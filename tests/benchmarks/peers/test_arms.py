@@ -28,7 +28,7 @@ CASES = [Case("greedy", 2, 1, 5, 7), Case("beam", 2, 3, 5, 7)]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return onnx_from_model(random_model(SMALL, 3), tmp_path_factory.mktemp("peers") / "small")
+    return onnx_from_model(random_model(SMALL, 3), tmp_path_factory.mktemp("peers") / "small", ("fp32",))
 
 
 @pytest.fixture(scope="module")
