@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[2]
 # B is a bundle of ids, T one that takes text; W/ a folder to write to.
 LINES = {
     "demo": "demo --out W/corpus.txt",  # refused once all is imported
-    "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --d-ff 8 --heads 2 --threads 1",
+    "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --d-ff 8 --heads 2 --threads 1 --force",
     "import": "import W/nowhere W/imported",
-    "export": "export random:tiny W/exported",
+    "export": "export random:tiny W/exported --force",
     "build": "build B --target sm89 --no-cache",
     "refit": "refit B B",
     "plan": "plan W/corpus.txt B --ratio 1 --precision fp32",
-    "package": "package B W/package --precision fp32",
+    "package": "package B W/package --precision fp32 --force",
     "inspect": "inspect B",
     "run": "run B 5 --max-length 3 --threads 1",
     "run on torch": "run B 5 --max-length 3 --backend torch",
@@ -85,7 +85,8 @@ def test_every_command_is_tried():
 def check(results, packages):
     """Names of the commands that said what to install; all others did what they do."""
     told = {name for name, (code, err) in results.items() if code == 1 and "pip install" in err}
-    for name, (code, err) in results.items():
+    for name, (code, written) in results.items():
+        err = "".join(written.splitlines(keepends=True)[-1:])  # libraries warn that others are missing
         if name in told:
             assert re.fullmatch(r"error: .*install it with: pip install \S+.*\n", err), (name, err)
             (missing,) = re.findall(r"(\w+), which is not installed", err) or ["tensorrt"]
@@ -94,7 +95,6 @@ def check(results, packages):
         elif name in REFUSED:
             assert code == 1
             assert err.startswith("error: ")
-            assert err.count("\n") == 1
         else:
             assert code == 0, (name, code, err)
     return told
@@ -140,10 +140,10 @@ def test_the_table_is_that_of_the_project():
 def test_python_gets_the_same_words(name, monkeypatch):
     import seq2engine
 
-    monkeypatch.setattr("importlib.import_module", lambda name: missing("onnx"))
+    monkeypatch.setattr(seq2engine.importlib, "import_module", lambda name: missing("onnx"))
     with pytest.raises(MissingPackageError, match=rf"^seq2engine.{name} needs onnx, which is not installed; "):
         getattr(seq2engine, name)
-    monkeypatch.setattr("importlib.import_module", lambda name: missing("seq2engine.nothing"))
+    monkeypatch.setattr(seq2engine.importlib, "import_module", lambda name: missing("seq2engine.nothing"))
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'seq2engine\.nothing'"):
         getattr(seq2engine, name)
 
