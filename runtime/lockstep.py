@@ -127,7 +127,8 @@ def add_to(tally: ErrorTally, name: str, exact: np.ndarray, rounded: np.ndarray,
         width = exact.shape[-1]
         tally.add_logits(*(array.reshape(-1, width) for array in (exact, rounded, given)))  # [B, K, V]
     elif (hidden := (exact == MASKED) & (given == MASKED)).any():
-        tally.add(*(np.where(hidden, 0.0, array) for array in (exact, rounded, given)), ~hidden)
+        shown = [np.where(hidden, 0.0, array) for array in (exact, rounded, given)]
+        tally.add(shown[0], shown[1], shown[2], ~hidden)
     else:
         tally.add(exact, rounded, given)
 

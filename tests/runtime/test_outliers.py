@@ -115,12 +115,12 @@ class TestShortestReproduction:
         assert code == 1
         assert "numbers of the bias differ" in out
 
-    def test_what_it_decodes_differently_is_no_tie(self, padded, tmp_path):
+    def test_the_mask_is_in_no_budget_of_a_tie(self, padded, tmp_path):
         mutation = Mutation("decoder_step", more_bias(1 / 2, 8.0), "output", ("weight",), "w8a8")
         result = without_hunt(wrong_copy(padded, tmp_path / "wrong", mutation), "w8a8")
-        clear = [d for decode in result.decodes for d in decode.divergences if d.parted == "tokens" and d.margin > 4.0]
-        assert clear
-        assert {divergence.verdict for divergence in clear} == {"bug"}
+        parted = [d for decode in result.decodes for d in decode.divergences]
+        assert "bug" in {divergence.verdict for divergence in parted}
+        assert max(divergence.budget for divergence in parted) < 2.0  # with the mask among the logits it was thousands
 
 
 class TestWhatFp16CannotHold:
