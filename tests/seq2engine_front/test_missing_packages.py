@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 # B is a bundle of ids, T one that takes text; W/ a folder to write to.
 LINES = {
     "demo": "demo --out W/corpus.txt",  # refused once all is imported
-    "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --d-ff 8 --heads 2 --threads 1 --force",
+    "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --d-ff 8 --heads 2 --threads 1 "
+    "--force",
     "import": "import W/nowhere W/imported",
     "export": "export random:tiny W/exported --force",
     "build": "build B --target sm89 --no-cache",
