@@ -1,7 +1,7 @@
 """Runs commands in an environment without some packages: python without_packages.py PACKAGE...
 
-Reads command lines as JSON from standard input and prints their exit codes and error outputs as JSON. All in one
-process: a package that cannot be imported stays so.
+Reads command lines as JSON from standard input; prints their exit codes and error outputs as JSON. All in one process:
+a package that cannot be imported stays so.
 """
 
 from __future__ import annotations
