@@ -81,7 +81,7 @@ def test_company_changes_no_bit(bundle, precision, threads):
 
 
 def test_without_it_shapes_are_those_of_the_company(bundle):
-    """Whether bits then differ is up to the CPU's kernels (with AVX2 and AVX-512 they do); shapes are what they go by."""
+    """Whether bits then differ is up to the CPU's kernels (with AVX-512 they do); shapes are what they go by."""
     with open_session(bundle, precision="fp16", threads=1) as session:
         widths = [
             session.encode(*padded(sources, CONFIG.pad_id))["source_mask"].shape[1]
