@@ -138,7 +138,7 @@ def assert_same(
 
     Both read the same fp64 logits, which our search takes in fp32.
     """
-    rows = model.lm_head.weight.norm(dim=1).max() * model.config.d_model**0.5  # a norm's output is so long
+    rows = model.lm_head.weight.detach().norm(dim=1).max() * model.config.d_model**0.5  # a norm's output is so long
     near = of_written_logits(VOCAB, float(rows + model.final_logits_bias.abs().max()))
     for our_nbest, library_nbest in zip(ours, library, strict=True):
         assert [found.tokens for found in our_nbest] == [found.tokens for found in library_nbest]

@@ -80,11 +80,14 @@ def test_company_changes_no_bit(bundle, precision, threads):
         holds()
 
 
-def test_it_would_not_hold_by_itself(bundle):
-    """Or the test above would show nothing."""
+def test_without_it_shapes_are_those_of_the_company(bundle):
+    """Whether bits then differ is up to the CPU's kernels (with AVX-512 they do); shapes are what they go by."""
     with open_session(bundle, precision="fp16", threads=1) as session:
-        alone = [generate(session, [source], options(4))[0] for source in SOURCES]
-        assert generate(session, SOURCES, options(4)) != alone
+        widths = [
+            session.encode(*padded(sources, CONFIG.pad_id))["source_mask"].shape[1]
+            for sources in ([SOURCES[1]], [SOURCES[1], SOURCES[4]])
+        ]
+    assert widths == [3, 9]
 
 
 def test_what_it_costs_is_padding_to_eight(bundle):
