@@ -46,7 +46,7 @@ from .parity_corpus import Corpus
 from .parity_quality import with_quality
 from .parity_result import ParityResult
 from .parity_samples import samples_of
-from .parity_sources import FEWEST_SOURCES, TENSOR_SOURCES, random_sources, sample_of, sources_of
+from .parity_sources import FEWEST_SOURCES, random_sources, sample_of, sources_of, tensor_sources
 from .quality import References
 from .sanity import decode_doubt
 from .search import SearchOptions
@@ -289,7 +289,7 @@ def parities_of_sessions(
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
         batch = min(batch, session.limits.batch or batch)
-    shown = sample_of(rows, TENSOR_SOURCES)
+    shown = sample_of(rows, tensor_sources(compared[0].candidate.config))
     if len(shown) < FEWEST_SOURCES:
         limit = min(session.limits.source for session in everyone)
         shown += random_sources(compared[0].candidate.config, FEWEST_SOURCES - len(shown), 0, limit)
