@@ -89,9 +89,10 @@ class DraftedSession(OrtSession):
         super().reserve(state, slots)
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        before = state.pop("drafts")
+        before = state.pop("drafts", None)  # none in a state that was only encoded
         super().select(state, rows, slots)
-        state["drafts"] = Drafts(right=before.right, wrong=before.wrong, ahead=before.ahead)
+        if before is not None:
+            state["drafts"] = Drafts(right=before.right, wrong=before.wrong, ahead=before.ahead)
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         state["drafts"] = Drafts()

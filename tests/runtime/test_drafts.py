@@ -16,6 +16,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.drafts import AHEAD, PATIENCE, DraftedSession
+from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort_session import OrtSession
 from seq2engine.runtime.search import SearchOptions
@@ -196,3 +197,13 @@ def test_a_growing_cache_has_no_drafts(tmp_path):
     bundle = onnx_from_model(random_model(SMALL), tmp_path / "b", ("fp32", "w8a8"), "growing")
     with pytest.raises(SessionError, match="drafts with a growing cache, expected a static one"):
         DraftedSession.with_drafts(bundle, "fp32", "w8a8")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_continuous_batching_with_speculative_decoding(sessions, batch):
+    """A source that joins is encoded in a state that has no drafts yet."""
+    plain, drafted = sessions["sinusoidal"]
+    sources, options = sources_of(7, seed=5), SearchOptions(max_length=12, scores=False)
+    expected = [nbest[0].tokens for nbest in generate(plain, sources, options)]
+    found = dict(translate_many(drafted, sources, options, batch))
+    assert [found[row][0].tokens for row in range(len(sources))] == expected
