@@ -302,12 +302,19 @@ def onnx_from_module(module: nn.Module, spec: GraphSpec, opset: int) -> onnx.Mod
     return assemble(form.writer, spec, form.result, opset)
 
 
+class LeafTracer(fx.Tracer):
+    """Modules of the table are single calls, those of a class made from one of them too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, tuple(MODULES)) or super().is_leaf_module(m, module_qualified_name)
+
+
 def lowered(module: nn.Module, spec: GraphSpec) -> Lowered:
     w = GraphWriter()
     values: dict[fx.Node, Any] = {}
     inputs = iter(spec.inputs)
     result: tuple[Value, ...] = ()
-    traced = fx.Tracer().trace(module)
+    traced = LeafTracer().trace(module)
     for node in traced.nodes:
         args = fx.node.map_arg(node.args, lambda n: values[n])
         kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
@@ -321,7 +328,8 @@ def lowered(module: nn.Module, spec: GraphSpec) -> Lowered:
             values[node] = w.weight(path, operator.attrgetter(str(node.target))(module))
         elif node.op == "call_module":
             leaf = module.get_submodule(str(node.target))
-            values[node] = lookup(MODULES, type(leaf), node)(w, w.scope, leaf, *args, **kwargs)
+            kind = next((one for one in type(leaf).__mro__ if one in MODULES), type(leaf))
+            values[node] = lookup(MODULES, kind, node)(w, w.scope, leaf, *args, **kwargs)
         elif node.op in ("call_function", "call_method"):
             values[node] = lookup(CALLS, node.target, node)(w, *args, **kwargs)
         else:

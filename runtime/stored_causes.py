@@ -47,7 +47,7 @@ def table_guesses(e: Evidence, table: Tensor, ids: Tensor) -> Iterator[Guess]:
 
 
 def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
-    x, weight = e.call.args[0], leaf.weight.T
+    x, weight = e.call.args[0], leaf.weight.double().T  # the oracle shares a table that is stored in fp32
     bias = torch.zeros(()) if leaf.bias is None else leaf.bias
     theirs = [w for w in file_weights(e, rank=2) if w.shape == tuple(weight.shape)]
     if len(theirs) == 1:
@@ -58,7 +58,7 @@ def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
                 yield Guess(*weight_fault(e, bias.numpy(), added, "bias"), x @ weight + as_real(added))
         yield Guess("weight", "the bias is not added", x @ weight)
     if weight.shape[0] == weight.shape[1]:
-        yield Guess("weight", "the weight is transposed", x @ leaf.weight + bias)
+        yield Guess("weight", "the weight is transposed", x @ weight.T + bias)
 
 
 def norm_guesses(e: Evidence, leaf: nn.LayerNorm) -> Iterator[Guess]:
