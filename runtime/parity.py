@@ -185,7 +185,7 @@ def finished(
     result = dataclasses.replace(result, samples=samples_of(result, corpus, baseline))
     if result.backend != "torch":
         result = dataclasses.replace(result, graphs=graphs_of(bundle, result.precision))
-        if result.to_hunt:
+        if result.to_hunt(other_weights=speaker.precision != result.precision):
             result = hunted(result, bundle, corpus.sources, options, speaker if against else None, progress)
     return with_names(result, bundle, corpus.sources)
 

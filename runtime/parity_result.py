@@ -89,13 +89,13 @@ class ParityResult:
         """The level and the result at which the candidate first went wrong, in the order data flows."""
         return next(((level, part) for level in LEVELS for part in self.level(level) if not part), None)
 
-    @property
-    def to_hunt(self) -> bool:
+    def to_hunt(self, other_weights: bool) -> bool:
         """Whether there is something to look for in the graphs. Where two sessions of `--against` differ and all of it
-        is within budget, there is not: they are two precisions, or two builds, that differ.
+        is within budget, there is not, nor in decodes of two precisions (`other_weights`): those may differ.
         """
         parts = [part for level in LEVELS for part in self.level(level) if not part]
-        return any(not isinstance(part, Doubt) for part in parts) if self.against else bool(parts)
+        idle = (Doubt, DecodeResult) if other_weights else (Doubt,)
+        return any(not isinstance(part, idle) for part in parts) if self.against else bool(parts)
 
     @property
     def reason(self) -> str:

@@ -154,7 +154,7 @@ def open_session(
         from .auto_precision import open_fastest
 
         return open_fastest(opened, backend, threads, attention, deterministic, provider)
-    precision = precision or default_precision(opened, backend, engine)
+    precision = default_precision(opened, backend, engine) if precision is None else precision
     if draft is not None:
         from .drafts import DraftedSession
 

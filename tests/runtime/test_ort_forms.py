@@ -135,9 +135,9 @@ def test_the_command_that_ended_in_a_key_error(cli, bundle, precision):
     code, out, err = cli(*flags, "--alignments")
     assert (code, out.split("\t")[0]) == (0, plain.rstrip("\n"))
     code, _, err = cli(*flags, "--alignments", "--draft", "w8a8" if precision != "w8a8" else "fp32")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     code, _, err = cli(*flags[:-2], "--coverage-penalty", 0.3)
-    assert code == 1
+    assert code == 2
     assert "coverage penalty together with beam 1" in err
 
 
