@@ -34,7 +34,7 @@ def decoded(
     decode["max_length"] = longest or decode["max_length"]
     decode["min_length"] = min(decode["min_length"], decode["max_length"])
     if first is not None:
-        decode["forced_start"] = [first]
+        decode["forced_start"] = [first, *decode["forced_start"][1:]]
     most = model.package["ranges"][0]["batch"]["max"]
     for place in range(0, len(sources), most):
         yield from decoded_batch(model, sources[place : place + most], decode)

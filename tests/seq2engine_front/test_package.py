@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -14,8 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from cudart_stand_in import Cudart
-from handed_over import forget_scripts, ran, script
-from onnx import numpy_helper
+from handed_over import forget_scripts, not_a_number, ran, scaled_weight, script, wrong_engine
 from stand_in_engines import (
     BEAMS,
     FOUR_BEAMS,
@@ -27,7 +25,7 @@ from stand_in_engines import (
     put_engines,
     reference_greedy,
 )
-from tensorrt_stand_in import engine_bytes, tensorrt_stand_in
+from tensorrt_stand_in import tensorrt_stand_in
 
 from seq2engine import __version__
 from seq2engine.errors import BundleError, RequestError, SessionError
@@ -130,32 +128,6 @@ def test_outputs_are_those_of_pytorch(package: Path) -> None:
     assert len({len(source) for source in sources}) > 1
     expected = [reference_greedy(MODEL, source, values["steps"]) for source in sources]
     assert values["outputs"][: len(sources)] == expected
-
-
-def wrong_engine(folder: Path, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:
-    """Puts an engine of a changed graph in the place of a right one."""
-    package = json.loads((folder / "package.json").read_text())
-    model = onnx.load(folder / package["graphs"][graph]["file"])
-    change(model)
-    blob = engine_bytes(model, package["graphs"][graph]["profiles"], "tensorrt")
-    engines = folder / "engines" / "tensorrt"
-    (engines / f"{graph}.engine").write_bytes(blob)
-    described = json.loads((engines / "engines.json").read_text())
-    described["engines"][graph]["sha256"] = hashlib.sha256(blob).hexdigest()
-    (engines / "engines.json").write_text(json.dumps(described))
-
-
-def scaled_weight(model: onnx.ModelProto) -> None:
-    """One weight a thousandth larger than it should be."""
-    weight = max(model.graph.initializer, key=lambda w: len(w.raw_data))
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.001), weight.name))
-
-
-def not_a_number(model: onnx.ModelProto) -> None:
-    weight = next(w for w in model.graph.initializer if len(w.dims) == 2)
-    values = numpy_helper.to_array(weight).copy()
-    values[:] = np.nan
-    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
 
 
 @pytest.mark.parametrize(
