@@ -18,7 +18,7 @@ body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: 
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } p { color: var(--soft) } div { overflow-x: auto }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; min-width: 4rem } th { color: var(--soft) }
+  overflow-wrap: break-word; min-width: 4rem } th { color: var(--soft) }
 .good { color: var(--good); font-weight: 600 } .bad { color: var(--bad); font-weight: 600 }
 """
 
@@ -41,7 +41,15 @@ def page(found: Mapping[str, Any]) -> str:
         how = f"{built['flavour']} {built['version']}, built {built['built']}; targets: {targets_text(built)}"
         blocks += ["<h2>Engines</h2>", f"<p>{escape(how)}</p>", table(("engine", "size", "built in", "sha256"), rows)]
     if found["timing"]:
-        columns = ("sources", "source tokens", "steps", "encoder, ms", "one step, ms", "all steps, ms", "tokens / s")
+        columns = (
+            "sources",
+            "source tokens",
+            "steps",
+            "encoder, ms",
+            "one step, ms",
+            "encoder and all steps, ms",
+            "tokens / s",
+        )
         why = "Medians, and the range of four fifths of the times. Launches and tokens go through Python in every step."
         blocks += ["<h2>Timing</h2>", f"<p>{why}</p>", table(columns, [timing_row(row) for row in found["timing"]])]
     if found["decodes"]:

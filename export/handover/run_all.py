@@ -174,7 +174,7 @@ def counted(rows: Sequence[Any]) -> tuple[bool, str]:
 
 
 def times_told(rows: Sequence[Any]) -> tuple[bool, str]:
-    said = (f"{row['batch']} sources: {timing_text(row['decode'])} ms" for row in rows)
+    said = (f"{row['batch']} at a time: {timing_text(row['decode'])} ms" for row in rows)
     return True, f"{rows[0]['steps']} steps; " + "; ".join(said)
 
 

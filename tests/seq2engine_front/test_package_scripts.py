@@ -24,6 +24,7 @@ from text_bundle import text_bundle
 
 from seq2engine.errors import RequestError
 from seq2engine.export.bundle import Bundle, open_bundle
+from seq2engine.export.profiles import Range, ShapeRanges
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.package import SCRIPTS, package_from_bundle
 from seq2engine.package_decodes import decode_values, greedy_options
@@ -48,6 +49,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"beam": 4, "length_penalty": 0.6, "early_stopping": True},
 ]
+PADDED = ShapeRanges(Range(2, 2, 4), Range(1, 1, 1), Range(4, 8, 16), Range(1, 8, 12))  # no single or short source
 TEXTS = ["abc", "a bad cab 😀", "jig", "é\u2028e"]
 
 
@@ -69,7 +71,9 @@ def text_package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Path
 
 
 @pytest.mark.parametrize("form", ["static", "growing"])
-@pytest.mark.parametrize("ranges", [ONE_BEAM, THREE_BEAMS, FOUR_BEAMS], ids=["one", "three", "up to four"])
+@pytest.mark.parametrize(
+    "ranges", [ONE_BEAM, THREE_BEAMS, FOUR_BEAMS, PADDED], ids=["one", "three", "up to four", "padded"]
+)
 def test_decode_is_generate_for_every_pair_of_options(
     ranges: Any, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
