@@ -18,6 +18,7 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
             f"--{name}", nargs=1, metavar="RANGE", help=f"{what}, for build.py: one number, or least:usual:most"
         )
     parser.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample sources (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads that record (default: all cores)")
     parser.add_argument("--force", action="store_true", help="replace a package that is there")
@@ -42,6 +43,7 @@ def run_package(args: argparse.Namespace) -> int:
         seed=args.seed,
         threads=args.threads,
         progress=silent if args.quiet else ProgressPrinter(),
+        texts=() if args.texts is None else texts_from_file(args.texts),
     )
     if args.json:
         print(result.to_json())
@@ -49,5 +51,18 @@ def run_package(args: argparse.Namespace) -> int:
     print(
         f"{result.folder}: {result.precision}, {result.megabytes} MB, {result.checks} checks, engines: {result.engines}"
     )
-    print(f"next, on the GPU machine: {'python build.py && ' if result.engines == 'none' else ''}python verify.py")
+    print("next, on the GPU machine: pip install -r requirements.txt && python run_all.py")
     return 0
+
+
+def texts_from_file(path: Path) -> list[str]:
+    from seq2engine.errors import RequestError
+    from seq2engine.runtime.lines import lines_from_chunks
+
+    try:
+        lines = list(lines_from_chunks([path.read_bytes()]))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); name a file of lines with --texts") from error
+    if wrong := [line for line in lines if line.error is not None]:
+        raise RequestError(f"{path}, line {wrong[0].number}: {wrong[0].error}")
+    return [line.text for line in lines if line.text.strip()]

@@ -1,10 +1,12 @@
 """A folder to hand over to a machine with a GPU and nothing of ours: graphs, engines, scripts, and what is right.
 
-out/  package.json                        what is what: shapes of every input, hashes, budgets
+out/  README.md  requirements.txt         what to run, and what that needs
+      package.json                        what is what: shapes of every input, hashes of all files, budgets
       graphs/{encoder,decoder_step}.onnx  as TensorRT gets them, with their weights
       engines/<flavour>/                  what was built here, or what build.py builds there
       samples/*.npz                       inputs, and what the model in fp64 makes of them
-      build.py  verify.py                 need numpy and TensorRT
+      tokenizer/                          as the bundle has it; where it has one
+      run_all.py  build.py  verify.py  decode.py   need numpy and TensorRT
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,6 +35,10 @@ from seq2engine.export.profiles import ShapeRanges, check_ranges, shapes_from_ra
 from seq2engine.export.to_engine import check_slots, default_ranges, graph_for_tensorrt
 from seq2engine.export.to_onnx import versions
 from seq2engine.folders import new_folder, sha256_of
+from seq2engine.model.tokenizers.base import ABOUT
+from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
+from seq2engine.package_decodes import decode_values, recorded_decodes, room_of, sample_sources, usual_margin
+from seq2engine.package_readme import readme_text, requirements_text
 from seq2engine.progress import Progress, silent
 from seq2engine.runtime.compare import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
 from seq2engine.runtime.parity_sources import random_sources
@@ -39,11 +46,15 @@ from seq2engine.runtime.recording import Recording, recorded
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.trt_choice import check_files, choose_engine
 
-FORMAT = 1
+FORMAT = 2
 PACKAGE = "package.json"
 SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity.py)
 STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
-SCRIPTS = ("build.py", "verify.py", "trt_engine.py", "cuda_memory.py")
+SCRIPTS = (
+    "run_all.py", "build.py", "verify.py", "decode.py", "decode_samples.py", "engine_building.py", "timing.py",
+    "report.py", "machine.py", "greedy.py", "tokenizer.py", "model_engines.py", "trt_engine.py", "cuda_memory.py",
+    "package_files.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,16 +89,17 @@ def package_from_bundle(
     seed: int = 0,
     threads: int | None = None,
     progress: Progress = silent,
+    texts: Sequence[str] = (),
 ) -> PackageResult:
     """Writes the folder `out`. Shapes are those of an engine the bundle holds, or `ranges` and `slots` where none is
-    to come along."""
+    to come along. `texts` are decoded here and there, and the outputs compared; without, some random sources are."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     precision = precision or default_precision(opened, "tensorrt", engine)
     form = form_of(opened, precision, engine, ranges, slots)
     target = Path(out)
     with new_folder(target, force, marker=PACKAGE) as beside:
         progress("package: record", 0.0)
-        recording = recording_for(opened, precision, form, seed, threads)
+        recording, decode, decodes = recordings_for(opened, precision, form, seed, threads, texts)
         progress("package: record", 1.0)
         graphs = {name: written_graph(opened, precision, name, form, beside) for name in GRAPHS}
         values: dict[str, Any] = {
@@ -107,15 +119,17 @@ def package_from_bundle(
             "budgets": {name: dataclasses.asdict(budget) for name, budget in recording.budgets.items()},
             "outputs": recording.outputs,
             "samples": written_samples(recording, precision, beside),
+            "decode": decode,
+            "decodes": decodes,
+            "tokenizer": written_tokenizer(opened, beside),
         }
+        brought = "none" if form.built is None else f"{form.built[1].flavour} {form.built[1].version}"
+        write_around(values, form, brought, beside)
+        values["files"] = {path: sha256_of(beside / path) for path in files_in(beside)}
         if form.built is not None:
             write_engines(*form.built, values["fingerprint"], beside)
-        for name in SCRIPTS:
-            script = resources.files("seq2engine.export") / "handover" / name
-            (beside / name).write_text(script.read_text())
         (beside / PACKAGE).write_text(json.dumps(values, indent=1) + "\n")
         size = sum(path.stat().st_size for path in beside.rglob("*") if path.is_file())
-    brought = "none" if form.built is None else f"{form.built[1].flavour} {form.built[1].version}"
     return PackageResult(target, precision, brought, len(recording.budgets) + 1, round(size / 1e6, 1))
 
 
@@ -135,7 +149,10 @@ def form_of(bundle: Bundle, precision: str, engine: str | None, ranges: ShapeRan
     return Form(passport.profiles, passport.slots, (folder, passport))
 
 
-def recording_for(bundle: Bundle, precision: str, form: Form, seed: int, threads: int | None) -> Recording:
+def recordings_for(
+    bundle: Bundle, precision: str, form: Form, seed: int, threads: int | None, texts: Sequence[str]
+) -> tuple[Recording, dict[str, Any], list[dict[str, Any]]]:
+    """Inputs and outputs of both graphs, how decode.py decodes, and whole decodes."""
     widest = form.profiles[0]
     batch, beams = min(widest.batch.max, SOURCES), widest.beam.max
     room = form.slots // beams if bundle.cache_form == "static" else widest.target.max
@@ -148,7 +165,10 @@ def recording_for(bundle: Bundle, precision: str, form: Form, seed: int, threads
         open_session(bundle, "torch", oracle_of(precision), threads) as oracle,
         open_session(bundle, "torch", precision, threads) as reference,
     ):
-        return recorded(oracle, reference, sources, batch, beams, steps, form.slots)
+        chosen = sample_sources(bundle, texts, sources, widest)  # refuses a wrong text before the long work
+        recording = recorded(oracle, reference, sources, batch, beams, steps, form.slots)
+        decode = decode_values(oracle, room_of(widest, bundle.cache_form, form.slots), usual_margin(recording))
+        return recording, decode, recorded_decodes(oracle, chosen, decode)
 
 
 def written_graph(bundle: Bundle, precision: str, name: str, form: Form, folder: Path) -> dict[str, Any]:
@@ -177,7 +197,34 @@ def tensors_of(spec: GraphSpec) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def written_samples(recording: Recording, precision: str, folder: Path) -> list[dict[str, str]]:
+def written_tokenizer(bundle: Bundle, folder: Path) -> str | None:
+    """Copies the tokenizer's files; its kind, or None where the bundle has none."""
+    paths = [path for path in bundle.manifest.companions if path.startswith(f"{TOKENIZER}/")]
+    for path in paths:
+        bundle.check_file(path, bundle.manifest.companions[path])
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.inside(path), folder / path)
+    if not paths:
+        return None
+    kind: str = json.loads((folder / TOKENIZER / ABOUT).read_text(encoding="utf-8"))["kind"]
+    return kind
+
+
+def write_around(values: dict[str, Any], form: Form, brought: str, folder: Path) -> None:
+    """The scripts, what they need, and what to do with them."""
+    for name in SCRIPTS:
+        script = resources.files("seq2engine.export") / "handover" / name
+        (folder / name).write_bytes(script.read_bytes())
+    built = None if form.built is None else (form.built[1].flavour, form.built[1].version)
+    (folder / "README.md").write_text(readme_text(values, brought), encoding="utf-8")
+    (folder / "requirements.txt").write_text(requirements_text(values["tokenizer"], built))
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def written_samples(recording: Recording, precision: str, folder: Path) -> list[str]:
     exact = np.float64 if precision == "fp32" else np.float32  # whose rounding is nothing beside that of fp16
     samples = []
     (folder / "samples").mkdir()
@@ -186,7 +233,7 @@ def written_samples(recording: Recording, precision: str, folder: Path) -> list[
         kept = {name: array.astype(exact) if array.dtype == np.float64 else array for name, array in arrays.items()}
         with path.open("wb") as file:
             np.savez_compressed(file, **kept)  # type: ignore[arg-type]
-        samples.append({"file": f"samples/{path.name}", "sha256": sha256_of(path)})
+        samples.append(f"samples/{path.name}")
     return samples
 
 
@@ -198,12 +245,14 @@ def write_engines(source: Path, passport: Passport, fingerprint: str, folder: Pa
         shutil.copyfile(source / entry.file, target / f"{name}.engine")
         if (sha256 := sha256_of(target / f"{name}.engine")) != entry.sha256:
             raise SessionError(f"{source / entry.file} changed while it was copied; run the command again")
-        entries[name] = {"file": f"{name}.engine", "bytes": entry.bytes, "sha256": sha256}
+        file = {"file": f"{name}.engine", "bytes": entry.bytes, "sha256": sha256}
+        entries[name] = {**file, "seconds": round(entry.build_seconds, 1)}
     described = {
         "flavour": passport.flavour,
         "version": passport.version,
         "targets": list(passport.targets),
         "made_from": fingerprint,
+        "built": "where the package was made",
         "engines": entries,
     }
     (target / "engines.json").write_text(json.dumps(described, indent=2) + "\n")

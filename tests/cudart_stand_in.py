@@ -35,6 +35,18 @@ class Cudart:
         value._obj.value = {75: 8, 76: 9}[attribute.value]
         return 0
 
+    def cudaDeviceGetPCIBusId(self, text: Any, length: ctypes.c_int, device: ctypes.c_int) -> int:
+        text.value = b"0000:01:00.0"
+        return 0
+
+    def cudaRuntimeGetVersion(self, version: Any) -> int:
+        version._obj.value = 13000
+        return 0
+
+    def cudaDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13010
+        return 0
+
     def cudaStreamCreateWithFlags(self, stream: Any, flags: ctypes.c_uint) -> int:
         if flags.value != 1:
             raise RuleBroken("a stream that waits for the default stream")

@@ -17,6 +17,7 @@ import numpy as np
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
 NON_BLOCKING = 1  # a stream that does not wait for the default stream
 MAJOR, MINOR = 75, 76  # cudaDeviceAttr: the compute capability
+BUS_ID = 32  # characters of a PCI bus id, and more
 
 
 class CudaError(Exception):
@@ -61,6 +62,9 @@ class Cuda:
         for part, attribute in zip(parts, (MAJOR, MINOR), strict=True):
             self.call("cudaDeviceGetAttribute", ctypes.byref(part), ctypes.c_int(attribute), device)
         self.capability = "sm{}{}".format(*(part.value for part in parts))
+        bus = ctypes.create_string_buffer(BUS_ID)
+        self.call("cudaDeviceGetPCIBusId", bus, ctypes.c_int(BUS_ID), device)
+        self.bus_id = bus.value.decode()  # by which nvidia-smi knows it, whatever CUDA numbers it
         stream = ctypes.c_void_p()
         self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
         self.stream = int(stream.value or 0)
@@ -78,6 +82,20 @@ class Cuda:
         self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
         self.taken.append(int(address.value or 0))
         return self.taken[-1]
+
+    def free(self, address: int) -> None:
+        self.wait()
+        self.taken.remove(address)
+        self.call("cudaFree", ctypes.c_void_p(address))
+
+    def versions(self) -> dict[str, str]:
+        """Of the CUDA runtime library, and of the newest CUDA that the driver knows."""
+        found = {}
+        for name, what in (("CUDA runtime", "Runtime"), ("CUDA of the driver", "Driver")):
+            number = ctypes.c_int()
+            self.call(f"cuda{what}GetVersion", ctypes.byref(number))
+            found[name] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        return found
 
     def clear(self, address: int, size: int) -> None:
         stream = ctypes.c_void_p(self.stream)

@@ -1,7 +1,8 @@
-"""One engine, opened and run on addresses: what build.py and verify.py need of `tensorrt` and `tensorrt_rtx` alike."""
+"""One engine, opened and run on addresses: what the scripts need of `tensorrt` and `tensorrt_rtx` alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,17 @@ class Engine:
         self.require(self.context.execute_async_v3(self.cuda.stream), "run")
 
     def select(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """The first profile that takes these shapes, on the stream that the launch follows on."""
-        for index, profile in enumerate(self.graph["profiles"]):
-            if all(fits(shape, profile[name]) for name, shape in shapes.items()):
-                if index != self.profile:
-                    selected = self.context.set_optimization_profile_async(index, self.cuda.stream)
-                    self.require(selected, f"select profile {index}")
-                    self.profile = index
-                return
-        raise EngineFailed(f"no profile of {self.path} takes the recorded shapes; {self.mend}")
+        """The narrowest profile that takes these shapes, on the stream that the launch follows on."""
+        profiles = self.graph["profiles"]
+        taking = [i for i, one in enumerate(profiles) if all(fits(shapes[name], one[name]) for name in shapes)]
+        if not taking:
+            shown = ", ".join(f"{name} {list(shape)}" for name, shape in list(shapes.items())[:2])
+            raise EngineFailed(f"no profile of {self.path} takes {shown}, ...; package the model with wider ranges")
+        index = min(taking, key=lambda i: widths(profiles[i]))
+        if index != self.profile:
+            selected = self.context.set_optimization_profile_async(index, self.cuda.stream)
+            self.require(selected, f"select profile {index}")
+            self.profile = index
 
     def require(self, done: bool, what: str) -> None:
         if not done:
@@ -66,6 +69,11 @@ class Engine:
 
 def fits(shape: Sequence[int], ranges: Sequence[Sequence[int]]) -> bool:
     return all(low <= size <= high for low, size, high in zip(ranges[0], shape, ranges[-1], strict=True))
+
+
+def widths(profile: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    """How much a profile takes at most: elements of all inputs together."""
+    return sum(math.prod(shapes[-1]) for shapes in profile.values())
 
 
 def make_logger(trt: Any) -> Any:

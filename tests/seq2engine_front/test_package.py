@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from cudart_stand_in import Cudart
-from onnx import numpy_helper
+from handed_over import forget_scripts, not_a_number, ran, scaled_weight, script, wrong_engine
 from stand_in_engines import (
     BEAMS,
     FOUR_BEAMS,
@@ -28,14 +25,13 @@ from stand_in_engines import (
     put_engines,
     reference_greedy,
 )
-from tensorrt_stand_in import engine_bytes, tensorrt_stand_in
+from tensorrt_stand_in import tensorrt_stand_in
 
+from seq2engine import __version__
 from seq2engine.errors import BundleError, RequestError, SessionError
 from seq2engine.export.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.package import package_from_bundle
-
-BESIDE = ("cuda_memory", "trt_engine")  # what the scripts import from their own folder
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +50,13 @@ def package(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in BESIDE:
-        sys.modules.pop(name, None)
+    forget_scripts()
 
 
 def packaged(bundle: Bundle, out: Path, ranges: Any = ONE_BEAM, flavour: str = "tensorrt", **options: Any) -> Path:
     put_engines(bundle, ranges, flavour=flavour, name="one", **options)
     package_from_bundle(bundle, out, "fp32", threads=1)
     return out
-
-
-def script(folder: Path, name: str) -> ModuleType:
-    for beside in BESIDE:
-        sys.modules.pop(beside, None)
-    spec = importlib.util.spec_from_file_location(f"handed_over_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def verified(
@@ -85,9 +69,7 @@ def verified(
     cudart: Cudart | None = None,
 ) -> tuple[int, str, str]:
     """verify.py's exit code, output and error output, over the stand-in."""
-    monkeypatch.setitem(sys.modules, flavour, trt or tensorrt_stand_in(flavour))
-    code = script(folder, "verify").main([str(arg) for arg in argv], cudart or Cudart())
-    return (code, *capsys.readouterr())
+    return ran(folder, "verify", monkeypatch, capsys, *argv, flavour=flavour, trt=trt, cudart=cudart)
 
 
 @pytest.mark.parametrize("flavour", ["tensorrt", "tensorrt_rtx"])
@@ -109,7 +91,10 @@ def test_right_engines_pass(
     )
     assert (code, errors) == (0, "")
     checks = json.loads((out / "package.json").read_text())["budgets"].keys()
-    lines = said.splitlines()
+    machine, *lines = said.splitlines()
+    assert machine.startswith(f"{flavour} {trt.__version__} on ")
+    assert " (sm89), driver " in machine
+    assert f"seq2engine {__version__}, fp32, {form} cache, graphs " in machine
     assert [line.split("  ")[1].strip() for line in lines[:-1]] == [*checks, "tokens"]
     assert all(line.startswith("PASS") for line in lines)
     assert {"encoder encoder_states", "decoder_step logits, step 7", "decoder_step self_v.1"} <= set(checks)
@@ -143,32 +128,6 @@ def test_outputs_are_those_of_pytorch(package: Path) -> None:
     assert len({len(source) for source in sources}) > 1
     expected = [reference_greedy(MODEL, source, values["steps"]) for source in sources]
     assert values["outputs"][: len(sources)] == expected
-
-
-def wrong_engine(folder: Path, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:
-    """Puts an engine of a changed graph in the place of a right one."""
-    package = json.loads((folder / "package.json").read_text())
-    model = onnx.load(folder / package["graphs"][graph]["file"])
-    change(model)
-    blob = engine_bytes(model, package["graphs"][graph]["profiles"], "tensorrt")
-    engines = folder / "engines" / "tensorrt"
-    (engines / f"{graph}.engine").write_bytes(blob)
-    described = json.loads((engines / "engines.json").read_text())
-    described["engines"][graph]["sha256"] = hashlib.sha256(blob).hexdigest()
-    (engines / "engines.json").write_text(json.dumps(described))
-
-
-def scaled_weight(model: onnx.ModelProto) -> None:
-    """One weight a thousandth larger than it should be."""
-    weight = max(model.graph.initializer, key=lambda w: len(w.raw_data))
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.001), weight.name))
-
-
-def not_a_number(model: onnx.ModelProto) -> None:
-    weight = next(w for w in model.graph.initializer if len(w.dims) == 2)
-    values = numpy_helper.to_array(weight).copy()
-    values[:] = np.nan
-    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +174,7 @@ def edit(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-REBUILD = "rebuild with: python build.py --flavour tensorrt --target sm86 sm89"
+REBUILD = "rebuild with: python build.py --force --flavour tensorrt --target sm86 sm89"
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (lambda p: (p / "package.json").unlink(), "{p}/package.json cannot be read (No such file or directory); copy the"),
     (lambda p: (p / "package.json").write_text("{"), "{p}/package.json is damaged (Expecting property name"),
@@ -266,8 +225,8 @@ def test_machines_that_cannot_verify(
     nobody = verified(package, monkeypatch, capsys, cudart=Cudart(gpus=0))
     assert nobody == (1, "", "error: no NVIDIA GPU on this machine; run this on the one the engines are for\n")
     trt = tensorrt_stand_in("tensorrt")
-    small = verified(package, monkeypatch, capsys, trt=trt, cudart=Cudart(room=1000))
-    assert small == (1, "", "error: cudaMalloc failed: out of memory (CUDA error 2)\n")
+    code, _, errors = verified(package, monkeypatch, capsys, trt=trt, cudart=Cudart(room=1000))
+    assert (code, errors) == (1, "error: cudaMalloc failed: out of memory (CUDA error 2)\n")
     assert not trt.broken
     trt.has_room = False
     code, _, errors = verified(package, monkeypatch, capsys, trt=trt)
@@ -303,7 +262,7 @@ def test_engines_of_both_flavours(
     edit_target = folder / "engines" / "tensorrt_rtx" / "engines.json"
     edit_target.write_text((folder / "engines" / "tensorrt" / "engines.json").read_text())
     code, _, errors = verified(folder, monkeypatch, capsys)
-    choose = "error: engines of tensorrt and tensorrt_rtx; choose with: python verify.py --flavour tensorrt\n"
+    choose = "error: engines of tensorrt and tensorrt_rtx; choose with: --flavour tensorrt\n"
     assert (code, errors) == (1, choose)
     assert verified(folder, monkeypatch, capsys, "--flavour", "tensorrt")[0] == 0
 
@@ -317,7 +276,7 @@ def test_build_py_builds_here(
     assert result.engines == "none"
     build = script(tmp_path / "out", "build")
     assert build.main(["--flavour", "tensorrt_rtx", "--target", "sm89"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "next: python verify.py"
+    assert capsys.readouterr().out.splitlines()[-1] == "next: python run_all.py"
     folder = tmp_path / "out" / "engines" / "tensorrt_rtx"
     described = json.loads((folder / "engines.json").read_text())
     assert (described["flavour"], described["targets"]) == ("tensorrt_rtx", ["sm89"])
@@ -325,8 +284,8 @@ def test_build_py_builds_here(
     assert script(tmp_path / "out", "verify").main([], Cudart(gpus=0)) == 1
     assert "no NVIDIA GPU" in capsys.readouterr().err
     (tmp_path / "out" / "graphs" / "decoder_step.onnx").write_bytes(b"nonsense")
-    assert build.main(["--flavour", "tensorrt_rtx", "--target", "sm89"]) == 1
-    assert "decoder_step.onnx cannot be read: " in capsys.readouterr().err
+    assert build.main(["--flavour", "tensorrt_rtx", "--target", "sm89", "--force"]) == 1
+    assert "decoder_step.onnx is damaged (its hash differs); copy the package again" in capsys.readouterr().err
 
 
 def test_build_py_without_tensorrt(
@@ -343,7 +302,7 @@ def test_the_command(cli: Any, bundles: dict[str, Path], tmp_path: Path) -> None
     words = ("package", bundle.root, out, "--precision", "fp16", "--beam", "2", "--length", "6", "--quiet")
     code, said, _ = cli(*words)
     assert code == 0
-    assert said.splitlines()[-1] == "next, on the GPU machine: python build.py && python verify.py"
+    assert said.splitlines()[-1] == "next, on the GPU machine: pip install -r requirements.txt && python run_all.py"
     values = json.loads((out / "package.json").read_text())
     assert (values["precision"], values["beams"], values["steps"], values["slots"]) == ("fp16", 2, 6, 12)
     assert values["graphs"]["decoder_step"]["profiles"][0]["tokens"] == [[1, 2], [8, 2], [32, 2]]
@@ -358,8 +317,8 @@ def test_what_cannot_be_packaged(bundles: dict[str, Path], tmp_path: Path, monke
     put_engines(bundle, name="one")
     put_engines(bundle, BEAMS, name="more")
     out = tmp_path / "out"
-    with pytest.raises(SessionError, match=r"has 2 fp32 engines \(more, one\); choose one with: --engine more"):
-        package_from_bundle(bundle, out, "fp32")
+    with pytest.raises(SessionError, match=r"has no engine 'other', only more, one; build one with: "):
+        package_from_bundle(bundle, out, "fp32", engine="other")
     with pytest.raises(RequestError, match="engine one has its own shape ranges; leave either --engine or the ranges"):
         package_from_bundle(bundle, out, "fp32", engine="one", ranges=BEAMS)
     with pytest.raises(BundleError, match="holds no bf16 graphs"):
