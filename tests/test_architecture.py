@@ -69,7 +69,8 @@ def test_imports_flow_one_way(path):
     assert not {pair for pair in imported if pair[0] in later}
     if stage == "runtime":
         for source, allowed in RUNTIME_MAY.items():
-            extra = TORCH_SESSION_MAY if path.name == "torch_session.py" and source == "model" else set()
+            torch_only = path.name in ("torch_session.py", "shared_weights.py")
+            extra = TORCH_SESSION_MAY if torch_only and source == "model" else set()
             assert {module for s, module in imported if s == source} <= allowed | extra
 
 

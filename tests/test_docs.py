@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 def test_quickstart_commands_run(tmp_path):
     # How two runs on this machine compare is not the documentation's business; that they are compared is.
     script = "set -euo pipefail\n" + re.sub(
-        r"(?m)^(seq2engine bench compare [^#\n]+)", r"\1 || [ $? = 1 ]", block("sh")
+        r"(?m)^(seq2engine bench compare [^#\n]+)", r"\1 || [ $? = 1 ] ", block("sh")
     )
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
