@@ -33,8 +33,11 @@ def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
 
 
 def passports_of(bundle: Bundle) -> dict[str, Passport]:
-    """The passport of every engine, by its name."""
-    return {name: open_passport(bundle, name)[1] for name in engine_names(bundle)}
+    """The passport of every engine that has one, by its name."""
+    folder = bundle.root / ENGINES
+    return {
+        name: open_passport(bundle, name)[1] for name in engine_names(bundle) if (folder / name / PASSPORT).is_file()
+    }
 
 
 def is_current(bundle: Bundle, passport: Passport) -> bool:

@@ -100,30 +100,34 @@ class Parser(argparse.ArgumentParser):
         return list(words)
 
     def with_lists_joined(self, words: Sequence[str]) -> list[str]:
-        """The words with every list in one: `--precision fp32 fp16 CKPT` -> `--precision=fp32,fp16 CKPT`."""
-        rest = list(words)
-        joined: list[str] = []
+        """The words with every list in one: `--precision fp32 fp16 CKPT` -> `CKPT --precision=fp32,fp16`.
+
+        Words that belong to no flag come first: argparse fills all places, optional ones too, at the first it meets.
+        """
+        rest, flags, placed = list(words), [], []
         places = [action for action in self._actions if not action.option_strings]
         free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
+        if any(isinstance(action, argparse._SubParsersAction) for action in places):
+            return rest  # the command's own parser knows its flags
         while rest:
             word = rest.pop(0)
             if word == "--":
-                return [*joined, word, *rest]
+                return [*placed, *flags, word, *rest]
             if not is_flag(word):
                 free -= 1
-                joined.append(word)
+                placed.append(word)
                 continue
             action = self.action_of(word)
             if action is None or "=" in word:
-                joined.append(word)
+                flags.append(word)
                 continue
             if not isinstance(action, Listed):
-                joined += with_value(action, word, rest, free)
+                flags += with_value(action, word, rest, free)
                 continue
             values = items_at(rest, action.fits if free > 0 else always)
             del rest[: len(values)]
-            joined.append(f"{word}={','.join(values)}" if values else word)
-        return joined
+            flags.append(f"{word}={','.join(values)}" if values else word)
+        return [*placed, *flags]
 
     def action_of(self, word: str) -> argparse.Action | None:
         """The flag that a word names, in full or by a beginning that only one has."""

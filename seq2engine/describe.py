@@ -80,7 +80,9 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
         lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
         if damage := damage_of(bundle.root / "engines" / name, passport):
             command = command_of_passport(bundle.root, passport, passport.targets)
-            lines.append(f"damaged: {'; '.join(damage)}; build it again with: {command} --force")
+            lines.append(
+                f"damaged: {'; '.join(damage)}; build it again with: {command} --name {shlex.quote(name)} --force"
+            )
     if foreign is not None:
         lines += ["", beside_text(bundle, foreign)]
     return "\n".join(lines)

@@ -23,7 +23,10 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 
 def check_usage(args: argparse.Namespace) -> None:
     """Raises one error that lists every problem. GPUs are spelled as we do afterwards."""
-    checks = (numbers, precisions, choices, sessions, ranges, training)
+    if args.command_name == "bench":  # which tells what is wrong with it together with what its bundle cannot do
+        checks: tuple[Callable[..., Iterator[str]], ...] = ()
+    else:
+        checks = (numbers, precisions, choices, sessions, ranges, training)
     if problems := [problem for check in checks for problem in check(args)]:
         raise UsageError("; ".join(dict.fromkeys(problems)))
     if getattr(args, "target", None):
@@ -46,6 +49,7 @@ def precisions(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.export.contract import check_choices
 
     cache = args.cache if args.command_name == "export" else "static"  # in `build` it is a folder
+    yield from problem(partial(check_choices, "fp32", cache))
     for precision in (*given(args, "precision"), *given(args, "add"), *given(args, "draft")):
         if precision == AUTO and args.command_name in CHOOSING:
             continue

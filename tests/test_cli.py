@@ -73,7 +73,8 @@ def test_export_inspect_run(cli, checkpoint, tmp_path, stdin):
     assert code == 0
     assert len(greedy.splitlines()) == 2
     stdin(b"5 6 7\n8\n")
-    assert cli("run", out, "--backend", "torch", "--max-length", "6") == (0, greedy, "")
+    told = "precision fp32: the most precise of fp32, fp16 that torch runs\n"
+    assert cli("run", out, "--backend", "torch", "--max-length", "6") == (0, greedy, told)
     stdin(b"5 6 7\n")
     code, text, _ = cli(
         "run", out, "--beam", "3", "--nbest", "2", "--json", "--max-length", "6", "--early-stopping", "never"
@@ -93,6 +94,8 @@ def test_build_and_its_passport(cli, own_bundle):
     argv = (
         "build",
         own_bundle,
+        "--precision",
+        "fp16",
         "--target",
         "sm89",
         "--batch",
@@ -199,8 +202,7 @@ def test_missing_bundle(cli, tmp_path, command):
 @pytest.mark.parametrize("command", ["run", "parity", "bench", "build"])
 def test_damaged_bundle(cli, own_bundle, command, stdin):
     stdin(b"5\n")
-    precision = "fp16" if command == "build" else "fp32"
-    data = own_bundle / "onnx" / precision / "decoder_step.onnx.data"
+    data = own_bundle / "onnx" / "fp32" / "decoder_step.onnx.data"
     data.write_bytes(data.read_bytes()[:-8])
     assert_refused(cli(command, own_bundle, "--quiet"), "its hash differs", "--force")
     assert not (own_bundle / "engines").exists()
@@ -281,9 +283,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
 
 
 def test_a_reader_that_goes_away_is_not_an_error_report(bundle):
-    command = (
-        f"printf '5\\n%.0s' $(seq 200) | {sys.executable} -m seq2engine run {bundle} --max-length 4 --batch 1 | head -1"
-    )
+    run = f"{sys.executable} -m seq2engine run {bundle} --quiet --max-length 4 --batch 1"
+    command = f"printf '5\\n%.0s' $(seq 200) | {run} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""

@@ -47,11 +47,11 @@ def cli(capsys):
     return run
 
 
-def assert_refused(result, *parts):
-    """Exit code 1 and one line that says what is wrong."""
+def assert_refused(result, *parts, exits=1):
+    """An exit code and one line that says what is wrong."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert (code, out) == (1, "")
+    assert (code, out) == (exits, "")
     assert len(lines) == 1, err
     assert err.rstrip().endswith(lines[0])
     for part in parts:
@@ -121,7 +121,7 @@ def test_refusals(cli, bundle, text_bundle, tmp_path):
     assert_refused(cli(bundle, "", "--quiet"), "the text is empty")
     assert_refused(cli(bundle, "5 x", "--quiet"), "'x' is no token id, expected a line such as: 17 4 250")
     assert_refused(cli(bundle, "99", "--quiet"), "token 99")
-    assert_refused(cli(bundle, "5", "--beam", "0", "--quiet"), "beam 0")
+    assert_refused(cli(bundle, "5", "--beam", "0", "--quiet"), "beam 0", exits=2)
     assert_refused(cli(bundle, "5", "--max-length", "25", "--quiet"), "max length 25, at most 24")
     assert_refused(cli(bundle, "5", "--precision", "fp8", "--quiet"), "holds no fp8 graphs")
     assert_refused(cli(text_bundle, "grünж", "--strict", "--quiet"), "1 character the model has no token for: 'ж'")

@@ -90,7 +90,7 @@ class Broken(Wrapped):
 def swap(monkeypatch, kind):
     """ONNX Runtime's session becomes one of that kind."""
 
-    def opener(bundle, backend, precision, threads, engine=None, provider=None, draft=None):
+    def opener(bundle, backend, precision, threads, engine=None, provider=None, draft=None, workload=None):
         session = open_session(bundle, backend, precision, threads)
         return kind(session) if backend == "onnxruntime" else session
 

@@ -331,13 +331,13 @@ def test_a_growing_cache_has_no_slots_to_set():
 def test_a_precision_that_was_not_exported(refused, own_bundle):
     message = refused(BundleError, precision="bf16")
     assert message.startswith(f"{own_bundle.root} holds no bf16 graphs, only fp32, fp16; ")
-    assert message.endswith(" --force --precision fp32 fp16 bf16")
+    assert message.endswith(f"add them with: seq2engine export --add bf16 {own_bundle.root}")
 
 
 def test_a_graph_that_was_changed(refused, own_bundle):
     path = own_bundle.root / "onnx/fp16/encoder.onnx.data"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert "is not the file the manifest describes" in refused(BundleError)
+    assert "is not the file the manifest describes" in refused(BundleError, precision="fp16")
 
 
 def test_a_flavour_that_is_not_installed(refused, monkeypatch):

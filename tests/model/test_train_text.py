@@ -164,11 +164,11 @@ def test_a_missing_file_and_bad_options(data, capsys):
     assert train(data) == 1
     assert "no data at" in capsys.readouterr().err
     (data / "dev.tsv").write_text("a\tA\n")
-    assert train(data, "--epochs", "0", "--clip", "-1") == 1
+    assert train(data, "--epochs", "0", "--clip", "-1") == 2
     assert capsys.readouterr().err == (
         "error: training options: epochs 0, expected more than 0; clip -1.0, expected more than 0\n"
     )
-    assert train(data, "--heads", "3") == 1
+    assert train(data, "--heads", "3") == 2
     assert "d_model 32 is not divisible by heads 3" in capsys.readouterr().err
     (data / "out").mkdir()
     (data / "out" / "mine.txt").write_text("")

@@ -21,18 +21,29 @@ def root(tmp_path_factory):
 
 def test_inspect_prints_the_whole_passport(cli, root):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
-    flags = ("--weight-streaming", "--workspace", "512M", "--source", "1:8:32", "1:8:16", "--batch", "1:2:4")
+    flags = (
+        "--weight-streaming",
+        "--workspace",
+        "512M",
+        "--source",
+        "1:8:32",
+        "1:8:16",
+        "--batch",
+        "1:2:4",
+        "--beam",
+        "1",
+    )
     options = ("--target", "sm86", "sm89", "--precision", "int8", "--length", "16", *flags)
     assert cli("build", root, *options, "--quiet", "--no-cache")[0] == 0
     code, text, _ = cli("inspect", root)
     assert code == 0
     lines = text.splitlines()
-    assert "engines/sm86-sm89-int8-beam1" in lines
+    (engine,) = [line for line in lines if line.startswith("engines/sm86-sm89-int8-beam1-")]
     assert re.search(r"^tensorrt_rtx [\d.]+ for sm86, sm89: int8, 16 cache slots$", text, re.MULTILINE)
     assert "profile 0: batch 1:2:4, beam 1:1:1, source 1:8:32, output 16:16:16" in lines
     assert "profile 1: batch 1:2:4, beam 1:1:1, source 1:8:16, output 16:16:16" in lines
     assert "built with --weight-streaming --workspace 512M" in lines
-    values = json.loads(cli("inspect", root, "--json")[1])["engines"]["sm86-sm89-int8-beam1"]
+    values = json.loads(cli("inspect", root, "--json")[1])["engines"][engine.removeprefix("engines/")]
     assert (values["flavour"], values["targets"], values["precision"]) == ("tensorrt_rtx", ["sm86", "sm89"], "int8")
     assert values["damage"] == []
     for name, entry in values["engines"].items():
@@ -61,9 +72,22 @@ def test_tensors_of_many_layers_are_one_entry():
 
 def test_turing_has_no_budget_as_the_table_was_read_from_other_kernels(cli, root):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
-    shapes = ("--batch", "1", "--source", "8", "--length", "8", "--precision", "fp16", "--quiet", "--no-cache")
+    shapes = (
+        "--batch",
+        "1",
+        "--beam",
+        "1",
+        "--source",
+        "8",
+        "--length",
+        "8",
+        "--precision",
+        "fp16",
+        "--quiet",
+        "--no-cache",
+    )
     assert cli("build", root, "--target", "sm75", "sm89", *shapes)[0] == 0
     engines = json.loads(cli("inspect", root, "--json")[1])["engines"]
-    budgets = {name: [entry["launch_budget"] for entry in engines[name]["engines"].values()] for name in engines}
+    budgets = {name[:-9]: [entry["launch_budget"] for entry in engines[name]["engines"].values()] for name in engines}
     assert budgets["sm75-fp16-beam1"] == [None, None]
     assert None not in budgets["sm89-fp16-beam1"]

@@ -20,25 +20,25 @@ TRAIN = ("train", "nowhere.tsv", "out", "--dev", "nowhere.tsv")  # imports torch
 
 
 @pytest.fixture(scope="module")
-def imports():
+def imports(tmp_path_factory):
     """`-X importtime` tells of every import as it ends: lines of a whole run at which to interrupt it."""
-    lines = started().communicate()[1].splitlines()
+    lines = started(tmp_path_factory.mktemp("empty")).communicate()[1].splitlines()
     ended = [number for number, line in enumerate(lines, 1) if line.startswith(b"import time:")]
     (first,) = [number for number in ended if lines[number - 1].endswith(b"| seq2engine.exits")]
     assert lines[-1].startswith(b"error: no data at")
     return random.Random(0).sample([number for number in ended if number > first], TRIES)
 
 
-def started():
+def started(folder):
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background shell tells its children to ignore it
     argv = [sys.executable, "-X", "importtime", "-m", "seq2engine", *TRAIN]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed, cwd=folder)
 
 
 @pytest.mark.parametrize("number", range(TRIES))
-def test_an_interrupt_while_packages_are_imported(imports, number):
+def test_an_interrupt_while_packages_are_imported(imports, number, tmp_path):
     sent, code = ((signal.SIGINT, 130), (signal.SIGTERM, 143))[number == 3]
-    with started() as process:
+    with started(tmp_path) as process:
         for _ in range(imports[number]):
             process.stderr.readline()
         process.send_signal(sent)
