@@ -15,7 +15,8 @@ demo: $(VENV)/installed
 	$(BIN)/seq2engine demo --out out/demo
 
 test: lint
-	$(BIN)/python -m pytest --junitxml=out/tests.xml
+	@# a worker a core; a file stays with one, so that what its tests share is made once; benchmarks are `make bench`
+	$(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark --junitxml=out/tests.xml
 	@$(BIN)/python tests/summary.py out/tests.xml
 
 # Each line is one CPU: what PyTorch (ATEN, oneDNN, MKL) is told, or what is hidden from it, from numpy and from ONNX Runtime,

@@ -104,7 +104,9 @@ class Parser(argparse.ArgumentParser):
 
         Words that belong to no flag come first: argparse fills all places, optional ones too, at the first it meets.
         """
-        rest, flags, placed = list(words), [], []
+        rest = list(words)
+        flags: list[str] = []
+        placed: list[str] = []
         places = [action for action in self._actions if not action.option_strings]
         free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
         if any(isinstance(action, argparse._SubParsersAction) for action in places):
