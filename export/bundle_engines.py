@@ -33,11 +33,14 @@ def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
 
 
 def passports_of(bundle: Bundle) -> dict[str, Passport]:
-    """The passport of every engine that has one, by its name."""
-    folder = bundle.root / ENGINES
-    return {
-        name: open_passport(bundle, name)[1] for name in engine_names(bundle) if (folder / name / PASSPORT).is_file()
-    }
+    """The passport of every engine, by its name. A folder of engines without one is an error."""
+    return {name: open_passport(bundle, name)[1] for name in engine_names(bundle)}
+
+
+def listed_passports(bundle: Bundle) -> dict[str, Passport]:
+    """The same for people to look at: a folder without a passport is not ours to tell of."""
+    there = [name for name in engine_names(bundle) if (bundle.root / ENGINES / name / PASSPORT).exists()]
+    return {name: read_passport(bundle.root / ENGINES / name / PASSPORT) for name in there}
 
 
 def is_current(bundle: Bundle, passport: Passport) -> bool:

@@ -57,6 +57,6 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def foreign_step(bundle: Bundle, onnx: Path) -> ForeignStep:
     from seq2engine.export.beside import step_beside
-    from seq2engine.export.bundle_engines import passports_of
+    from seq2engine.export.bundle_engines import listed_passports
 
-    return step_beside(onnx, passports_of(bundle), bundle.root)
+    return step_beside(onnx, listed_passports(bundle), bundle.root)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.export.bundle import Bundle, mend_of
-from seq2engine.export.bundle_engines import passports_of
+from seq2engine.export.bundle_engines import listed_passports
 from seq2engine.export.bundle_files import FileProblem, file_problems, listed_files
 from seq2engine.export.launch_budget import launches_allowed
 from seq2engine.export.passport import EngineTensor, Passport, command_of_passport
@@ -46,7 +46,7 @@ def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[st
                 **engine_values(passport, bundle.config),
                 "damage": damage_of(bundle.root / "engines" / name, passport),
             }
-            for name, passport in passports_of(bundle).items()
+            for name, passport in listed_passports(bundle).items()
         },
         **({} if foreign is None else {"beside": dataclasses.asdict(foreign)}),
     }
@@ -76,7 +76,7 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     broken = [problem for problem in file_problems(bundle, hashed=False) if not problem.path.startswith("engines/")]
     if broken:
         lines.append(f"damaged: {'; '.join(map(str, broken))}; {mend_of(bundle.root)}")
-    for name, passport in passports_of(bundle).items():
+    for name, passport in listed_passports(bundle).items():
         lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
         if damage := damage_of(bundle.root / "engines" / name, passport):
             command = command_of_passport(bundle.root, passport, passport.targets)
@@ -214,7 +214,7 @@ def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
 
 def step_rows(bundle: Bundle, foreign: ForeignStep) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Our decoder steps, and somebody else's: head and rows of a table."""
-    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in passports_of(bundle).items()}
+    steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in listed_passports(bundle).items()}
     rows: list[tuple[object, ...]] = [
         (name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()
     ]

@@ -20,7 +20,7 @@ from seq2engine.describe import (
 )
 from seq2engine.export.beside import ForeignStep
 from seq2engine.export.bundle import Bundle
-from seq2engine.export.bundle_engines import passports_of
+from seq2engine.export.bundle_engines import listed_passports
 from seq2engine.export.bundle_files import FileProblem, listed_files
 from seq2engine.export.passport import Passport
 from seq2engine.model.config import ModelConfig
@@ -48,7 +48,7 @@ def inspect_html(
         *fallback_blocks(bundle),
         *(
             block
-            for path, passport in passports_of(bundle).items()
+            for path, passport in listed_passports(bundle).items()
             for block in engine_blocks(path, passport, bundle.config)
         ),
         *foreign_blocks(bundle, foreign),

@@ -107,7 +107,7 @@ def test_without_a_precision_it_is_what_the_bundle_has(cli, tmp_path, shared):
 
 def test_a_second_run_leaves_the_first_and_compare_takes_the_bundle(cli, bundle, tmp_path):
     texts = [cli("bench", bundle, *QUICK)[1] for _ in range(2)]
-    pages = sorted((bundle / "reports").glob("bench-*.html"))
+    pages = sorted((bundle / "reports").glob("bench-*.html"), key=lambda page: page.stat().st_mtime_ns)
     assert len(pages) == len(list((bundle / "reports").glob("*.json"))) == 2
     assert all(page.name.startswith("bench-torch-onnxruntime-fp32-") for page in pages)
     assert [text.splitlines()[-1] for text in texts] == [f"report: {page}" for page in pages]
