@@ -85,7 +85,7 @@ def heeded_interrupts() -> Iterator[Interrupts]:
         signal.signal(number, interrupts.arrived)
     try:
         yield interrupts
-    except Exception as error:
+    except Exception as error:  # an interrupt inside a compiled import may come out as anything; all else is raised on
         if interrupts.number:  # what an import made of a second interrupt, or whoever was told made of the first
             raise KeyboardInterrupt from error
         raise
