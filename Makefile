@@ -17,11 +17,11 @@ demo: $(VENV)/installed
 test: lint
 	@# a worker a core; a file stays with one, so that what its tests share is made once; benchmarks are `make bench`
 	$(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark --junitxml=out/tests.xml
-	@$(BIN)/python tests/summary.py out/tests.xml
+	@$(BIN)/python tests/support/summary.py out/tests.xml
 
 # Each line is one CPU: what PyTorch (ATEN, oneDNN, MKL) is told, or what is hidden from it, from numpy and from ONNX Runtime,
-# which asks the processor itself (tests/support/fewer_instructions.c). TESTS="tests/runtime/test_beam.py" runs less.
-TESTS ?= tests/support tests/model tests/export tests/runtime tests/test_cli_score.py tests/test_cli_search.py
+# which asks the processor itself (tests/support/fewer_instructions.c). TESTS="tests/runtime/search/test_beam.py" runs less.
+TESTS ?= tests/support tests/model tests/export tests/runtime tests/commands/test_score.py tests/cli/test_search_flags.py
 FEWER := LD_PRELOAD=$(CURDIR)/out/fewer_instructions.so
 test-cpus: $(VENV)/installed
 	@mkdir -p out && $(CC) -shared -fPIC -O1 -o out/fewer_instructions.so tests/support/fewer_instructions.c
@@ -43,7 +43,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json=out/benchmark.json -o python_files='bench_*.py' -o testpaths=benchmarks
+	$(BIN)/python -m pytest benchmarks/micro --benchmark-only --benchmark-json=out/benchmark.json -o python_files='bench_*.py' -o testpaths=benchmarks/micro
 
 peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/installed
 
@@ -64,10 +64,10 @@ measure: $(VENV)/installed peers
 	$(MAKE) readme
 
 readme: $(VENV)/installed
-	$(BIN)/python -m seq2engine.benchmarks.readme
+	$(BIN)/python -m seq2engine.benchmarks.report.readme
 
 gpu-check: gpu-present $(VENV)/installed
-	$(BIN)/python -m seq2engine.gpu_check out/gpu-check
+	$(BIN)/python -m seq2engine.commands.gpu_check out/gpu-check
 
 gpu-present:
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine, which gpu-check needs; run it on one that has"; exit 1; }

@@ -1,0 +1,1 @@
+"""Latency and throughput, measured interleaved, with outputs checked equal first."""

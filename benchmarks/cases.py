@@ -10,8 +10,8 @@ from itertools import product
 
 import numpy as np
 
-from ..errors import UsageError
-from ..model.config import ModelConfig
+from seq2engine.errors import UsageError
+from seq2engine.model.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ..export.contract import PRECISIONS
+from seq2engine.export.contract import PRECISIONS
+
 from .cases import Case
 
 BUFFERS = tuple(2**power for power in range(18, 29, 2))  # bytes: 256 KB to 256 MB, more than any cache holds

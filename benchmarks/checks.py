@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import Seq2EngineError, SessionError, UsageError
-from ..export.bundle import Bundle
+from seq2engine.errors import Seq2EngineError, SessionError, UsageError
+from seq2engine.export.artifact.bundle import Bundle
+
 from .cases import Case, case_problems
 from .peers.processes import ENVIRONMENTS, peer_problems
 from .scenarios import scenario_problems
@@ -62,7 +63,7 @@ def provider_problems(asked: Asked) -> list[str]:
         return []
     if "onnxruntime" not in asked.backends:
         return [f"provider {asked.provider!r} without the backend onnxruntime, whose choice it is"]
-    from ..runtime.ort_providers import check_provider
+    from seq2engine.runtime.ort.providers import check_provider
 
     try:
         check_provider(asked.provider)
@@ -78,7 +79,7 @@ def draft_problems(bundle: Bundle, asked: Asked) -> list[str]:
         return [f"draft {asked.draft!r} without the backend onnxruntime, which is the one that takes drafts"]
     if asked.provider not in (None, "cpu"):
         return [f"draft {asked.draft!r} with provider {asked.provider!r}, expected the CPU"]
-    from ..runtime.drafts import check_drafts
+    from seq2engine.runtime.ort.speculative import check_drafts
 
     found = []
     for precision in asked.precisions:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seq2engine.tables import text_table
+from seq2engine.common.tables import text_table
+from seq2engine.errors import UsageError
 
-from ..errors import UsageError
 from .cases import Case
 from .intervals import COVERAGE, TAIL, fewest_rounds, separate_interval
+from .report.tables import LABELS, interval_text, number
 from .result import PARTS, BenchResult
 from .timing import Ratio, Samples, ratio_with
-from .wording import LABELS, interval_text, number
 
 SLOWER = 1.05  # times as long: what is slower than that for sure fails a comparison
 Timed = tuple[Samples, Samples | None]  # an arm, and the one beside it that it is taken against

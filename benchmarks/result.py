@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
-from ..runtime.cache import CacheCounts
-from ..runtime.quality import Quality, quality_from_dict
+from seq2engine.errors import ConfigError
+from seq2engine.runtime.quality.metrics import Quality, quality_from_dict
+from seq2engine.runtime.tree_cache import CacheCounts
+
 from .cases import Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment

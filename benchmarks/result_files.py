@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from seq2engine.reports import latest_report
+from seq2engine.common.reports import latest_report
+from seq2engine.errors import ConfigError, UsageError
 
-from ..errors import ConfigError, UsageError
 from .result import BenchResult, result_from_dict
 
 EXPECTED = "expected the JSON file of a benchmark, or a bundle that has one in its reports"

@@ -17,29 +17,29 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from seq2engine.progress import Progress, silent
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import Seq2EngineError, SessionError
+from seq2engine.export.artifact.bundle import REFERENCE, Bundle, open_bundle
+from seq2engine.export.artifact.default_precision import shared_precision
+from seq2engine.export.artifact.profiles import Workload
+from seq2engine.export.contract import GRAPHS
+from seq2engine.runtime.generate import generate, padded, session_for
+from seq2engine.runtime.quality.metrics import Quality, References, quality_of_session
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.session import BACKENDS, Session, open_session
+from seq2engine.runtime.trt.selection import choose_engine
 
-from ..errors import Seq2EngineError, SessionError
-from ..export.bundle import REFERENCE, Bundle, open_bundle
-from ..export.contract import GRAPHS
-from ..export.default_precision import shared_precision
-from ..export.profiles import Workload
-from ..runtime.generate import generate, padded, session_for
-from ..runtime.quality import Quality, References, quality_of_session
-from ..runtime.search import SearchOptions
-from ..runtime.session import BACKENDS, Session, open_session
-from ..runtime.trt_choice import choose_engine
 from .cases import Case, cases_for, sources_for
 from .ceiling import ceiling_of
 from .checks import Asked, check_bench
-from .fixed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, options_of, repeated_step, split_decode
-from .footprint import build_seconds, export_seconds, peak_of_arm
+from .cost import build_seconds, export_seconds, peak_of_arm
 from .machine import environment, load_average, usable_cores
 from .peers.arms import WIDTHS, PeerDecode, Peers, decode_with_peers, open_peers
 from .peers.processes import ENVIRONMENTS
 from .result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
 from .scenarios import QUERIES, run_scenarios
 from .split import PIECES
+from .timed_decode import FixedDecode, Tokens, best_tokens, fixed_decode, options_of, repeated_step, split_decode
 from .timing import Samples, interleaved, ratio_interval
 
 ROUNDS, WARMUP = 20, 2

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from seq2engine.progress import Progress, silent
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import UsageError
+from seq2engine.model.config import ModelConfig
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.step import Emitted, SearchOptions
+from seq2engine.runtime.session import Session
+from seq2engine.runtime.text.continuous_batching import translate_many
 
-from ..errors import UsageError
-from ..model.config import ModelConfig
-from ..runtime.feeding import translate_many
-from ..runtime.generate import generate
-from ..runtime.search import Emitted, SearchOptions
-from ..runtime.session import Session
 from .cases import Case, ordinary_ids
-from .fixed_decode import options_of
+from .timed_decode import options_of
 from .timing import Samples, interleaved
 
 SCENARIOS = ("single", "offline", "server")

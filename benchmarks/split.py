@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..runtime.cache import TreeStep
-from ..runtime.session import Session, State
+from seq2engine.runtime.session import Session, State
+from seq2engine.runtime.tree_cache import TreeStep
 
 PIECES = ("encoder", "step", "search", "compaction", "copies")
 

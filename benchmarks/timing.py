@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seq2engine.progress import Progress, silent
+from seq2engine.common.progress import Progress, silent
 
 from .intervals import Interval, paired_interval, separate_interval
 

@@ -1,0 +1,1 @@
+"""A PyTorch model becomes ONNX graphs and TensorRT engines."""

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, shape_inference
 
-from ..errors import ExportError
-from .census import SMALL, dtype_of, without_weight_data
+from seq2engine.errors import ExportError
+
 from .contract import GraphSpec, TensorSpec
+from .precision.census import SMALL, dtype_of, without_weight_data
 
 # Sizes that no layer has and that differ from each other and between the two sets: an axis that was baked in as a
 # constant cannot agree with both. The second set is large, because a cut to some length shows only beyond it.

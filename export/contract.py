@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ConfigError
-from ..model.config import ModelConfig
+from seq2engine.errors import ConfigError
+from seq2engine.model.config import ModelConfig
 
 OPSET = {"static": 24, "growing": 20}  # the lowest that has the cache's ops: TensorScatter is in 24
 # Precision -> the type its graphs compute in, which is that of the caches, and the type its products' weights have.

@@ -21,8 +21,9 @@ import torch
 from onnx import helper, numpy_helper
 from torch import fx, nn
 
-from ..errors import ExportError
-from ..model.layers import write_slots
+from seq2engine.errors import ExportError
+from seq2engine.model.layers import write_slots
+
 from .contract import GraphSpec, TensorSpec
 
 Size = int | str | None  # a number, the contract's letter, or not known

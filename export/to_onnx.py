@@ -17,21 +17,31 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from seq2engine.folders import keep_files, new_folder, sha256_of
-from seq2engine.progress import Progress, silent
+from seq2engine.common.atomic_folders import keep_files, new_folder, sha256_of
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import BundleError, ExportError
+from seq2engine.model.checkpoint import CONFIG, copy_companions, load_checkpoint, write_checkpoint
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.layers import append_slots, write_slots
+from seq2engine.model.transformer import Transformer
 
-from ..errors import BundleError, ExportError
-from ..model.checkpoint import CONFIG, copy_companions, load_checkpoint, write_checkpoint
-from ..model.config import ModelConfig
-from ..model.layers import append_slots, write_slots
-from ..model.transformer import Transformer
+from .artifact.bundle import (
+    GENERATION,
+    MANIFEST,
+    REFERENCE,
+    TOKENIZER,
+    Bundle,
+    GraphEntry,
+    Manifest,
+    open_bundle,
+    write_text,
+)
 from .audit import audit_graph
-from .bundle import GENERATION, MANIFEST, REFERENCE, TOKENIZER, Bundle, GraphEntry, Manifest, open_bundle, write_text
-from .census import audit_precision, census_of
 from .contract import DEFAULT_PRECISIONS, GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
-from .islands import RangeScan, islands_of
 from .lowering import onnx_from_module
-from .precision import PASSES
+from .precision.census import audit_precision, census_of
+from .precision.fp32_nodes import RangeScan, islands_of
+from .precision.passes import PASSES
 
 Scan = Callable[[dict[str, onnx.ModelProto]], RangeScan]  # decodes with the fp32 graphs and notes what they held
 
@@ -129,7 +139,7 @@ def onnx_from_model(
     ones are stale, and none is run.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `scan` runs the
-    fp32 graphs (runtime/range_scan.py has one) where a precision computes in fp16: what that could not hold stays in
+    fp32 graphs (runtime/calibration.py has one) where a precision computes in fp16: what that could not hold stays in
     fp32. Without one, only weights are judged.
     """
     if not precisions:

@@ -1,0 +1,1 @@
+"""The reference Transformer, its checkpoints, training, tokenizers and importers."""

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from seq2engine.folders import new_folder
+from seq2engine.common.atomic_folders import new_folder
+from seq2engine.errors import CheckpointError, ConfigError
 
-from ..errors import CheckpointError, ConfigError
 from .config import PRESETS, ModelConfig, config_from_dict
 from .tokenizers.base import FOLDER as TOKENIZER
 from .transformer import DecoderLayer, EncoderLayer, Transformer

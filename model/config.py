@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
+from seq2engine.errors import ConfigError
 
 CHOICES = {
     "norm": ("post", "pre"),

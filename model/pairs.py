@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import RequestError
+from seq2engine.errors import RequestError
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import RequestError
+from seq2engine.errors import RequestError
 
 SHIPPED = ("g2p",)
 TEST_SPLIT = "test.tsv"  # beside the weights: words the model has not seen, with their pronunciations

@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from seq2engine.reports import FOLDER
+from seq2engine.common.reports import FOLDER
+from seq2engine.errors import SessionError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.contract import QUANTISED
 
-from ..errors import SessionError
-from ..export.bundle import Bundle
-from ..export.contract import QUANTISED
 from .generate import generate
-from .parity_sources import random_sources
-from .search import SearchOptions
+from .parity.sources import random_sources
+from .search.step import SearchOptions
 from .session import Session, open_session
 
 CANDIDATES = ("fp32", "fp16", "w8a8")  # from fine to coarse; others save memory or are for GPUs, and cost more quality

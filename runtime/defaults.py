@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..export.bundle import GENERATION, Bundle
-from .search import SearchOptions, options_from_values
+from seq2engine.export.artifact.bundle import GENERATION, Bundle
+
+from .search.step import SearchOptions, options_from_values
 
 if TYPE_CHECKING:
     from .session import Session
-    from .translate import Coder
+    from .text.translate import Coder
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,18 @@ from contextlib import closing
 
 import numpy as np
 
-from ..model.config import ModelConfig
-from .alternatives import alternatives_search
-from .answers import Shortlist
-from .beam import beam_search
-from .cache import TreeStep
+from seq2engine.model.config import ModelConfig
+
 from .defaults import options_from_session
-from .greedy import greedy_search
-from .lanes import in_lanes
-from .sampling import sampling_search
-from .search import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
+from .parallel import in_lanes
+from .search.alternatives import alternatives_search
+from .search.beam import beam_search
+from .search.greedy import greedy_search
+from .search.sampling import sampling_search
+from .search.step import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
+from .search.step_output import Shortlist
 from .session import Session, check_request
+from .tree_cache import TreeStep
 
 
 def decode(

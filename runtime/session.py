@@ -15,27 +15,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import RequestError, SessionError, missing_package
-from ..export.bundle import Bundle, open_bundle
-from ..export.default_precision import default_precision
-from ..export.profiles import Workload
-from ..model.config import ModelConfig
-from .answers import Answer, Shortlist
+from seq2engine.errors import RequestError, SessionError, missing_package
+from seq2engine.export.artifact.bundle import Bundle, open_bundle
+from seq2engine.export.artifact.default_precision import default_precision
+from seq2engine.export.artifact.profiles import Workload
+from seq2engine.model.config import ModelConfig
+
 from .defaults import Defaults, defaults_of
-from .option_problems import problems_with_prefix
-from .search import SearchOptions
+from .search.option_checks import problems_with_prefix
+from .search.step import SearchOptions
+from .search.step_output import Answer, Shortlist
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
 
 ATTENTION = {  # those that can put out their cross-attention weights
-    "torch": ("attention_sessions", "TorchAttention"),
-    "onnxruntime": ("ort_session", "OrtAttention"),
+    "torch": ("torch_attention", "TorchAttention"),
+    "onnxruntime": ("ort.session", "OrtAttention"),
 }
 
 BACKENDS = {  # name -> module and the class in it
     "torch": ("torch_session", "TorchSession"),
-    "onnxruntime": ("ort_session", "OrtSession"),
-    "tensorrt": ("trt_session", "TrtSession"),
+    "onnxruntime": ("ort.session", "OrtSession"),
+    "tensorrt": ("trt.session", "TrtSession"),
 }
 
 
@@ -156,7 +157,7 @@ def open_session(
         return open_fastest(opened, backend, threads, attention, deterministic, provider)
     precision = default_precision(opened, backend, engine) if precision is None else precision
     if draft is not None:
-        from .drafts import DraftedSession
+        from .ort.speculative import DraftedSession
 
         return with_defaults(DraftedSession.with_drafts(opened, precision, draft, threads), opened)
     module, name = (ATTENTION if attention else BACKENDS)[backend]

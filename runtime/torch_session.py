@@ -14,18 +14,19 @@ import onnx
 import torch
 from torch import nn
 
-from ..errors import SessionError
-from ..export.bundle import Bundle
-from ..export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED
-from ..export.quantise import scheme_of, weights_from_graph
-from ..export.row_products import STEPS
-from ..model.checkpoint import load_checkpoint
-from ..model.layers import append_slots, write_slots
-from ..model.transformer import Transformer
-from .answers import Answer, Shortlist
+from seq2engine.errors import SessionError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED
+from seq2engine.export.ort_forms.int8_matmul import STEPS
+from seq2engine.export.precision.quantise import scheme_of, weights_from_graph
+from seq2engine.model.checkpoint import load_checkpoint
+from seq2engine.model.layers import append_slots, write_slots
+from seq2engine.model.transformer import Transformer
+
 from .fitting import fitted
+from .search.step_output import Answer, Shortlist
 from .session import Limits, Session, State
-from .shared_weights import model_at
+from .torch_weights import model_at
 
 DTYPES = {
     "fp64": torch.float64,

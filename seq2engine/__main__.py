@@ -1,6 +1,6 @@
 """The `seq2engine` command. It heeds interrupts from its first moment on, before anything larger is imported."""
 
-from seq2engine.exits import exit_code_of
+from seq2engine.cli.exits import exit_code_of
 
 
 def main() -> int:
@@ -8,7 +8,7 @@ def main() -> int:
 
 
 def command_line() -> int:
-    from seq2engine.cli import run_command_line
+    from seq2engine.cli.main import run_command_line
 
     return run_command_line()
 

@@ -1,7 +1,7 @@
 """Every failure a user can cause, as one sentence: what is wrong, what was expected, what to run next."""
 
 # Import name of a package -> what `pip install` is given for it. The first three are optional, as is TensorRT, of which
-# there are two (export/trt_module.py); the others come with every install, but an environment may have lost them.
+# there are two (common/tensorrt_module.py); the others come with every install, but an environment may have lost them.
 INSTALLED_BY = {
     "onnxruntime": "seq2engine[cpu]",
     "sacrebleu": "seq2engine[text]",

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from seq2engine.cli import main
-from seq2engine.runtime import ort_session
+from seq2engine.cli.main import main
+from seq2engine.runtime.ort import session as ort_session
 from seq2engine.runtime.torch_session import TorchSession
 
 # The models are tiny: a second thread costs more than it brings, and very much more on a busy machine. Whether results

@@ -93,7 +93,7 @@ def test_no_bare_import_of_our_folders():
 def test_help_is_light():
     """`seq2engine --help` must answer at once, so it may import nothing heavy."""
     code = (
-        "import sys; from seq2engine.cli import main\n"
+        "import sys; from seq2engine.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]; assert not heavy, heavy"
     )

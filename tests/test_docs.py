@@ -43,7 +43,7 @@ def test_quickstart_python_runs(tmp_path):
 
 
 def test_every_command_is_documented():
-    from seq2engine.cli import make_parser
+    from seq2engine.cli.main import make_parser
 
     (commands,) = [action for action in make_parser()._actions if action.choices and "export" in action.choices]
     for name in commands.choices:

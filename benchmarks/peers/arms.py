@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from seq2engine.progress import Progress, silent
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import SessionError
+from seq2engine.export.artifact.bundle import Bundle
 
-from ...errors import SessionError
-from ...export.bundle import Bundle
 from ..cases import Case
 from .processes import ENVIRONMENTS, Peer, PeerKind, Worker, open_worker, peers_from_names
 
@@ -75,7 +75,8 @@ def open_peers(
     if not names:
         yield peers
         return
-    from ...model.checkpoint import load_checkpoint
+    from seq2engine.model.checkpoint import load_checkpoint
+
     from .hugging_face_from_model import hugging_face_from_model
 
     kinds = peers.kinds = peers_from_names(names, threads, environments)

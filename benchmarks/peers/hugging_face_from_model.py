@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...errors import RequestError
-from ...model.config import ModelConfig
-from ...model.importers.hugging_face import (
+from seq2engine.errors import RequestError
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.importers.hugging_face import (
     BIAS,
     DECODER_LAYER,
     ENCODER_LAYER,
@@ -29,8 +29,8 @@ from ...model.importers.hugging_face import (
     SOURCE,
     TARGET,
 )
-from ...model.importers.renames import layer_renames
-from ...model.transformer import Transformer
+from seq2engine.model.importers.renames import layer_renames
+from seq2engine.model.transformer import Transformer
 
 FAMILIES = {  # norm -> architecture and model type
     "post": ("MarianMTModel", "marian"),

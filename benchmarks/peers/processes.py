@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ...errors import SessionError, UsageError
+from seq2engine.errors import SessionError, UsageError
 
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENTS = Path(".peers")  # where `make peers` puts them

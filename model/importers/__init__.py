@@ -1,0 +1,1 @@
+"""Checkpoints of other libraries become the reference model."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, ConfigError
+from seq2engine.errors import CheckpointError, ConfigError
+
 from ..config import ModelConfig
 from .pickles import entry, settings_of
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_hugging_face

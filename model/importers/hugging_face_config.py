@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, ConfigError
+from seq2engine.errors import CheckpointError, ConfigError
+
 from ..config import ModelConfig
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}  # their name -> ours

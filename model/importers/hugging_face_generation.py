@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from .hugging_face_config import single_token
 
 # their field -> ours and our default, for those that mean the same number

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from ..tokenizers.base import Tokenizer
 from ..transformer import Transformer
 

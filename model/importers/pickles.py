@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
 
 BEGINNINGS = (b"PK", b"\x80")
 KEPT = ("args", "cfg", "model", "generator", "vocab", "opt")  # what importers read; optimizers may hold anything

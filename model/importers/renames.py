@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
 
 Renames = Mapping[str, tuple[str, ...]]  # our name -> theirs
 SHOWN = 8  # names listed in an error

@@ -41,14 +41,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...errors import CheckpointError, ConfigError
+from seq2engine.errors import CheckpointError, ConfigError
+
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from .imported import Imported
-from .mending import first_rows, shape_of, split_projections, with_parts, zero_biases
 from .pickles import entry, read_pickle, tensors
 from .renames import layer_renames, renamed_weights
-from .torch_about import DESCRIPTION, read_about
+from .torch_description import DESCRIPTION, read_about
+from .weight_fixes import first_rows, shape_of, split_projections, with_parts, zero_biases
 
 ENCODER_LAYER = {
     "encoder.{i}.self_attn.qkv.weight": (

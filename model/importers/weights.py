@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from .pickles import check_beginning, reason_of
 
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

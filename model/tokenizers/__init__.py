@@ -1,0 +1,1 @@
+"""Text to token ids and back, for each kind of tokenizer file."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ...errors import RequestError
+from seq2engine.errors import RequestError
 
 FOLDER = "tokenizer"  # inside a checkpoint and inside a bundle
 ABOUT = "about.json"  # inside that folder: {"kind": ..., and what else the kind needs}

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import RequestError, missing_package
+from seq2engine.errors import RequestError, missing_package
+
 from .base import ABOUT
 from .languages import language_among, languages_of
 

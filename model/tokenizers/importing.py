@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from . import languages
 from .base import Tokenizer
 from .fairseq import FairseqTokenizer, read_exactly, words_from_file

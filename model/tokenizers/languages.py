@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from ...errors import RequestError
+from seq2engine.errors import RequestError
+
 from .base import no_language
 
 SHOWN = 8  # languages listed in an error

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from seq2engine.errors import CheckpointError
+
 from .base import ABOUT, FOLDER, Tokenizer
 from .fairseq import fairseq_from_about
 from .hugging_face import hugging_face_from_about

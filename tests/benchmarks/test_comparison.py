@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bench_results import NOISY, STEADY, result, samples
 
 from seq2engine.benchmarks.comparison import Comparison, compare_results, comparison_table
 from seq2engine.benchmarks.result import BenchResult
-from seq2engine.cli import main
+from seq2engine.cli.main import main
 from seq2engine.errors import UsageError
-
-from .test_report import NOISY, STEADY, result, samples
 
 
 def scaled(factor: float) -> BenchResult:

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from support.bench_results import STEADY, result
 
 from seq2engine.benchmarks.result_files import result_from_path
-from seq2engine.cli import main
+from seq2engine.cli.main import main
+from seq2engine.common.reports import report_files
 from seq2engine.errors import UsageError
-from seq2engine.reports import report_files
-
-from .test_report import STEADY, result
 
 TEXT = result(STEADY).to_json()
 

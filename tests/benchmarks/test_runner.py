@@ -11,18 +11,18 @@ import torch
 
 from seq2engine.benchmarks import runner
 from seq2engine.benchmarks.cases import Case, sources_for
-from seq2engine.benchmarks.fixed_decode import fixed_decode, repeated_step
 from seq2engine.benchmarks.result import PARTS
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.benchmarks.split import PIECES
+from seq2engine.benchmarks.timed_decode import fixed_decode, repeated_step
 from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.answers import Answer
 from seq2engine.runtime.generate import padded
-from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import open_session
 
 CASE = Case("small", batch=3, beam=2, source=5, target=9)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.benchmarks.cases import Case
-from seq2engine.benchmarks.report import bench_html, bench_table
+from seq2engine.benchmarks.report.page import bench_html, bench_table
+from seq2engine.benchmarks.report.tables import figure_text
 from seq2engine.benchmarks.result import result_from_dict
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.benchmarks.scenarios import SCENARIOS, latencies, ragged_sources, run_scenarios, server_figures
 from seq2engine.benchmarks.timing import Samples
-from seq2engine.benchmarks.wording import figure_text
 from seq2engine.errors import UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model

@@ -16,10 +16,10 @@ import onnxruntime
 import pytest
 import torch
 
-from seq2engine.export.bundle import open_bundle
-from seq2engine.export.passport import Passport
-from seq2engine.export.profiles import Range, ShapeRanges
-from seq2engine.export.to_engine import engines_from_onnx, name_of
+from seq2engine.export.artifact.bundle import open_bundle
+from seq2engine.export.artifact.passport import Passport
+from seq2engine.export.artifact.profiles import Range, ShapeRanges
+from seq2engine.export.engines.to_engine import engines_from_onnx, name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
+from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.errors import BundleError
 from seq2engine.export import to_onnx
-from seq2engine.export.bundle import MANIFEST, open_bundle
+from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
 from seq2engine.export.to_onnx import add_precisions, onnx_from_model
-from seq2engine.folders import sha256_of
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.runtime.range_scan import scan_of
+from seq2engine.runtime.calibration import scan_of
 from seq2engine.runtime.session import open_session
 
 

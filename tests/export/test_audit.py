@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from seq2engine.errors import ExportError
 from seq2engine.export.audit import PROBES, audit_graph
 from seq2engine.export.contract import graph_specs
-from seq2engine.export.precision import fp16_from_fp32
+from seq2engine.export.precision.passes import fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS

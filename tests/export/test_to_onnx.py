@@ -12,12 +12,12 @@ import torch
 from onnx import helper
 from torch import nn
 
+from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.errors import BundleError, ConfigError, ExportError
-from seq2engine.export.bundle import MANIFEST, open_bundle
+from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
 from seq2engine.export.contract import graph_specs
-from seq2engine.export.precision import PASSES
+from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
-from seq2engine.folders import sha256_of
 from seq2engine.model.checkpoint import build_model, load_checkpoint, random_model
 from seq2engine.model.config import CHOICES, PRESETS
 

@@ -10,9 +10,9 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-from seq2engine.runtime.quality import quality_of_session, references_from_file
+from seq2engine.runtime.quality.metrics import quality_of_session, references_from_file
 from seq2engine.runtime.session import open_session
-from seq2engine.runtime.translate import translate
+from seq2engine.runtime.text.translate import translate
 
 FOLDER = shipped_checkpoint("g2p")
 CARD = (FOLDER / "README.md").read_text()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_transformers import (
+from support.rounding import FP32, apart, tensor_error
+from support.small_transformers import (
     PAD,
     VOCAB,
     assert_same_numbers,
@@ -25,7 +26,6 @@ from small_transformers import (
     stepped,
     teacher_forced,
 )
-from support.rounding import FP32, apart, tensor_error
 from torch import nn
 
 from seq2engine.model.config import PRESETS

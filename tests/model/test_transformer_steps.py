@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_transformers import (
+from support.small_transformers import (
     NORMS,
     POSITIONS,
     START,

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from stand_in_bench import Bench
-from stand_in_engines import BEAMS, copied, exported, put_engines
+from support.stand_in_bench import Bench
+from support.stand_in_engines import BEAMS, copied, exported, put_engines
 
-from seq2engine.export.profiles import Range
+from seq2engine.export.artifact.profiles import Range
 
 
 @pytest.fixture(scope="session")

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 
 import pytest
-from hugging_face_models import library_outputs, saved, small_model, sources
+from support.hugging_face_models import library_outputs, saved, small_model, sources
 from support.rounding import rounding_from_session
-from text_bundle import CONFIG, TOKENIZER, text_bundle
+from support.text_bundle import CONFIG, TOKENIZER, text_bundle
 
 from seq2engine.benchmarks.runner import quality_of_arms
+from seq2engine.common.progress import silent
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import write_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
-from seq2engine.progress import silent
 from seq2engine.runtime.defaults import measured_options, options_from_session
-from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity import Compared, parities_of_sessions
-from seq2engine.runtime.scoring import score_targets
-from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.parity.run import Compared, parities_of_sessions
+from seq2engine.runtime.search.step import SearchOptions
 from seq2engine.runtime.session import open_session
-from seq2engine.runtime.translate import translate
+from seq2engine.runtime.text.continuous_batching import translate_many
+from seq2engine.runtime.text.scoring import score_targets
+from seq2engine.runtime.text.translate import translate
 
 TEXTS = ["abc", "hij", "decade", "b", "fig", "chief", "badge"]
 OWN = {

@@ -22,15 +22,15 @@ from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.model.tokenizers.reading import read_tokenizer
-from seq2engine.runtime import beam as beam_module
-from seq2engine.runtime import greedy as greedy_module
-from seq2engine.runtime.answers import Answer
-from seq2engine.runtime.cache import TreeStep
-from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import padded, search_over
-from seq2engine.runtime.search import SearchOptions
+from seq2engine.runtime.search import beam as beam_module
+from seq2engine.runtime.search import greedy as greedy_module
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import open_session
+from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
+from seq2engine.runtime.tree_cache import TreeStep
 
 LENGTH, POOL = 14, 10
 SMALL = dataclasses.replace(
@@ -115,7 +115,7 @@ def decoded(session, sources, options, company):
                 mock.patch.object(session, "limits", dataclasses.replace(session.limits, slots=slots))
             )
         if company.fed:
-            patches.enter_context(mock.patch("seq2engine.runtime.feeding.TreeStep", tree))
+            patches.enter_context(mock.patch("seq2engine.runtime.text.continuous_batching.TreeStep", tree))
             found = dict(translate_many(session, sources, options, company.fed, company.padding % 3))
             return [found[number] for number in range(len(sources))], []
         ids, mask = padded(sources, session.config.pad_id)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.answers import Answer, Candidates, Reduced
-from seq2engine.runtime.beam import beam_search
-from seq2engine.runtime.cache import TreeStep
-from seq2engine.runtime.greedy import greedy_search
-from seq2engine.runtime.search import SearchOptions, Special
+from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.greedy import greedy_search
+from seq2engine.runtime.search.step import SearchOptions, Special
+from seq2engine.runtime.search.step_output import Answer, Candidates, Reduced
 from seq2engine.runtime.session import Limits
+from seq2engine.runtime.tree_cache import TreeStep
 
 STEPS = range(2, 7)  # after the first, and before a cache of four beams is compacted
 

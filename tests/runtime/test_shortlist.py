@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from support.rounding import exp_sum_error, rounding_from_session
 
 from seq2engine.errors import ConfigError, ExportError, RequestError
-from seq2engine.export.bundle import Bundle
-from seq2engine.export.shortlist_graph import shortlist_graph
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.ort_forms.shortlist import shortlist_graph
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.answers import Answer, Shortlist
-from seq2engine.runtime.feeding import translate_many
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.option_problems import SEMANTICS
-from seq2engine.runtime.search import Hypothesis, SearchOptions
+from seq2engine.runtime.search.option_checks import SEMANTICS
+from seq2engine.runtime.search.step import Hypothesis, SearchOptions
+from seq2engine.runtime.search.step_output import Answer, Shortlist
 from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.text.continuous_batching import translate_many
 
 TINY = PRESETS["tiny"]
 CONFIGS = {

@@ -40,8 +40,8 @@ import pytest
 from torch import Tensor
 
 from seq2engine.model.config import ModelConfig
-from seq2engine.runtime.forcing import ForcedRun
-from seq2engine.runtime.search import Hypothesis, SearchOptions
+from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
+from seq2engine.runtime.search.step import Hypothesis, SearchOptions
 from seq2engine.runtime.session import Session
 
 LAMBDA = 5.0

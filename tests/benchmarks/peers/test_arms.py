@@ -11,11 +11,11 @@ import pytest
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.peers import processes
 from seq2engine.benchmarks.peers.processes import PeerKind, peer_kinds
-from seq2engine.benchmarks.report import bench_html, bench_table
+from seq2engine.benchmarks.report.page import bench_html, bench_table
 from seq2engine.benchmarks.result import BenchResult, result_from_dict
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.errors import SessionError
-from seq2engine.export.bundle import Bundle
+from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from nn_reference import Reference, assert_same_model, lively_reference, refusal_of
+from support.nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 from support.rounding import EXP, FP32, apart
 from torch import Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hugging_face_models import END, LENGTH, batch_of, library_outputs, saved, small_model, sources
+from support.hugging_face_models import END, LENGTH, batch_of, library_outputs, saved, small_model, sources
 from support.rounding import double_error
 
 from seq2engine.export.to_onnx import onnx_from_model
@@ -16,7 +16,7 @@ from seq2engine.model.checkpoint import load_checkpoint, save_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.importers.imported import Imported
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search import options_from_values
+from seq2engine.runtime.search.step import options_from_values
 from seq2engine.runtime.session import Session, open_session
 from seq2engine.runtime.torch_session import TorchSession
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hugging_face_models import CLASSES, END, LENGTH, START, VOCAB, library_outputs, saved, small_model, sources
+from support.hugging_face_models import CLASSES, END, LENGTH, START, VOCAB, library_outputs, saved, small_model, sources
 
 from seq2engine.errors import CheckpointError
 from seq2engine.model.config import ModelConfig
@@ -21,7 +21,7 @@ from seq2engine.model.importers.hugging_face_config import (
 )
 from seq2engine.model.importers.hugging_face_generation import generation_from_files
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search import options_from_values
+from seq2engine.runtime.search.step import options_from_values
 from seq2engine.runtime.torch_session import TorchSession
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hugging_face_models import LENGTH, VOCAB, saved, small_model
 from safetensors.torch import load_file, save_file
+from support.hugging_face_models import LENGTH, VOCAB, saved, small_model
 from torch import Tensor
 
 from seq2engine.errors import CheckpointError

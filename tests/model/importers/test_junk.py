@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from seq2engine.errors import CheckpointError
-from seq2engine.model.importers.detecting import import_checkpoint
-from seq2engine.model.importers.opening import opened_checkpoint
+from seq2engine.model.importers.by_name import opened_checkpoint
+from seq2engine.model.importers.detect import import_checkpoint
 from seq2engine.model.tokenizers.importing import tokenizer_from_hugging_face
 
 BART = json.dumps({"model_type": "bart", "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 9})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from nn_reference import Reference, assert_same_model, lively_reference, refusal_of
+from support.nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 from torch import Tensor
 
 from seq2engine.model.importers import opennmt

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 from safetensors.torch import save_file
+from support.nn_reference import Reference, assert_same_model, lively_reference, refusal_of
 
 from seq2engine.model.importers import torch_transformer
 from seq2engine.model.importers.torch_transformer import checkpoint_from_torch

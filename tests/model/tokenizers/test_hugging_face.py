@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_cases import TEXTS, check_round_trip, lines, pieces, stored
+from support.tokenizer_cases import TEXTS, check_round_trip, lines, pieces, stored
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerFast
 

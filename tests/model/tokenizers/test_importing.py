@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tokenizer_cases import lines, pieces, stored
+from support.tokenizer_cases import lines, pieces, stored
 
 from seq2engine.errors import CheckpointError
 from seq2engine.model.tokenizers.fairseq import FairseqTokenizer, Words

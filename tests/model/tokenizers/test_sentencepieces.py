@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_cases import TEXTS, check_round_trip, pieces, processor, stored
+from support.tokenizer_cases import TEXTS, check_round_trip, pieces, processor, stored
 from transformers import M2M100Tokenizer, MarianTokenizer, MBart50Tokenizer, MBartTokenizer
 
 from seq2engine.errors import CheckpointError, MissingPackageError, RequestError

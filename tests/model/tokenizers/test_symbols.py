@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_cases import check_round_trip, stored
+from support.tokenizer_cases import check_round_trip, stored
 
 from seq2engine.errors import CheckpointError, RequestError
 from seq2engine.model.tokenizers.base import FOLDER

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_cases import lines, pieces, processor
+from support.tokenizer_cases import lines, pieces, processor
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from seq2engine.model.tokenizers.base import unknown_text
@@ -49,7 +49,7 @@ def hugging_face(kind="unigram"):
 
 def fairseq():
     letters = [letter for letter in LETTERS if letter.strip()]
-    words = Words((*letters, *(f"{letter}@@" for letter in letters)))
+    words = Words((*letters, *(f"{letter}" for letter in letters)))
     return FairseqTokenizer(words, words, MergeCodes("#version: 0.2\n")), FAIRSEQ_UNKNOWN
 
 

@@ -1,0 +1,94 @@
+"""What an arm costs beside time: the peak memory of a process that does nothing else, and the time to export it again.
+
+As a program (`python -m seq2engine.benchmarks.cost REQUEST`) it is that process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seq2engine.errors import SessionError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.session import open_session
+
+from .cases import Case, sources_for
+from .peers.worker import peak_bytes
+from .timed_decode import options_of, split_decode
+
+
+def peak_of_arm(
+    bundle: Bundle,
+    backend: str,
+    precision: str,
+    threads: int,
+    provider: str | None,
+    cases: Sequence[Case],
+    seed: int,
+    draft: str | None = None,
+) -> int:
+    """Peak bytes of a fresh process that opens the arm's session and decodes every case, as a user would and timed."""
+    request = {
+        "bundle": str(bundle.root),
+        "backend": backend,
+        "precision": precision,
+        "threads": threads,
+        "provider": provider,
+        "cases": [dataclasses.asdict(case) for case in cases],
+        "seed": seed,
+        "draft": draft,
+    }
+    command = [sys.executable, "-m", "seq2engine.benchmarks.cost", json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise SessionError(f"{backend} {precision} failed in a process of its own, where its memory is taken: {said}")
+    return int(done.stdout.splitlines()[-1])
+
+
+def decode_all(request: dict[str, Any]) -> None:
+    with open_session(
+        request["bundle"],
+        request["backend"],
+        request["precision"],
+        request["threads"],
+        provider=request["provider"],
+        draft=request["draft"],
+    ) as session:
+        for case in (Case(**values) for values in request["cases"]):
+            sources = sources_for(case, session.config, request["seed"])
+            generate(session, sources, options_of(case))
+            split_decode([], session, sources, options_of(case))
+
+
+def export_seconds(bundle: Bundle, precision: str) -> float:
+    """How long it takes to make this precision's graphs of the bundle's reference weights."""
+    from seq2engine.export.to_onnx import onnx_from_model
+    from seq2engine.model.checkpoint import load_checkpoint
+
+    bundle.reference_path()
+    model = load_checkpoint(bundle.root)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        onnx_from_model(model, Path(folder) / "again", (precision,), bundle.cache_form)
+        return time.perf_counter() - started
+
+
+def build_seconds(bundle: Bundle, precision: str) -> float:
+    """What the passport says of the engines' build."""
+    from seq2engine.runtime.trt.selection import choose_engine
+
+    return sum(entry.build_seconds for entry in choose_engine(bundle, precision, None)[1].engines.values())
+
+
+if __name__ == "__main__":
+    decode_all(json.loads(sys.argv[1]))
+    print(peak_bytes())

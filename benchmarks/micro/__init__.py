@@ -1,0 +1,1 @@
+"""Micro-benchmarks for pytest-benchmark: one part of a decode each."""

@@ -1,0 +1,60 @@
+"""Search without a model, for pytest-benchmark: what the loop itself costs at real vocabulary sizes.
+
+Run with: pytest benchmarks --benchmark-only -o python_files='bench_*.py'
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.greedy import greedy_search
+from seq2engine.runtime.search.step import Hypothesis, Search, SearchOptions, Special
+from seq2engine.runtime.search.step_output import Answer
+
+VOCAB, LENGTH = 32000, 8
+SPECIAL = Special(start=1, end=-1)  # no source ends early
+
+
+class RecitedStep:
+    """A Step that reads out logits made beforehand, so that next to nothing but the search is timed."""
+
+    def __init__(self, batch: int, beam: int):
+        shape = (2, batch, beam, VOCAB)
+        self.answers = np.random.default_rng(0).normal(0, 2, shape).astype(np.float32)
+        self.calls = 0
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        self.calls += 1
+        return Answer(self.answers[self.calls % 2])
+
+    def keep(self, rows: np.ndarray) -> None:
+        raise AssertionError("no source is done before the others")
+
+    def attention(self) -> np.ndarray:
+        raise AssertionError("nobody asks where it looks")
+
+
+def finish(search: Search) -> list[list[Hypothesis]]:
+    while True:
+        try:
+            next(search)
+        except StopIteration as finished:
+            return finished.value
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_greedy(benchmark: Any, batch: int) -> None:
+    step, options = RecitedStep(batch, 1), SearchOptions(max_length=LENGTH)
+    found = benchmark(lambda: finish(greedy_search(step, batch, SPECIAL, options)))
+    assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_beam(benchmark: Any, batch: int) -> None:
+    step, options = RecitedStep(batch, 4), SearchOptions(max_length=LENGTH, beam=4)
+    found = benchmark(lambda: finish(beam_search(step, batch, SPECIAL, options)))
+    assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch

@@ -1,0 +1,1 @@
+"""A benchmark result as tables, charts and one HTML page."""

@@ -1,0 +1,105 @@
+"""README's measured table, made of a committed result: `python -m seq2engine.benchmarks.readme` writes it anew."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from ..machine import SOURCES
+from ..result import BenchResult, CaseResult
+from ..result_files import result_from_file
+from ..timing import ratio_interval
+from .tables import interval_of, number
+
+RESULT = SOURCES / "benchmarks" / "results" / "base.json"
+README = SOURCES / "README.md"
+BEGIN, END = "<!-- measured: benchmarks/results/base.json -->\n", "<!-- end of measured -->\n"
+OURS = "onnxruntime"
+THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
+
+
+def readme_text(result: BenchResult) -> str:
+    """The table and its conditions: of every case our arms against the best peer of the same precision."""
+    precisions = [arm.precision for arm in result.arms.values() if arm.backend == OURS and arm.draft is None]
+    model = result.model
+    head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, random weights"]
+    for precision in precisions:
+        head += [f"ours {precision}", f"best {THEIRS.get(precision, precision)} peer", "times as fast"]
+    rows = [
+        [str(case.case), *(cell for precision in precisions for cell in cells(result, case, precision, None))]
+        for case in result.cases
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join([*lines, "", *drafted(result), *conditions(result)]) + "\n"
+
+
+def drafted(result: BenchResult) -> list[str]:
+    """A sentence of every case in which one precision drafts for another."""
+    lines = []
+    for arm in result.arms.values():
+        for case in result.cases if arm.draft else ():
+            if case.case.batch * case.case.beam == 1:
+                mine, peer, ratio = cells(result, case, arm.precision, arm.draft)
+                fast = f"; {ratio} times as fast" if ratio else ""
+                lines.append(f"{arm.precision} with drafts of {arm.draft}, {case.case}: {mine}; {peer}{fast}.")
+    return lines
+
+
+def cells(result: BenchResult, case: CaseResult, precision: str, draft: str | None) -> tuple[str, str, str]:
+    wanted = (OURS, precision, draft)
+    ours = next(name for name, arm in result.arms.items() if (arm.backend, arm.precision, arm.draft) == wanted)
+    like = THEIRS.get(precision, precision)
+    peers = [name for name in case.arms if result.arms[name].peer and result.arms[name].precision == like]
+    mine = case.arms[ours].parts["end_to_end"].samples
+    if not peers:
+        return f"{number(mine.median)} ms", "none ran", ""
+    best = min(peers, key=lambda name: case.arms[name].parts["end_to_end"].samples.median)
+    theirs = case.arms[best].parts["end_to_end"].samples
+    ratio = ratio_interval(theirs, mine)
+    return (
+        f"{number(mine.median)} ms",
+        f"{best}, {number(theirs.median)} ms",
+        f"{ratio.value:.2f} ({interval_of(ratio)}{', unsure' if ratio.verdict == 'unsure' else ''})",
+    )
+
+
+def conditions(result: BenchResult) -> list[str]:
+    machine = result.environment
+    peers = [name for name, arm in result.arms.items() if arm.peer]
+    differing = [name for name in result.arms if not all(case.same(name) for case in result.cases if name in case.arms)]
+    versions = sorted({arm.version for arm in result.arms.values() if arm.version})
+    busy = f", on a busy machine (load {machine.load_before})" if machine.busy else ""
+    agreement = f"Outputs differ from {result.first}'s somewhere: {', '.join(differing)}."
+    lines = [
+        "End to end at forced output length, tokens without scores, medians of "
+        f"{result.rounds} interleaved rounds with 95 % intervals of the",
+        f"ratio, every peer with its best setting for the case; {machine.cpu}, {machine.threads} threads,",
+        f"{result.made_at[:10]}{busy}. Peers: {', '.join(peers) or 'none'} ({'; '.join(versions)}).",
+        agreement if differing else "All outputs are equal.",
+    ]
+    if memory := {name: arm.peak_bytes for name, arm in result.arms.items() if arm.peak_bytes is not None}:
+        lines.append("Peak memory, MB: " + ", ".join(f"{name} {peak / 1e6:.0f}" for name, peak in memory.items()) + ".")
+    lines += [f"{name} did not run: {reason}." for name, reason in result.failed.items()]
+    return lines
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with what stands between the two marks replaced."""
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert end, "README has lost the marks of its measured table"
+    return f"{before}{BEGIN}{table}{END}{after}"
+
+
+def table_in(readme: str) -> str:
+    (found,) = re.findall(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", readme, flags=re.DOTALL)
+    return str(found)
+
+
+def main(result: Path = RESULT, readme: Path = README) -> None:
+    readme.write_text(with_table(readme.read_text(), readme_text(result_from_file(result))))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,217 @@
+"""The bundle: one folder that holds everything made of a model, and a manifest that says what and from what.
+
+    run7/  manifest.json  config.json  model.safetensors        the reference, for parity
+           generation.json  tokenizer/                          how it is decoded, and its text; where a model has them
+           onnx/<precision>/{encoder,decoder_step}.onnx + .data
+           engines/<name>/{encoder,decoder_step}.engine + passport.json
+           reports/
+
+Loading checks what it uses: a file whose hash is not the manifest's is refused with the command that mends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seq2engine.common.atomic_folders import new_file, sha256_of
+from seq2engine.errors import BundleError, ConfigError
+from seq2engine.model.config import ModelConfig, config_from_dict
+from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
+from seq2engine.model.tokenizers.base import Tokenizer
+
+from ..contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, check_choices, graph_specs
+
+FORMAT = 3
+MANIFEST = "manifest.json"
+REFERENCE = "model.safetensors"
+GENERATION = "generation.json"
+
+
+@dataclass(frozen=True)
+class GraphEntry:
+    """One exported graph as the manifest records it. Paths are relative to the bundle."""
+
+    path: str
+    sha256: str
+    data_path: str
+    data_sha256: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    census: dict[str, Any]
+    islands: dict[str, str]  # nodes that stay in fp32 where the rest is narrower -> why
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash of the graph and its weights: the graph file alone is the same for all weights of one shape."""
+        return hashlib.sha256(f"{self.sha256} {self.data_sha256}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    config: ModelConfig
+    cache_form: str
+    checkpoint_sha256: str
+    companions: dict[str, str]  # path -> sha256 of generation.json and the tokenizer's files
+    graphs: dict[str, dict[str, GraphEntry]]  # precision -> graph name -> entry
+    scan: dict[str, Any]  # which decodes the islands were chosen by: corpus, sources, steps; empty if by none
+    made_by: dict[str, str]
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: where it is and what its manifest says."""
+
+    root: Path
+    manifest: Manifest
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.manifest.config
+
+    @property
+    def cache_form(self) -> str:
+        return self.manifest.cache_form
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        return tuple(self.manifest.graphs)
+
+    def specs(self, precision: str) -> dict[str, GraphSpec]:
+        self.require(precision)
+        return graph_specs(self.config, precision, self.cache_form)
+
+    def require(self, precision: str) -> None:
+        check_choices(precision, self.cache_form)
+        if precision not in self.manifest.graphs:
+            raise BundleError(
+                f"{self.root} holds no {precision} graphs, only {', '.join(self.precisions)}; "
+                f"{self.advice_to_add(precision)}"
+            )
+
+    def advice_to_add(self, precision: str) -> str:
+        return f"add them with: seq2engine export --add {precision} {shlex.quote(str(self.root))}"
+
+    def graph(self, precision: str, name: str) -> GraphEntry:
+        self.require(precision)
+        return self.manifest.graphs[precision][name]
+
+    def graph_path(self, precision: str, name: str) -> Path:
+        """The ONNX file of a graph, after its bytes and its weights' bytes were checked against the manifest."""
+        entry = self.graph(precision, name)
+        for relative, expected in ((entry.path, entry.sha256), (entry.data_path, entry.data_sha256)):
+            self.check_file(relative, expected)
+        return self.inside(entry.path)
+
+    def reference_path(self) -> Path:
+        self.check_file(REFERENCE, self.manifest.checkpoint_sha256)
+        return self.inside(REFERENCE)
+
+    @property
+    def takes_text(self) -> bool:
+        return any(path.startswith(f"{TOKENIZER}/") for path in self.manifest.companions)
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, after its files were checked against the manifest."""
+        from seq2engine.model.tokenizers.reading import read_tokenizer
+
+        for path, sha256 in self.manifest.companions.items():
+            if path.startswith(f"{TOKENIZER}/"):
+                self.check_file(path, sha256)
+        return read_tokenizer(self.root)
+
+    def generation(self) -> dict[str, Any]:
+        """How the model is decoded unless a user says otherwise: fields of SearchOptions; empty where nobody said."""
+        if GENERATION not in self.manifest.companions:
+            return {}
+        self.check_file(GENERATION, self.manifest.companions[GENERATION])
+        try:
+            values = json.loads((self.root / GENERATION).read_text())
+        except ValueError as error:
+            raise BundleError(f"{self.root / GENERATION} is not JSON ({error}); {mend_of(self.root)}") from error
+        if not isinstance(values, dict):
+            raise BundleError(f"{self.root / GENERATION} is no JSON object; {mend_of(self.root)}")
+        return values
+
+    def check_file(self, relative: str, expected: str) -> None:
+        path = self.inside(relative)
+        mend = mend_of(self.root)
+        if not path.is_file():
+            raise BundleError(f"{path} is missing, though the manifest lists it; {mend}")
+        if sha256_of(path) != expected:
+            raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {mend}")
+
+    def inside(self, relative: str) -> Path:
+        """A path of the manifest, which may not lead out of the bundle."""
+        path = (self.root / relative).resolve()
+        if not path.is_relative_to(self.root.resolve()):
+            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside; {mend_of(self.root)}")
+        return path
+
+
+def mend_of(root: Path) -> str:
+    """What mends a damaged bundle; --force leaves engines, reports and other people's files there."""
+    return f"export the checkpoint again with: seq2engine export CHECKPOINT {shlex.quote(str(root))} --force"
+
+
+def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
+    """Reads a bundle's manifest; graphs and engines are checked when they are used."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise BundleError(f"no bundle at {root}; make one with: seq2engine export CHECKPOINT {root}")
+    path = root / MANIFEST
+    if not path.is_file():
+        raise BundleError(
+            f"{root} has no {MANIFEST}, so it is not a bundle; make one with: seq2engine export CHECKPOINT DIR"
+        )
+    try:
+        return Bundle(root, manifest_from_dict(json.loads(path.read_text())))
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise BundleError(f"{path} cannot be used ({error}); {mend_of(root)}") from error
+
+
+def manifest_from_dict(values: dict[str, Any]) -> Manifest:
+    if values["format"] != FORMAT:
+        raise ValueError(f"format {values['format']}, this version reads {FORMAT}")
+    graphs = {
+        precision: {
+            name: GraphEntry(**{**entry, "inputs": tuple(entry["inputs"]), "outputs": tuple(entry["outputs"])})
+            for name, entry in by_name.items()
+        }
+        for precision, by_name in values["graphs"].items()
+    }
+    if values["cache_form"] not in CACHE_FORMS:
+        raise ValueError(f"unknown cache form {values['cache_form']!r}")
+    if unknown := [p for p in graphs if p not in PRECISIONS]:
+        raise ValueError(f"unknown precision {unknown[0]!r}")
+    if any(set(by_name) != set(GRAPHS) for by_name in graphs.values()):
+        raise ValueError(f"every precision needs the graphs {', '.join(GRAPHS)}")
+    return Manifest(
+        config=config_from_dict(values["config"]),
+        cache_form=values["cache_form"],
+        checkpoint_sha256=values["checkpoint_sha256"],
+        companions=dict(values["companions"]),
+        graphs=graphs,
+        scan=dict(values["scan"]),
+        made_by=values["made_by"],
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file of a bundle (a report, a passport) whole or not at all."""
+    try:
+        with new_file(path) as beside:
+            beside.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BundleError(f"cannot write {path}: {error.strerror}; name another place, or make room there") from error

@@ -1,0 +1,52 @@
+"""The engines that a bundle holds: their names and passports, and whether they are of the graphs it holds now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seq2engine.errors import BundleError
+
+from ..contract import GRAPHS
+from .bundle import Bundle
+from .passport import PASSPORT, Passport, command_of_passport, read_passport
+
+ENGINES = "engines"
+
+
+def engine_names(bundle: Bundle) -> list[str]:
+    folder = bundle.root / ENGINES
+    if not folder.is_dir():
+        return []
+    # A dot in front marks a folder that a build is still filling, or left when it was killed.
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
+    folder = bundle.root / ENGINES / name
+    passport = read_passport(folder / PASSPORT)
+    if set(passport.engines) != set(GRAPHS):
+        command = command_of_passport(bundle.root, passport, passport.targets)
+        raise BundleError(
+            f"{folder / PASSPORT} describes {', '.join(passport.engines) or 'nothing'}, expected {', '.join(GRAPHS)}; "
+            f"rebuild with: {command} --force"
+        )
+    return folder, passport
+
+
+def passports_of(bundle: Bundle) -> dict[str, Passport]:
+    """The passport of every engine, by its name. A folder of engines without one is an error."""
+    return {name: open_passport(bundle, name)[1] for name in engine_names(bundle)}
+
+
+def listed_passports(bundle: Bundle) -> dict[str, Passport]:
+    """The same for people to look at: a folder without a passport is not ours to tell of."""
+    there = [name for name in engine_names(bundle) if (bundle.root / ENGINES / name / PASSPORT).exists()]
+    return {name: read_passport(bundle.root / ENGINES / name / PASSPORT) for name in there}
+
+
+def is_current(bundle: Bundle, passport: Passport) -> bool:
+    """Whether an engine was built from the graphs that the bundle holds now."""
+    graphs = bundle.manifest.graphs.get(passport.precision)
+    return graphs is not None and all(
+        entry.onnx_fingerprint == graphs[name].fingerprint for name, entry in passport.engines.items()
+    )

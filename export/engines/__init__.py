@@ -1,0 +1,1 @@
+"""Builds, caches, plans, refits and inspects TensorRT engines."""

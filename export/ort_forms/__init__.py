@@ -1,0 +1,1 @@
+"""The forms of the portable graphs that ONNX Runtime sessions run."""

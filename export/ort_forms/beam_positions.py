@@ -1,0 +1,48 @@
+"""The decoder step with a position of its own for every beam: a form derived for ONNX Runtime, for drafts.
+
+    position [B] -> Unsqueeze -> [B,1] -> ...        becomes        position [B,K] -> ...
+
+The K tokens of one step may then be a token and what is guessed to follow it: each in its own place, the mask saying
+that it comes after those before it. Everything behind the positions has broadcast over beams before, and still can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx
+from onnx import helper
+
+from seq2engine.errors import ExportError
+
+from ..contract import GraphSpec, TensorSpec
+
+POSITION = TensorSpec("position", "int64", ("B", "K"))
+
+
+def spec_with_beam_positions(spec: GraphSpec) -> GraphSpec:
+    inputs = tuple(POSITION if tensor.name == POSITION.name else tensor for tensor in spec.inputs)
+    return dataclasses.replace(spec, inputs=inputs)
+
+
+def beam_positions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A decoder step, with or without its weights loaded -> the same with `position` [B,K]."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    readers = [node for node in graph.node if POSITION.name in node.input]
+    if not readers or any(node.op_type != "Unsqueeze" for node in readers):
+        kinds = ", ".join(sorted({node.op_type for node in readers})) or "nothing"
+        raise ExportError(
+            f"graph {graph.name} reads its positions by {kinds}, expected Unsqueeze: it is no decoder step of ours; "
+            "export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+        )
+    renamed = {node.output[0]: POSITION.name for node in readers}
+    kept = [node for node in graph.node if POSITION.name not in node.input]
+    for node in kept:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    del graph.node[:]
+    graph.node.extend(kept)
+    place = next(i for i, value in enumerate(graph.input) if value.name == POSITION.name)
+    graph.input[place].CopyFrom(helper.make_tensor_value_info(POSITION.name, onnx.TensorProto.INT64, POSITION.axes))
+    return made

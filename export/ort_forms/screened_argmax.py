@@ -1,0 +1,210 @@
+"""The decoder step with a shortcut to its best tokens, for searches that ask for nothing else: no logit of the others.
+
+The output projection is a large part of a small model's weights, and greedy search wants one token of it. So the table
+is kept in int8 as well. A product with that is wrong by no more than is known beforehand, so whichever token could be
+among the best in spite of it is multiplied again in fp32, and all others cannot be:
+
+    wanted 0 -------> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
+    wanted n -------> x in int8 * table in int8 = rough [R,V]
+                      t [R]: the least of the fp32 logits of the roughly best tokens; none of the best is lower
+                      rough + bound < t in all rows: out; the others are candidates, some ten of 32,000 for each row
+                      x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
+
+The bound (Cauchy-Schwarz): with u = x / max|x| and its int8 form v, a row w of the table and its int8 form q,
+|u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A form derived
+for ONNX Runtime on the CPU when a session opens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from seq2engine.model.config import ModelConfig
+
+from ..contract import TensorSpec
+from ..precision.quantise import quantised, scheme_of
+from . import int8_matmul as row_products
+from .shortlist import loaded
+from .top_candidates import CANDIDATES
+from .top_candidates import path as candidate_path
+
+WANTED = TensorSpec("wanted", "int64", (1,))
+WORTH_IT = 2_000_000  # numbers of a table from which on reading a quarter of it saves more than the rest costs
+MOST = 16  # that can be wanted: so many tokens are candidates whatever happens, even where logits are no numbers
+ULP = 2.0**-24
+BLOCK = 2048  # tokens whose rows are rounded at a time
+
+
+def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """A decoder step of `candidate_graph`, in fp32 or of int8 products, whose weights lie in `folder`, if they are not
+    loaded -> the same with an input `wanted`. Where that is not 0, there are no logits but the best, so many of every
+    beam (they are put out twice), and `exp_sum` is of candidates alone.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    product = next(node for node in graph.node if node.output[0] == "logits")
+    reducing = [node for node in graph.node if node.name.startswith(candidate_path(""))]
+    before = [node for node in graph.node if node is not product and node not in reducing]
+    if product.op_type == "Mul":  # of int8 steps and every row's scale
+        shortcut = best_of_steps(*product.input)
+        constants = PLACES
+    else:
+        (turned,) = [node for node in before if node.output[0] == product.input[1]]
+        (weight,) = [one for one in graph.initializer if one.name == turned.input[0]]
+        shortcut = screening(product.input[0], weight.name)
+        constants = tables(loaded(weight, folder))
+    outputs = ["logits", *(tensor.name for tensor in CANDIDATES)]
+    sides = {
+        "then_branch": branch("all", [product, *reducing], outputs),
+        "else_branch": branch("best", shortcut, outputs),
+    }
+    del graph.node[:]
+    # Not in their branch: ONNX Runtime would hold them twice.
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    every = node("Equal", [WANTED.name, path("first")], [path("every")])
+    graph.node.extend([*before, every, node("If", [path("every")], outputs, **sides)])
+    (logits,) = [value for value in graph.output if value.name == "logits"]
+    logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", "W"]))
+    graph.input.append(helper.make_tensor_value_info(WANTED.name, TensorProto.INT64, WANTED.axes))
+    if all(opset.domain != row_products.CONTRIB for opset in made.opset_import):
+        made.opset_import.append(helper.make_opsetid(row_products.CONTRIB, 1))
+    return made
+
+
+def worth_screening(config: ModelConfig, precision: str) -> bool:
+    """In fp32, only a table that the embedding reads too is stored by tokens, so that a few of them are read fast."""
+    fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
+    return fits and not config.output_bias and config.target_vocab * config.d_model >= WORTH_IT
+
+
+def path(name: str) -> str:
+    return f"screening/{name}"
+
+
+LAST = path("last")
+PLACES = {LAST: np.array([-1]), path("first"): np.array([0]), path("one"): np.array([1])}
+
+
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> NodeProto:
+    return helper.make_node(op, inputs, outputs, name=f"{outputs[0]}/{op}", **attributes)
+
+
+def tables(table: np.ndarray) -> dict[str, np.ndarray]:
+    """What screening reads of a table [V,D]: its int8 form, bounds of what that is wrong by, and constants."""
+    vocab, width = table.shape
+    steps = np.empty((width, vocab), dtype=np.int8)
+    scales, wrong, norms = (np.empty(vocab, dtype=np.float32) for _ in range(3))
+    for first in range(0, vocab, BLOCK):  # a block at a time: what is in between would be larger than the table
+        part = slice(first, first + BLOCK)
+        rows = table[part]
+        numbers, scales[part] = quantised(rows, 1, scheme_of("w8a8", "int8"))
+        steps[:, part] = numbers.T
+        wrong[part] = np.linalg.norm(rows - numbers * scales[part, None], axis=1)
+        norms[part] = np.linalg.norm(rows, axis=1)
+    slack = 4 * width * ULP * norms.max()  # of fp32 sums of D products: the rough one, two exact ones, and t
+    constants: dict[str, np.ndarray] = {
+        "int8": steps,
+        "scale": scales,
+        "bounds": np.stack([wrong + slack, norms, np.ones_like(norms)]).astype(np.float32),  # times |v|, |u - v| and -t
+        "always": (np.arange(vocab) < MOST).astype(np.float32),
+        "none": np.array(0, dtype=np.float32),
+        "plus": np.array([1], dtype=np.float32),
+        "rows": np.array([-1, width]),
+    }
+    rounding = {row_products.path(name): array for name, array in row_products.CONSTANTS.items()}
+    return {path(name): array for name, array in constants.items()} | rounding | PLACES
+
+
+def screening(x: str, table: str) -> list[NodeProto]:
+    u = path("x")
+    step, zero = row_products.path("step"), row_products.path("zero")
+    return [
+        node("Reshape", [x, path("rows")], [u]),  # [B, K, D] -> [R, D]
+        *row_products.rounding(u),
+        helper.make_node(
+            "MatMulIntegerToFloat",
+            [f"{u}/uint8", path("int8"), step, path("scale"), zero],
+            [path("rough")],
+            name=path("rough/MatMulIntegerToFloat"),
+            domain=row_products.CONTRIB,
+        ),
+        # t: as many exact logits as there are best ones to be found, of which none will be lower than the lowest
+        node("TopK", [path("rough"), WANTED.name], [path("roughly_best"), path("likely")], axis=-1),
+        node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
+        node("Unsqueeze", [f"{u}/unit", LAST], [path("columns")]),
+        node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
+        node("Squeeze", [path("likely_logits"), LAST], [path("known")]),
+        node("ReduceMin", [path("known"), LAST], [path("least")], keepdims=1),
+        node("Neg", [path("least")], [path("below")]),
+        # rough + bound - t
+        node("DequantizeLinear", [f"{u}/uint8", step, zero], [path("rounded")]),
+        node("Sub", [f"{u}/unit", path("rounded")], [path("missed")]),
+        node("ReduceL2", [path("rounded"), LAST], [path("length")], keepdims=1),
+        node("ReduceL2", [path("missed"), LAST], [path("missed_length")], keepdims=1),
+        node("Concat", [path("length"), path("missed_length"), path("below")], [path("factors")], axis=1),
+        node("Gemm", [path("factors"), path("bounds"), path("rough")], [path("margin")]),
+        # in any row: a sum is a product, which is several times faster here than a maximum over rows
+        node("Relu", [path("margin")], [path("above")]),
+        node("Shape", [u], [path("row_count")], start=0, end=1),
+        node("Expand", [path("plus"), path("row_count")], [path("each")]),
+        node("MatMul", [path("each"), path("above")], [path("in_question")]),  # [V]
+        node("Max", [path("in_question"), path("always")], [path("chances")]),
+        node("LessOrEqual", [path("chances"), path("none")], [path("out")]),
+        node("Not", [path("out")], [path("in")]),
+        node("NonZero", [path("in")], [path("places")]),
+        node("Squeeze", [path("places"), path("first")], [path("candidates")]),
+        # the exact ones
+        node("Gather", [table, path("candidates")], [path("candidate_rows")]),
+        node("Gemm", [u, path("candidate_rows")], [path("exact")], transB=1),
+        node("TopK", [path("exact"), WANTED.name], [path("best"), path("spots")], axis=-1),
+        node("Gather", [path("candidates"), path("spots")], [path("best_ids")]),
+        *summing(path("exact"), path("best"), path("sum")),
+        node("Shape", ["tokens"], [path("shape")]),
+        node("Concat", [path("shape"), LAST], [path("wide")], axis=0),
+        node("Reshape", [path("best"), path("wide")], ["best_logits"]),
+        node("Identity", ["best_logits"], ["logits"]),
+        node("Reshape", [path("best_ids"), path("wide")], ["best_tokens"]),
+        node("Reshape", [path("sum"), path("shape")], ["exp_sum"]),
+    ]
+
+
+def best_of_steps(steps: str, scale: str) -> list[NodeProto]:
+    """Logits before their rows' scales [B,K,1], which are positive, are ranked alike."""
+    return [
+        node("TopK", [steps, WANTED.name], [path("best_steps"), "best_tokens"], axis=-1),
+        node("Mul", [path("best_steps"), scale], ["best_logits"]),
+        *summing("best_logits", "best_logits", "exp_sum"),
+        node("Identity", ["best_logits"], ["logits"]),
+    ]
+
+
+def summing(logits: str, best: str, total: str) -> list[NodeProto]:
+    return [
+        node("Slice", [best, path("first"), path("one"), LAST], [path("top")]),
+        node("Sub", [logits, path("top")], [path("shifted")]),
+        node("Exp", [path("shifted")], [path("exp")]),
+        node("ReduceSum", [path("exp"), LAST], [total], keepdims=0),
+    ]
+
+
+def branch(name: str, nodes: list[NodeProto], outputs: list[str]) -> onnx.GraphProto:
+    """These nodes as one side of a choice; what they put out has names of its own there."""
+    inside = {output: f"{name}/{output}" for output in outputs}
+    renamed = []
+    for one in nodes:
+        copy = NodeProto()
+        copy.CopyFrom(one)
+        copy.input[:] = [inside.get(read, read) for read in one.input]
+        copy.output[:] = [inside.get(written, written) for written in one.output]
+        renamed.append(copy)
+    kinds = {"best_tokens": TensorProto.INT64}
+    values = [
+        helper.make_tensor_value_info(inside[output], kinds.get(output, TensorProto.FLOAT), None) for output in outputs
+    ]
+    return helper.make_graph(renamed, name, [], values)

@@ -1,0 +1,85 @@
+"""The decoder step with a smaller output projection: logits of a shortlist of tokens only, a column of each.
+
+    ... -> output/MatMul <- output/Transpose <- rows of output.weight -> logits [B,K,W]
+
+Only the projection's own weights change; a table that it shares with the embedding stays whole for that, and where it
+is restored from fewer bits, the projection restores its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from seq2engine.errors import ExportError
+
+from .top_candidates import vocab_of
+
+SCOPE = "output/"  # the module of the model that projects
+
+
+def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path) -> onnx.ModelProto:
+    """A decoder step whose weights lie in `folder`, if they are not loaded -> the same for these tokens alone."""
+    vocab = vocab_of(model)
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    own_restoring(made.graph)
+    projecting = [node for node in made.graph.node if node.name.startswith(SCOPE)]
+    read = {name for node in projecting for name in node.input}
+    found = [weight for weight in made.graph.initializer if weight.name in read and list(weight.dims).count(vocab) == 1]
+    if not found:
+        raise ExportError(
+            f"graph {model.graph.name} has no weights of {vocab} tokens in {SCOPE}, so its projection cannot be "
+            "shortened; ask for allowed tokens instead of a shortlist"
+        )
+    names = {weight.name: f"{SCOPE}shortlist/{weight.name}" for weight in found}
+    made.graph.initializer.extend(rows_of(weight, vocab, tokens, names[weight.name], folder) for weight in found)
+    for node in projecting:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    used = {name for node in made.graph.node for name in node.input}
+    for weight in found:
+        if weight.name not in used:
+            made.graph.initializer.remove(weight)
+    (logits,) = [value for value in made.graph.output if value.name == "logits"]
+    logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", len(tokens)]))
+    del made.graph.value_info[:]  # shapes in between, which may name the whole vocabulary
+    return made
+
+
+def own_restoring(graph: onnx.GraphProto) -> None:
+    """Gives the projection a DequantizeLinear of its own where it reads one that stands elsewhere."""
+    restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        for place, name in enumerate(node.input if node.name.startswith(SCOPE) else ()):
+            if name in restored and not restored[name].name.startswith(SCOPE):
+                own = NodeProto()
+                own.CopyFrom(restored[name])
+                own.name = own.output[0] = node.input[place] = f"{SCOPE}restored/{name}"
+                nodes.append(own)
+        nodes.append(node)
+    read = {name for node in nodes for name in node.input}
+    del graph.node[:]
+    graph.node.extend(node for node in nodes if node.output[0] not in restored or node.output[0] in read)
+
+
+def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:
+    """The part of a weight that belongs to these tokens, along whichever axis has one place for each of all."""
+    axis = list(weight.dims).index(vocab)
+    return numpy_helper.from_array(np.take(loaded(weight, folder), tokens, axis=axis), name)
+
+
+def loaded(weight: TensorProto, folder: Path) -> np.ndarray:
+    """The numbers of a weight, wherever they are."""
+    copy = TensorProto()
+    copy.CopyFrom(weight)
+    if copy.data_location == TensorProto.EXTERNAL:
+        load_external_data_for_tensor(copy, str(folder))
+        copy.data_location = TensorProto.DEFAULT
+        del copy.external_data[:]
+    return numpy_helper.to_array(copy)

@@ -1,0 +1,108 @@
+"""The decoder step with what a search asks of its logits first, made where they are: a form derived for ONNX Runtime.
+
+    logits [B,K,V] --+-- TopK K+1 --> best_logits, best_tokens [B,K,C]
+                     |      | the first of each
+                     +---- Sub -> Exp -> ReduceSum over blocks -> ReduceSum -> exp_sum [B,K]
+
+The logits stay an output. On the CPU one that nobody reads costs nothing: it is the memory the projection writes to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from seq2engine.errors import ExportError
+
+from ..audit import axes_of
+from ..contract import TensorSpec
+
+BLOCK = 128  # summed up in one go: ONNX Runtime adds one by one, and over all of 32,000 is wrong by 3e-6
+ALIGNED = 16  # numbers in 64 bytes: where rows begin elsewhere, the last bit of their sums depends on their places
+
+CANDIDATES = (
+    TensorSpec("exp_sum", "float32", ("B", "K")),
+    TensorSpec("best_logits", "float32", ("B", "K", "C")),
+    TensorSpec("best_tokens", "int64", ("B", "K", "C")),
+)
+
+
+def candidate_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A decoder step, with or without its weights loaded -> the same with the outputs of CANDIDATES.
+
+    C is K+1, or all of the vocabulary where that is less: no search needs more of one beam (runtime/search/).
+    Candidates are ranked by larger logit, then lower token, as ONNX has TopK do it.
+    """
+    vocab = vocab_of(model)
+    blocks = -(-vocab // BLOCK)
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.node.extend([*top_nodes(), *sum_nodes(vocab)])
+    constants = {
+        "zero": [0],
+        "one": [1],
+        "last": [-1],
+        "vocab": [vocab],
+        "short_block": [0, 0, 0, 0, 0, -vocab % BLOCK],
+        "odd_blocks": [0, 0, 0, 0, 0, -blocks % ALIGNED],
+        "blocks": [0, 0, -1, BLOCK],
+    }
+    used = {name for node in made.graph.node for name in node.input}
+    made.graph.initializer.extend(
+        numpy_helper.from_array(np.array(values, dtype=np.int64), path(name))
+        for name, values in constants.items()
+        if path(name) in used
+    )
+    for tensor in CANDIDATES:
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+        made.graph.output.append(helper.make_tensor_value_info(tensor.name, element, tensor.axes))
+    return made
+
+
+def path(name: str) -> str:
+    return f"candidates/{name}"
+
+
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> NodeProto:
+    return helper.make_node(op, inputs, outputs, name=path(outputs[0].removeprefix(path(""))), **attributes)
+
+
+def top_nodes() -> list[NodeProto]:
+    """The K+1 best of every beam; K is read off the tokens that come in."""
+    return [
+        node("Shape", ["tokens"], [path("beams")], start=1, end=2),
+        node("Add", [path("beams"), path("one")], [path("wanted")]),
+        node("Min", [path("wanted"), path("vocab")], [path("count")]),
+        node("TopK", ["logits", path("count")], ["best_logits", "best_tokens"], axis=-1),
+    ]
+
+
+def sum_nodes(vocab: int) -> list[NodeProto]:
+    """The sum of exp(logit - best logit) of every beam: what is left of its normaliser when the best is taken out."""
+    return [
+        node("Slice", ["best_logits", path("zero"), path("one"), path("last")], [path("best")]),
+        node("Sub", ["logits", path("best")], [path("shifted")]),
+        node("Exp", [path("shifted")], [path("exp")]),
+        *([node("Pad", [path("exp"), path("short_block")], [path("padded")])] if vocab % BLOCK else []),
+        # [B, K, V] -> [B, K, V/BLOCK, BLOCK]
+        node("Reshape", [path("padded" if vocab % BLOCK else "exp"), path("blocks")], [path("in_blocks")]),
+        node("ReduceSum", [path("in_blocks"), path("last")], [path("block_sums")], keepdims=0),
+        node("Pad", [path("block_sums"), path("odd_blocks")], [path("aligned_sums")]),
+        node("ReduceSum", [path("aligned_sums"), path("last")], ["exp_sum"], keepdims=0),
+    ]
+
+
+def vocab_of(model: onnx.ModelProto) -> int:
+    """How many logits the graph puts out, which it must in the shape and type that the contract says."""
+    logits = next((value for value in model.graph.output if value.name == "logits"), None)
+    axes = () if logits is None else axes_of(logits)
+    right = logits is not None and logits.type.tensor_type.elem_type == TensorProto.FLOAT
+    if not right or axes[:2] != ("B", "K") or not isinstance(axes[-1], int):
+        raise ExportError(
+            f"graph {model.graph.name} has no fp32 output logits [B, K, V]: it is no decoder step; export the "
+            "checkpoint again with: seq2engine export CHECKPOINT DIR"
+        )
+    return axes[-1]

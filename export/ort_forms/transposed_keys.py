@@ -1,0 +1,94 @@
+"""Cross-attention keys stored with the source along their last axis, as a product with one row reads them fastest.
+
+    encoder       ... -> cross_k [B,H,S,E] -> Transpose -> cross_k [B,H,E,S]
+    decoder step  q * scale -> heads -> MatMul <- Transpose <- cross_k     becomes     MatMul <- cross_k
+
+ONNX Runtime multiplies one row by a matrix without copying it first, if the matrix is not to be turned and the product
+is not scaled: so q is scaled before it is cut into heads. A form derived for ONNX Runtime on the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx
+from onnx import NodeProto, helper
+
+from seq2engine.errors import ExportError
+
+from ..audit import axes_of
+from ..contract import GraphSpec, TensorSpec
+
+KEYS = "cross_k."
+TURN = [0, 1, 3, 2]
+
+
+def specs_with_turned_keys(specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
+    """What goes into and comes out of the two graphs in this form."""
+
+    def turned(tensor: TensorSpec) -> TensorSpec:
+        if not tensor.name.startswith(KEYS):
+            return tensor
+        return dataclasses.replace(tensor, axes=tuple(tensor.axes[axis] for axis in TURN))
+
+    return {
+        name: GraphSpec(spec.name, tuple(map(turned, spec.inputs)), tuple(map(turned, spec.outputs)))
+        for name, spec in specs.items()
+    }
+
+
+def turned_keys(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An encoder or a decoder step, its weights loaded or not -> the same with turned keys."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    keys = [value for value in (*graph.input, *graph.output) if value.name.startswith(KEYS)]
+    for value in keys:
+        axes = axes_of(value)
+        element = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, element, [axes[axis] for axis in TURN]))
+    written = [value.name for value in keys if value in graph.output]
+    nodes = turning(list(graph.node), written) if written else reading(list(graph.node))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return made
+
+
+def turning(nodes: list[NodeProto], keys: list[str]) -> list[NodeProto]:
+    for node in nodes:
+        node.output[:] = [f"{name}/unturned" if name in keys else name for name in node.output]
+    return [
+        *nodes,
+        *(helper.make_node("Transpose", [f"{k}/unturned"], [k], name=f"{k}/Transpose", perm=TURN) for k in keys),
+    ]
+
+
+def reading(nodes: list[NodeProto]) -> list[NodeProto]:
+    """Scales move to the front of the heads they scale, and nobody turns the keys."""
+    makers = {name: node for node in nodes for name in node.output}
+    unread: list[NodeProto] = []
+    early: dict[str, NodeProto] = {}  # scales, by the node that they stand before from now on
+    for product in nodes:
+        turn = makers.get(product.input[1]) if product.op_type == "MatMul" else None
+        if turn is None or turn.op_type != "Transpose" or not turn.input[0].startswith(KEYS):
+            continue
+        scaling = makers[product.input[0]]
+        heads = makers.get(scaling.input[0])
+        cut = None if heads is None else makers.get(heads.input[0])
+        kinds = [None if one is None else one.op_type for one in (scaling, heads, cut)]
+        if heads is None or cut is None or kinds != ["Mul", "Transpose", "Reshape"]:
+            raise ExportError(
+                f"{product.name} multiplies keys by {kinds}, expected a scaled Transpose of a Reshape: it is no "
+                "decoder step of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+            )
+        product.input[:] = [heads.output[0], turn.input[0]]
+        scaling.input[0], cut.input[0] = cut.input[0], scaling.output[0]
+        unread.append(turn)
+        early[cut.name] = scaling
+    moved = {scaling.name for scaling in early.values()}
+    return [
+        one
+        for node in nodes
+        if node not in unread and node.name not in moved
+        for one in ([early[node.name], node] if node.name in early else [node])
+    ]

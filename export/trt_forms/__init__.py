@@ -1,0 +1,1 @@
+"""The form of the decoder step from which TensorRT engines are built."""

@@ -1,0 +1,226 @@
+"""The form of a decoder step that TensorRT launches the fewest kernels for, derived from the portable graph at a build.
+
+Portable attention is five primitive ops that run anywhere. TensorRT has a fused kernel for attention of one query that
+reads its inputs through Concat, Split and bias, and another for several queries (not in fp32) that wants keys and
+values in a layout of its own, one copy launch for each. So:
+
+    every form                cross-attention's query is folded into the products before it (fold_query.py)
+    one beam                  where it was folded, cross-attention becomes an Attention op, which takes that query
+                              without a copy; a static cache is written late (late_write.py),
+                              self-attention stays primitive
+    beams in fp16 and bf16    what is ready at the same time is packed into one tensor, so that one launch lays out all
+                              of it; a static cache is written late if K is fixed. Any number of beams.
+
+      cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
+      new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
+
+    K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
+                              query heads over the source's shared key heads (grouped-query form) for that of one query
+
+      q [B,H,K,E] -Reshape-> [B,H*K,1,E] --+
+      k, v [B,H,L,E] ----------------------+--Attention--> [B,H*K,1,E] -Reshape-> [B,H,K,E]
+      mask [B,1,K,L] -Expand,Reshape-> [B,H*K,1,L]
+
+docs/LOG.md has the launch counts of every form that was tried, export/engines/launch_budget.py what each may take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from .fold_query import fold_queries
+from .late_write import write_late
+
+ATTENTION_OPSET = 23
+SMALLEST_HEAD = 12  # that the kernel for several queries takes; the one for a single query takes 8, too
+
+
+@dataclass(frozen=True)
+class PrimitiveAttention:
+    """softmax(where(mask, (q * scale) @ k^T, masked)) @ v, as the indices of its nodes and the names of its inputs."""
+
+    nodes: tuple[int, ...]
+    q: str
+    k: str
+    v: str
+    mask: str
+    scale: float
+    output: str
+
+    @property
+    def is_self(self) -> bool:
+        return ".self_attn/" in self.output
+
+
+def frozen_axes(model: onnx.ModelProto, sizes: dict[str, int]) -> None:
+    """Gives dynamic axes of the inputs and outputs a fixed size, in place."""
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+
+def step_for_tensorrt(
+    model: onnx.ModelProto, cache_form: str, beams: int | None, slots: int, folder: Path = Path()
+) -> onnx.ModelProto:
+    """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
+
+    No `beams`: dynamic. Weights that are not in the message lie in `folder`.
+    """
+    form = onnx.ModelProto()
+    form.CopyFrom(model)
+    frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
+    heads = heads_of(form)
+    folded = fold_queries(form, heads, folder)
+    if beams == 1:
+        if cache_form == "static":
+            write_late(form, beams, slots)
+        if folded:
+            rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
+    elif precision_of(form) != TensorProto.FLOAT and (beams is None or heads[1] >= SMALLEST_HEAD):
+        if cache_form == "static" and beams:
+            write_late(form, beams, slots)
+            pack_keys_and_values(form, own=False)
+        else:
+            pack_keys_and_values(form, own=True)
+    elif beams:
+        rewrite_attentions(form, find_attentions(form), heads, beams)
+    return form
+
+
+def precision_of(model: onnx.ModelProto) -> int:
+    """The element type of the cache, which is what the graph computes in."""
+    return next(value.type.tensor_type.elem_type for value in model.graph.input if value.name == "self_k.0")
+
+
+def pack_keys_and_values(model: onnx.ModelProto, own: bool) -> None:
+    """Passes keys and values that attentions read through one tensor: all of the source's, and each layer's `own`."""
+    nodes = list(model.graph.node)
+    cross = [value.name for value in model.graph.input if value.name.startswith("cross_")]
+    packed: dict[str, str] = {}
+    ordered = packed_together(cross, "cross", packed)
+    made: set[str] = set()
+    for node in nodes:
+        node.input[:] = [packed.get(name, name) for name in node.input]
+        ordered.append(node)
+        made.update(name for name in node.output if name.startswith("new_self_"))
+        for layer in {name.rsplit(".")[-1] for name in node.output if name in made}:
+            pair = [f"new_self_k.{layer}", f"new_self_v.{layer}"]
+            if own and made.issuperset(pair):
+                ordered += packed_together(pair, f"new_self.{layer}", packed)
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+
+
+def packed_together(names: list[str], label: str, packed: dict[str, str]) -> list[onnx.NodeProto]:
+    """Concat and Split of tensors [B,H,L,E] along their heads; `packed` learns the names they go by afterwards."""
+    packed.update({name: f"{name}/packed" for name in names})
+    together = f"trt/{label}"
+    return [
+        helper.make_node("Concat", names, [together], name=f"{together}/Concat", axis=1),
+        helper.make_node(
+            "Split",
+            [together],
+            [packed[name] for name in names],
+            name=f"{together}/Split",
+            axis=1,
+            num_outputs=len(names),
+        ),
+    ]
+
+
+def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
+    """Every primitive attention of a graph that our export wrote."""
+    nodes = model.graph.node
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output}
+    reader = {name: i for i, node in enumerate(nodes) for name in node.input}
+    constants = {w.name: w for w in model.graph.initializer}
+    found = []
+    for i, node in enumerate(nodes):
+        if node.op_type != "Softmax":
+            continue
+        where = maker[node.input[0]]
+        scores = maker[nodes[where].input[1]]
+        transposed, product = maker[nodes[scores].input[1]], reader[node.output[0]]
+        chain = [nodes[j].op_type for j in (transposed, scores, where, product)]
+        assert chain == ["Transpose", "MatMul", "Where", "MatMul"], f"{node.name}: not an attention of ours: {chain}"
+        q = nodes[scores].input[0]
+        scaling = [maker[q]] if nodes[maker[q]].op_type == "Mul" else []  # a folded query is scaled by its weights
+        found.append(
+            PrimitiveAttention(
+                nodes=(*scaling, transposed, scores, where, i, product),
+                q=nodes[scaling[0]].input[0] if scaling else q,
+                k=nodes[transposed].input[0],
+                v=nodes[product].input[1],
+                mask=nodes[where].input[0],
+                scale=float(numpy_helper.to_array(constants[nodes[scaling[0]].input[1]])) if scaling else 1.0,
+                output=nodes[product].output[0],
+            )
+        )
+    return found
+
+
+def heads_of(model: onnx.ModelProto) -> tuple[int, int]:
+    """Heads and head size, from the cache's shape [B,H,L,E]."""
+    cache = next(value for value in model.graph.input if value.name == "self_k.0")
+    dims = cache.type.tensor_type.shape.dim
+    return dims[1].dim_value, dims[3].dim_value
+
+
+def rewrite_attentions(
+    model: onnx.ModelProto, attentions: list[PrimitiveAttention], heads: tuple[int, int], beams: int
+) -> None:
+    """Replaces primitive attentions by Attention ops, in place."""
+    count, size = heads
+    graph = model.graph
+    replaced = {index for attention in attentions for index in attention.nodes}
+    at = {attention.nodes[-1]: attention for attention in attentions}
+    folded_masks: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    kept: list[onnx.NodeProto] = []
+    for index, node in enumerate(graph.node):
+        if index not in replaced:
+            kept.append(node)
+        if index not in at:
+            continue
+        attention = at[index]
+        if beams == 1:
+            inputs = [attention.q, attention.k, attention.v, attention.mask]
+            kept.append(attention_node(attention, inputs, attention.output))
+            continue
+        shapes |= {"trt/fold": (0, count * beams, 1, size), "trt/unfold": (0, count, beams, size)}
+        mask = attention.mask
+        if mask_is_per_beam(graph, mask):
+            if mask not in folded_masks:
+                shapes |= {"trt/mask_heads": (1, count, 1, 1), "trt/mask_fold": (0, count * beams, 1, -1)}
+                wide, folded_masks[mask] = f"{mask}/heads", f"{mask}/folded"
+                kept.append(helper.make_node("Expand", [mask, "trt/mask_heads"], [wide], name=wide))
+                folded = folded_masks[mask]
+                kept.append(helper.make_node("Reshape", [wide, "trt/mask_fold"], [folded], name=folded))
+            mask = folded_masks[mask]
+        q, out = f"{attention.output}/q", f"{attention.output}/folded"
+        kept.append(helper.make_node("Reshape", [attention.q, "trt/fold"], [q], name=q))
+        kept.append(attention_node(attention, [q, attention.k, attention.v, mask], out))
+        unfold = helper.make_node("Reshape", [out, "trt/unfold"], [attention.output], name=f"{attention.output}/unfold")
+        kept.append(unfold)
+    del graph.node[:]
+    graph.node.extend(kept)
+    for name, shape in shapes.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(shape, dtype=np.int64), name))
+    for opset in model.opset_import:
+        opset.version = max(opset.version, ATTENTION_OPSET)
+
+
+def attention_node(attention: PrimitiveAttention, inputs: list[str], output: str) -> onnx.NodeProto:
+    return helper.make_node("Attention", inputs, [output], name=f"{attention.output}/Attention", scale=attention.scale)
+
+
+def mask_is_per_beam(graph: onnx.GraphProto, mask: str) -> bool:
+    """The self mask differs from beam to beam; the source mask does not and broadcasts over the folded heads."""
+    maker = next(node for node in graph.node if mask in node.output)
+    return maker.input[0] == "self_mask"

@@ -1,0 +1,1 @@
+"""The shipped model (graphemes to phonemes) and what makes its data."""

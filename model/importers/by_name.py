@@ -1,0 +1,53 @@
+"""A model by what a user calls it: a folder of ours, somebody else's checkpoint, a shipped one, or random weights."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import CheckpointError, RequestError
+
+from ..checkpoint import load_checkpoint, random_model
+from ..shipped import shipped_checkpoint
+from ..transformer import Transformer
+from .detect import KNOWN, hub_hint, import_checkpoint, is_foreign
+
+
+@contextmanager
+def opened_checkpoint(
+    name: str, progress: Progress = silent, note: Callable[[str], None] = lambda text: None
+) -> Iterator[tuple[Transformer, Path | None]]:
+    """The model, and the folder of its companions (generation.json, tokenizer) for as long as the block lasts.
+
+    `note` is told what an importer could not carry over, one line each.
+    """
+    scheme, _, rest = name.partition(":")
+    if scheme == "random":
+        yield random_from_name(name), None
+    elif scheme == "shipped":
+        folder = shipped_checkpoint(rest)
+        yield load_checkpoint(folder), folder
+    elif not Path(name).exists():
+        wanted = f"a checkpoint folder of ours, or {KNOWN}"
+        raise CheckpointError(f"no checkpoint at {name}; expected {wanted}{hub_hint(Path(name))}")
+    elif is_foreign(Path(name)):
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made) / "checkpoint"
+            result = import_checkpoint(Path(name), folder, progress=progress)
+            for text in result.notes:
+                note(text)
+            if not result.takes_text:
+                note("takes token ids only: no tokenizer that can be used lies beside the weights")
+            yield load_checkpoint(folder), folder
+    else:
+        yield load_checkpoint(name), Path(name)
+
+
+def random_from_name(name: str) -> Transformer:
+    _, preset, *seed = name.split(":")
+    if len(seed) > 1 or not all(part.isdigit() for part in seed):
+        raise RequestError(f"{name!r} is not random:PRESET or random:PRESET:SEED, such as random:tiny:7")
+    return random_model(preset, int(seed[0]) if seed else 0)

@@ -1,0 +1,143 @@
+"""Whose checkpoint a path holds, read from the files; and from there to a checkpoint of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from seq2engine.common.atomic_folders import check_replaceable, new_folder
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import CheckpointError
+
+from ..checkpoint import CONFIG, GENERATION, read_config, write_checkpoint
+from ..tokenizers.base import FOLDER as TOKENIZER
+from .fairseq import FILES as FAIRSEQ_FILES
+from .fairseq import checkpoint_from_fairseq
+from .hugging_face import checkpoint_from_hugging_face
+from .imported import Imported
+from .opennmt import checkpoint_from_opennmt
+from .pickles import pickle_in, read_pickle
+from .torch_description import DESCRIPTION
+from .torch_transformer import checkpoint_from_torch
+
+KNOWN = (
+    "a Hugging Face folder (config.json and weights), a fairseq or OpenNMT-py .pt file or a folder with one, "
+    f"or a folder with {DESCRIPTION} and the state dict it describes"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One library's checkpoints, and how they are read."""
+
+    name: str
+    read: Callable[[Path], Imported]
+
+
+SOURCES = {
+    "hugging face": Source("Hugging Face", checkpoint_from_hugging_face),
+    "fairseq": Source("fairseq", checkpoint_from_fairseq),
+    "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt),
+    "torch": Source("torch.nn.Transformer", checkpoint_from_torch),
+}
+
+
+def source_of(path: Path) -> Source:
+    """Which library wrote what is at this path; raises when it is none we know."""
+    if not path.exists():
+        raise CheckpointError(f"nothing at {path}; expected {KNOWN}{hub_hint(path)}")
+    if (path / DESCRIPTION).is_file():
+        return SOURCES["torch"]
+    if (path / CONFIG).is_file():
+        if is_ours(path):
+            read_config(path / CONFIG)  # says so if it is damaged, and then it need not be ours
+            raise CheckpointError(
+                f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
+            )
+        return SOURCES["hugging face"]
+    if path.is_dir() and not any(path.glob("*.pt")):
+        raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
+    file = pickle_in(path, FAIRSEQ_FILES)
+    content = read_pickle(file)
+    keys = content.keys() if isinstance(content, dict) else set()
+    if {"generator", "vocab", "opt"} <= keys:
+        return SOURCES["opennmt"]
+    if "model" in keys and ("args" in keys or "cfg" in keys):
+        return SOURCES["fairseq"]
+    held = ", ".join(sorted(map(str, keys))[:6]) or type(content).__name__
+    raise CheckpointError(f"{file} holds {held}, which is not understood; expected {KNOWN}")
+
+
+def hub_hint(path: Path) -> str:
+    """How to get a model of the Hugging Face hub, where a path that is not there could be the name of one."""
+    name = str(path)
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) or path.parent.exists():
+        return ""
+    folder = path.name
+    return (
+        f"; nothing is downloaded here: if it is a model of the Hugging Face hub, get it with "
+        f"`hf download {name} --local-dir {folder}` and name {folder}"
+    )
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder's config.json is one of ours; a damaged one counts as ours, whose reader then says why."""
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not (isinstance(values, dict) and ("model_type" in values or "architectures" in values))
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path looks like a checkpoint to be imported rather than one of ours."""
+    if path.is_file() or (path / DESCRIPTION).is_file():
+        return True
+    return not is_ours(path) if (path / CONFIG).is_file() else any(path.glob("*.pt"))
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What became of an import."""
+
+    checkpoint: Path
+    source: str
+    kind: str
+    parameters: int
+    takes_text: bool
+    generation: dict[str, object]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "checkpoint": str(self.checkpoint)}, indent=2)
+
+
+def import_checkpoint(source: Path, target: Path, force: bool = False, progress: Progress = silent) -> ImportResult:
+    """Writes another library's checkpoint as one of ours, with its decoding defaults and its tokenizer."""
+    check_replaceable(target, force, CONFIG)
+    found = source_of(source)
+    progress(f"import: {found.name} weights", 0.0)
+    imported = found.read(source)
+    progress(f"import: {found.name} weights", 1.0)
+    progress("import: writing", 0.0)
+    with new_folder(target, force, marker=CONFIG) as beside:
+        write_checkpoint(imported.model, beside)
+        if imported.generation:
+            (beside / GENERATION).write_text(json.dumps(imported.generation, indent=2) + "\n")
+        if imported.tokenizer is not None:
+            (beside / TOKENIZER).mkdir()
+            imported.tokenizer.write(beside / TOKENIZER)
+    progress("import: writing", 1.0)
+    return ImportResult(
+        checkpoint=target,
+        source=found.name,
+        kind=imported.kind,
+        parameters=sum(parameter.numel() for parameter in imported.model.parameters()),
+        takes_text=imported.tokenizer is not None,
+        generation=imported.generation,
+        notes=imported.notes,
+    )

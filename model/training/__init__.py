@@ -1,0 +1,1 @@
+"""Trains the reference model with cross-entropy on pairs of texts."""

@@ -1,0 +1,136 @@
+"""What a training keeps on disk, so that a kill at any moment costs nothing but the running step.
+
+All weights and both moments of Adam live in flat arrays. After every step they are copied into one of two slots of a
+file that is mapped into memory, and a small cursor file is then replaced to point at that slot: killed at any moment,
+training goes on from the last whole step, and to the same result as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from seq2engine.common.atomic_folders import new_file
+from seq2engine.errors import RequestError
+
+from ..checkpoint import write_weights
+
+BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where training stands: the slot that holds the last whole step, and the batch that comes next."""
+
+    slot: int = 0
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+
+
+class FlatParameters:
+    """A model's weights and gradients as two flat arrays that its parameters are views of, with Adam's moments."""
+
+    def __init__(self, model: nn.Module):
+        parameters = list(model.parameters())  # a tied weight comes once
+        count = sum(parameter.numel() for parameter in parameters)
+        self.state = torch.zeros(3, count)  # weights, first moment, second moment
+        self.grads = torch.zeros(count)
+        start = 0
+        for parameter in parameters:
+            end = start + parameter.numel()
+            self.state[0, start:end] = parameter.detach().flatten()
+            parameter.data = self.state[0, start:end].view_as(parameter)
+            parameter.grad = self.grads[start:end].view_as(parameter)
+            start = end
+
+    def adam(self, rate: float, step: int, clip: float) -> None:
+        """One step of Adam on the gradients, clipped to that norm; the gradients are zero afterwards."""
+        weights, first, second = self.state
+        norm = float(self.grads.norm())
+        if norm > clip:
+            self.grads.mul_(clip / norm)
+        first.lerp_(self.grads, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(self.grads, self.grads, value=1 - BETAS[1])
+        spread = second.div(1 - BETAS[1] ** step).sqrt_().add_(EPSILON)
+        weights.addcdiv_(first, spread, value=-rate / (1 - BETAS[0] ** step))
+        self.grads.zero_()
+
+
+class TrainingFiles:
+    """The files of one training in a folder: state.bin (two slots), cursor.json, history.jsonl, epochs/."""
+
+    def __init__(self, folder: Path, flat: FlatParameters, about: dict[str, Any]):
+        self.folder, self.flat = folder, flat
+        known = folder / "about.json"
+        if known.is_file():
+            if json.loads(known.read_text()) != about:
+                raise RequestError(f"{folder} was begun with other data or options; name another folder or add --force")
+        else:
+            (folder / "epochs").mkdir(parents=True, exist_ok=True)
+            self.allocate(folder / "state.bin", 2 * flat.state.nbytes)
+            np.memmap(folder / "state.bin", np.float32, "r+", shape=(2, *flat.state.shape))[0] = flat.state.numpy()
+            self.point_at(Cursor())
+            with new_file(known) as beside:  # last: from here on the folder can be resumed
+                beside.write_text(json.dumps(about))
+        self.slots = np.memmap(folder / "state.bin", np.float32, "r+", shape=(2, *flat.state.shape))
+        self.cursor = Cursor(**json.loads((folder / "cursor.json").read_text()))
+        flat.state.copy_(torch.from_numpy(np.array(self.slots[self.cursor.slot])))
+        kept = [entry for entry in self.history() if entry["step"] <= self.cursor.step]
+        with new_file(folder / "history.jsonl") as beside:  # a step that is run again is noted again
+            beside.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def allocate(self, file: Path, size: int) -> None:
+        """Takes all the room a file will need, or none: a disk that fills up under a memory map kills the process."""
+        try:
+            with file.open("wb") as opened:
+                opened.truncate(size)
+                if hasattr(os, "posix_fallocate"):  # not everywhere
+                    os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError as error:
+            shutil.rmtree(self.folder)
+            raise OSError(error.errno, error.strerror, str(self.folder)) from error
+
+    def save(self, cursor: Cursor) -> None:
+        """Makes this the last whole step."""
+        self.slots[cursor.slot] = self.flat.state.numpy()
+        self.point_at(cursor)
+        self.cursor = cursor
+
+    def point_at(self, cursor: Cursor) -> None:
+        with new_file(self.folder / "cursor.json") as beside:
+            beside.write_text(json.dumps(dataclasses.asdict(cursor)))
+
+    def note(self, **entry: float) -> None:
+        with (self.folder / "history.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def history(self) -> list[dict[str, float]]:
+        path = self.folder / "history.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_text().split("\n")[:-1]  # a line without its end was cut off by a kill
+        return [json.loads(line) for line in lines]
+
+    def save_epoch(self, epoch: int, keep: int) -> None:
+        """Keeps the weights of the last `keep` epochs."""
+        with new_file(self.folder / "epochs" / f"{epoch:04d}.safetensors") as beside:
+            write_weights({"weights": self.flat.state[0]}, beside)
+        for old in sorted((self.folder / "epochs").glob("*.safetensors"))[:-keep]:
+            old.unlink()
+
+    def average(self) -> Tensor:
+        """The mean of the kept epochs' weights."""
+        kept = sorted((self.folder / "epochs").glob("*.safetensors"))
+        return torch.stack([load_file(path)["weights"] for path in kept]).mean(dim=0)

@@ -1,0 +1,127 @@
+"""How large numbers get in real decodes: the fp32 graphs run over texts, and the largest of every tensor is noted.
+
+    tensor --Abs--ReduceMax--> one number more among the graph's outputs
+
+Sources are decoded by beam search, step by step as in use; what padding holds counts, because it is computed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import RequestError
+from seq2engine.export.contract import graph_specs
+from seq2engine.export.precision.fp32_nodes import RangeScan
+from seq2engine.model.config import ModelConfig
+
+from .generate import generate
+from .ort.session import OrtSession, inference_session
+from .parity.sources import random_sources, sample_of
+from .search.step import SearchOptions
+from .search.step_output import Answer
+from .session import State
+from .text.translate import Coder
+
+MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus, evenly over it: lines to look at, and of all lengths to decode
+RANDOM_SOURCES = 32  # without a corpus
+LONGEST = 64  # output tokens
+BATCH, BEAM = 16, 4
+LARGEST = "largest/"  # an output of this name is the largest magnitude of the tensor behind it
+
+
+class RangeSession(OrtSession):
+    """The fp32 graphs, keeping the largest magnitude of every float tensor. It is made for looking, not for speed."""
+
+    def __init__(self, graphs: dict[str, onnx.ModelProto], config: ModelConfig, cache_form: str):
+        super().__init__({}, graph_specs(config, "fp32", cache_form), config, "fp32", cache_form)
+        self.largest: dict[str, dict[str, float]] = {name: {} for name in graphs}
+        self.steps = 0
+        self.sessions = {
+            name: inference_session(Path(f"{name}.onnx"), None, measuring(graph).SerializeToString())
+            for name, graph in graphs.items()
+        }
+
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        found = self.measured("encoder", {"source_ids": source_ids, "source_mask": source_mask})
+        return {"source_mask": np.array(source_mask, order="C"), **found}
+
+    def step(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+    ) -> Answer:
+        self.steps += 1
+        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
+        feeds = {tensor.name: given[tensor.name] for tensor in self.specs["decoder_step"].inputs}
+        found = self.measured("decoder_step", feeds)
+        answer = Answer(found.pop("logits"))
+        state.update({name.removeprefix("new_"): array for name, array in found.items()})
+        return answer
+
+    def measured(self, graph: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Runs a graph; what it measured is noted, what is left are the contract's outputs."""
+        session, largest = self.sessions[graph], self.largest[graph]
+        names = [output.name for output in session.get_outputs()]
+        kept = {}
+        for name, array in zip(names, session.run(names, feeds), strict=True):
+            if name.startswith(LARGEST):
+                tensor = name.removeprefix(LARGEST)
+                largest[tensor] = float(np.maximum(largest.get(tensor, 0.0), array))
+            else:
+                kept[name] = array
+        return kept
+
+
+def measuring(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with one output more for every float tensor that a node makes."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    inferred = shape_inference.infer_shapes(made).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
+    for name in [name for node in model.graph.node for name in node.output if kinds[name] == TensorProto.FLOAT]:
+        magnitude, output = f"magnitude/{name}", f"{LARGEST}{name}"
+        made.graph.node.append(helper.make_node("Abs", [name], [magnitude], name=magnitude))
+        made.graph.node.append(helper.make_node("ReduceMax", [magnitude], [output], name=output, keepdims=0))
+        made.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, []))
+    return made
+
+
+def sources_from_corpus(path: Path, coder: Coder) -> list[list[int]]:
+    """The sources of a file: one a line, up to a tab where targets stand behind it."""
+    try:
+        lines = [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read ({error}); name a UTF-8 file of source lines") from error
+    lines = [line for line in lines if line.strip()]
+    return [coder.encode_source(line) for line in lines[:: max(1, len(lines) // MOST_LINES)]]
+
+
+def scan_of(
+    sources: Sequence[Sequence[int]] | None,
+    corpus: str,
+    config: ModelConfig,
+    cache_form: str = "static",
+    progress: Progress = silent,
+) -> Callable[[dict[str, onnx.ModelProto]], RangeScan]:
+    """A scan for `onnx_from_model`: decodes these sources (None: random ones), at most 64 of them, of all lengths."""
+    given = random_sources(config, RANDOM_SOURCES) if sources is None else sources
+    chosen = sample_of([list(source)[: config.max_source] for source in given if source], MOST_SOURCES)
+    if not chosen:
+        raise RequestError(f"{corpus} has no source to decode; name a UTF-8 file of source lines")
+
+    def scan(graphs: dict[str, onnx.ModelProto]) -> RangeScan:
+        options = SearchOptions(max_length=min(config.max_target, LONGEST), beam=min(BEAM, config.target_vocab - 1))
+        ordered = sorted(chosen, key=len)
+        session = RangeSession(graphs, config, cache_form)
+        with session:
+            for first in range(0, len(ordered), BATCH):
+                progress("export: range scan", first / len(ordered))
+                generate(session, ordered[first : first + BATCH], options)
+            progress("export: range scan", 1.0)
+            return RangeScan(corpus, len(chosen), session.steps, session.largest)
+
+    return scan

@@ -1,0 +1,1 @@
+"""How far two computations of the same tensor may lie apart, and teacher forcing to measure it."""

@@ -1,0 +1,114 @@
+"""Teacher forcing over sessions: the same tokens fed to several of them, so that their answers can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from seq2engine.model.config import ModelConfig
+
+from ..generate import padded
+from ..session import Session
+from ..tree_cache import TreeStep
+from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
+
+Tokens = tuple[int, ...]
+
+LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
+
+
+class ForcedRun:
+    """One session with one beam per source, fed tokens from outside. The state lives as long as the run."""
+
+    def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int):
+        self.session = session
+        self.state = session.encode(*padded(sources, session.config.pad_id))
+        self.tree = TreeStep(session, self.state, len(sources), 1, steps)
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """tokens [B] -> logits [B,V], valid until the next step."""
+        return self.tree(tokens[:, None], np.zeros((len(tokens), 1), dtype=np.int64)).logits[:, 0]
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self.session.tensor(self.state, name)
+
+
+def forced_tokens(
+    targets: Sequence[Tokens], config: ModelConfig, start: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What to feed so that the model should say `targets`, int64 [B,T], and which of it counts, bool [B,T].
+
+    `start` is what is fed first; None: the model's own start token.
+    """
+    said, counts = padded(targets, config.end_id)
+    first = np.full((len(said), 1), config.start_id if start is None else start, dtype=np.int64)
+    return np.hstack([first, said[:, :-1]]), counts
+
+
+def log_probs_of(logits: np.ndarray, said: np.ndarray) -> np.ndarray:
+    """Logits [B,V] in fp64 and tokens [B] -> the tokens' log-probabilities [B]; not a number where logits are none."""
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        own = np.take_along_axis(shifted, said[:, None], axis=1)[:, 0]
+        return own - np.log(np.exp(shifted).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Tokens forced through the oracle and PyTorch: the oracle's log-probability of each, and PyTorch's error there."""
+
+    tokens: Tokens
+    log_probs: np.ndarray = field(repr=False)  # [T]
+    spreads: np.ndarray = field(repr=False)  # [T]
+    top_two: np.ndarray = field(repr=False)  # [T]: what the oracle puts between its two best tokens
+
+
+def scored(
+    oracle: Session,
+    reference: Session,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Tokens],
+    batch: int,
+    usual: float = 0.0,
+) -> list[Scored]:
+    """Scores one target of every source, in batches. No spread is put at less than `usual`."""
+    found: list[Scored] = []
+    for first in range(0, len(sources), batch):
+        found += _scored_batch(oracle, reference, sources[first : first + batch], targets[first : first + batch], usual)
+    return found
+
+
+def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: float = 0.0) -> np.ndarray:
+    """Logits [B,V] of the oracle and of PyTorch -> by how much PyTorch's error may move two tokens apart, [B].
+
+    It is never less than one unit in the last place, and apart from that never more than a small part of the spread of
+    the row's best logits: two tokens that clearly differ are no tie, however much PyTorch errs.
+    """
+    ulp = EPSILON[precision] * row_scales(upper_logits(exact))
+    most = LARGEST_TIE * upper_spread(exact)
+    return np.maximum(np.minimum(np.maximum(error_spread(exact, rounded), usual), most), ulp)
+
+
+def _scored_batch(
+    oracle: Session,
+    reference: Session,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Tokens],
+    usual: float,
+) -> list[Scored]:
+    fed, _ = forced_tokens(targets, oracle.config, oracle.defaults.start)
+    said, _ = padded(targets, oracle.config.end_id)
+    runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
+    log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)
+    for step in range(fed.shape[1]):
+        exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
+        log_probs[:, step] = log_probs_of(exact, said[:, step])
+        spreads[:, step] = spreads_of(exact, rounded, reference.precision, usual)
+        top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
+    lengths = [len(target) for target in targets]
+    return [
+        Scored(target, log_probs[row, :length], spreads[row, :length], top_two[row, :length])
+        for row, (target, length) in enumerate(zip(targets, lengths, strict=True))
+    ]

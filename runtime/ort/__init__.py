@@ -1,0 +1,1 @@
+"""ONNX Runtime: sessions, their memory, execution providers and speculative decoding."""

@@ -1,0 +1,132 @@
+"""Where ONNX Runtime computes: its execution providers, and that the one asked for is the one that works.
+
+ONNX Runtime goes on with the CPU when a provider cannot be loaded or does not take a node, and says so at most in a
+log. Here that is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from seq2engine.errors import SessionError
+
+CPU = "CPUExecutionProvider"
+# Fusions that lose on a CPU: the fused skip and norm took 8 times as long a number as its two parts (docs/LOG.md).
+SLOWER = ["SkipLayerNormFusion"]
+RECORD, NO_CPU = "session.record_ep_graph_assignment_info", "session.disable_cpu_ep_fallback"
+# What may be left to the CPU: arithmetic on shapes, which providers for GPUs put there by themselves.
+OF_SHAPES = frozenset({"Shape", "Size", "Squeeze", "Unsqueeze", "Range", "Cast", "Constant"})
+PLUG_IN = "onnxruntime_ep_nv_tensorrt_rtx"
+
+Options = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One choice. `options` are made of the folder for what it compiles and of the precision."""
+
+    name: str
+    package: str
+    options: Callable[[Path, str], Options]
+    after: tuple[str, ...] = ()  # those that take what this one does not
+
+
+def cuda_options(kept: Path, precision: str) -> Options:
+    return {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}  # an fp32 graph is to be computed in fp32
+
+
+def tensorrt_options(kept: Path, precision: str) -> Options:
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_timing_cache_enable": "1",
+        "trt_engine_cache_path": str(kept),
+        "trt_timing_cache_path": str(kept),
+        "trt_fp16_enable": str(int(precision == "fp16")),
+    }
+
+
+def rtx_options(kept: Path, precision: str) -> Options:
+    return {"nv_runtime_cache_path": str(kept)}
+
+
+PROVIDERS = {
+    "cpu": Provider(CPU, "onnxruntime", lambda kept, precision: {}),
+    "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", cuda_options),
+    "tensorrt": Provider(
+        "TensorrtExecutionProvider", "onnxruntime-gpu tensorrt", tensorrt_options, ("CUDAExecutionProvider",)
+    ),
+    "nv_tensorrt_rtx": Provider("NvTensorRTRTXExecutionProvider", "onnxruntime-ep-nv-tensorrt-rtx", rtx_options),
+}
+
+
+def check_provider(provider: str) -> None:
+    """Refuses one that is unknown or not installed."""
+    if provider not in PROVIDERS:
+        raise SessionError(f"unknown provider {provider!r}, expected one of {', '.join(PROVIDERS)}")
+    wanted = PROVIDERS[provider]
+    if wanted.name in ort.get_available_providers():
+        return
+    if provider == "nv_tensorrt_rtx" and importlib.util.find_spec(PLUG_IN) is not None:
+        return
+    raise SessionError(
+        f"onnxruntime {ort.__version__} as installed has no provider {provider}; "
+        f"install it with: pip install {wanted.package}"
+    )
+
+
+def arguments_for(provider: str, options: ort.SessionOptions, path: Path, precision: str) -> dict[str, Any]:
+    """What else an InferenceSession gets, besides what is set in `options` here."""
+    if provider == "cpu":
+        return {"providers": [CPU], "disabled_optimizers": SLOWER}
+    if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
+        options.add_session_config_entry(RECORD, "1")
+    else:  # an older one, which cannot be asked afterwards
+        options.add_session_config_entry(NO_CPU, "1")
+    wanted = PROVIDERS[provider]
+    kept = path.with_name(f".{provider}")  # a dot: no part of the bundle
+    kept.mkdir(exist_ok=True)
+    chosen = wanted.options(kept, precision)
+    if wanted.name in ort.get_available_providers():
+        return {"providers": [(wanted.name, chosen), *wanted.after]}
+    options.add_provider_for_devices(plug_in_devices(provider), chosen)
+    return {}
+
+
+def plug_in_devices(provider: str) -> list[Any]:
+    """The GPUs of the provider that comes as a library of its own."""
+    plug_in = importlib.import_module(PLUG_IN)
+    name = plug_in.get_ep_name()
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    if not devices:  # not registered yet, or no GPU
+        ort.register_execution_provider_library(name, plug_in.get_library_path())
+        devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    if not devices:
+        raise SessionError(f"provider {provider} finds no GPU on this machine; use --provider cpu")
+    return devices
+
+
+def check_assignment(session: ort.InferenceSession, provider: str, path: Path) -> None:
+    """Refuses a session in which the CPU does the provider's work."""
+    if provider == "cpu":
+        return
+    wanted = PROVIDERS[provider].name
+    session.disable_fallback()  # nor may a run that fails be done again on the CPU
+    if wanted not in session.get_providers():
+        raise SessionError(
+            f"provider {provider} could not be loaded, and ONNX Runtime would run {path} on the CPU; "
+            "look at its log above for the reason, or use --provider cpu"
+        )
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return
+    parts = session.get_provider_graph_assignment_info()
+    on_cpu = {node.op_type for part in parts if part.ep_name == CPU for node in part.get_nodes()} - OF_SHAPES
+    if on_cpu or not any(part.ep_name == wanted for part in parts):
+        what = ", ".join(sorted(on_cpu)) or "all of it"
+        raise SessionError(f"provider {provider} left a part of {path} to the CPU ({what}); use --provider cpu")

@@ -1,0 +1,141 @@
+"""What a precision costs: its outputs beside those of fp32, source by source.
+
+Budgets hold a precision to its own weights. What those weights lose against fp32 is another question, and the one a
+user has: int4 can be computed without a fault and still change every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import RequestError
+from seq2engine.export.artifact.bundle import Bundle
+
+from ..numerics.teacher_forcing import Tokens
+from ..quality.intervals import Rate, difference_text, rates_from_outputs
+from ..quality.metrics import edit_distance
+from ..search.step import SearchOptions
+from ..session import open_session
+from .corpus import Corpus
+from .decodes import search_name
+from .divergence import first_difference
+from .sanity import outputs_of
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    """One search of the candidate beside fp32. `rates` are candidate - fp32 where references tell."""
+
+    search: str
+    sources: int
+    equal: int
+    edit_rate: float  # tokens to change, drop or add, per token of fp32
+    first_difference: float | None  # median step at which those that differ do; None if none does
+    rates: tuple[Rate, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        told = f"{self.search}: {self.equal} of {self.sources} outputs equal"
+        if self.first_difference is not None:
+            told += (
+                f", {self.edit_rate:.1%} of tokens edited, first difference at step {self.first_difference:g} (median)"
+            )
+        shown = [rate for rate in self.rates if "," not in rate.metric]  # once more without stress: only in tables
+        return told + "".join(f", {rate.label} {difference_text(rate)}" for rate in shown)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """All searches of a candidate against `baseline`; `failure` says why there is nothing to compare."""
+
+    baseline: str
+    searches: tuple[SearchCost, ...] = ()
+    failure: str = ""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all outputs are those of fp32."""
+        return not self.failure and all(search.equal == search.sources for search in self.searches)
+
+    @property
+    def summary(self) -> str:
+        if not self.searches:
+            return self.failure or "not measured: no search came to its end"
+        return "; ".join(search.summary for search in self.searches)
+
+
+class Baseline:
+    """The outputs of fp32, decoded once for all precisions of a bundle: by PyTorch where it decodes them anyway, else
+    by ONNX Runtime where the bundle has fp32 graphs, which is quicker.
+    """
+
+    def __init__(self, bundle: Bundle, backend: str, provider: str | None, by_torch: bool):
+        quick = backend == "onnxruntime" and "fp32" in bundle.precisions and not by_torch
+        self.bundle, self.backend = bundle, "onnxruntime" if quick else "torch"
+        self.provider = provider if quick else None
+        self.kept: dict[tuple[str, int, Tokens], Tokens] = {}  # search, most tokens, source -> output
+
+    @property
+    def name(self) -> str:
+        return "PyTorch fp32" if self.backend == "torch" else f"{self.backend} fp32"
+
+    def cost(self, candidate: str, searches: Sequence[str], corpus: Corpus, progress: Progress = silent) -> Cost:
+        """Of a candidate whose outputs of these searches the corpus has."""
+        chosen = [options for options in corpus.searches if search_name(options) in searches]
+        self.keep(corpus)
+        try:
+            self.decode(chosen, corpus, progress)
+        except RequestError as error:  # requests were checked before: the graphs of the baseline are what is wrong
+            return Cost(self.name, failure=f"not measured, {self.name} stopped: {error}")
+        return Cost(self.name, tuple(self.search_cost(candidate, options, corpus) for options in chosen))
+
+    def keep(self, corpus: Corpus) -> None:
+        """Takes what the baseline has decoded as one side of a comparison."""
+        for options in corpus.searches:
+            for row, tokens in corpus.outputs.get((self.name, search_name(options)), {}).items():
+                self.kept[key_of(options, corpus.sources[row])] = tokens
+
+    def decode(self, searches: Sequence[SearchOptions], corpus: Corpus, progress: Progress) -> None:
+        """Decodes what is not kept yet."""
+        missing = {
+            options: rows
+            for options in searches
+            if (rows := [i for i, source in enumerate(corpus.sources) if key_of(options, source) not in self.kept])
+        }
+        if not missing:
+            return
+        with open_session(self.bundle, self.backend, "fp32", corpus.threads, provider=self.provider) as session:
+            for done, (options, rows) in enumerate(missing.items()):
+                progress("parity: fp32 for the cost", done / len(missing), search_name(options))
+                for row, tokens in outputs_of(session, corpus.sources, rows, options, corpus.batch).items():
+                    self.kept[key_of(options, corpus.sources[row])] = tokens
+        progress("parity: fp32 for the cost", 1.0)
+
+    def outputs(self, options: SearchOptions, corpus: Corpus) -> list[Tokens]:
+        return [self.kept[key_of(options, source)] for source in corpus.sources]
+
+    def search_cost(self, candidate: str, options: SearchOptions, corpus: Corpus) -> SearchCost:
+        search = search_name(options)
+        theirs = corpus.outputs[candidate, search]
+        pairs = [(ours, theirs[row]) for row, ours in enumerate(self.outputs(options, corpus))]
+        apart = [(ours, other) for ours, other in pairs if ours != other]
+        edits = sum(edit_distance(other, ours) for ours, other in apart)
+        rates: tuple[Rate, ...] = ()
+        if corpus.references is not None:
+            sides = [corpus.texts(dict(enumerate(side))) for side in zip(*pairs, strict=True)]
+            rates = rates_from_outputs(search, sides[0], sides[1], corpus.references, corpus.metrics)
+        return SearchCost(
+            search,
+            len(pairs),
+            len(pairs) - len(apart),
+            edits / max(1, sum(len(ours) for ours, _ in pairs)),
+            median(first_difference(*pair) for pair in apart) if apart else None,
+            rates,
+        )
+
+
+def key_of(options: SearchOptions, source: Sequence[int]) -> tuple[str, int, Tokens]:
+    return search_name(options), options.max_length, tuple(source)

@@ -1,0 +1,122 @@
+"""Free decodes of a corpus: one speaker and any number of candidates, token by token.
+
+Every batch is decoded by the speaker once, then by each candidate, and forgotten: memory does not grow with the corpus,
+and several precisions cost the speaker's decode only once. Only where two part is anything else run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import RequestError
+
+from ..numerics.budgets import DecodeResult, Divergence
+from ..numerics.teacher_forcing import Tokens
+from ..search.step import SearchOptions
+from ..session import Session
+from .divergence import Judge, Traced, parted_at, traced
+
+MANY = 8  # batches from which on they are of like lengths
+
+Said = dict[int, Tokens]  # source -> tokens
+Outputs = dict[tuple[str, str], Said]  # (who, search) -> source -> tokens
+
+
+@dataclass
+class Arm:
+    """A candidate, who judges where it parts from the speaker, and what it has said."""
+
+    candidate: Session
+    judge: Judge
+    said: dict[str, Said] = field(default_factory=dict)  # by search
+    divergences: list[Divergence] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.candidate.backend} {self.candidate.precision}"
+
+    def compare(self, wanted: Traced, rows: list[int], chosen: Sequence[Sequence[int]], options: SearchOptions) -> None:
+        given = traced(self.candidate, chosen, options)
+        pairs = zip(rows, wanted.tokens, given.tokens, strict=True)  # equal outputs are kept once for both sides
+        self.said[search_name(options)].update((row, a if a == b else b) for row, a, b in pairs)
+        end = self.candidate.config.end_id
+        parted = [
+            parted_at(wanted, given, i, row, source, end)
+            for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
+            if wanted.tokens[i] != given.tokens[i]
+        ]
+        found = self.judge.greedy(parted) if options.beam == 1 else self.judge.beams(parted, options.length_penalty)
+        self.divergences += found
+
+
+def search_name(options: SearchOptions) -> str:
+    return "greedy" if options.beam == 1 else f"beam {options.beam}"
+
+
+def mixed_batches(count: int, batch: int) -> list[list[int]]:
+    """Indices in batches that reach over the whole list: sources sorted by length still meet in ragged batches."""
+    batches = -(-count // batch)
+    return [list(range(first, count, batches)) for first in range(batches)]
+
+
+def corpus_batches(lengths: Sequence[int], batch: int) -> list[list[int]]:
+    """Few sources meet in mixed batches. Of many, the first batch reaches over all lengths and the rest are of like
+    lengths: what ragged batches show, one shows as well, and padding is a third of the work.
+    """
+    mixed = mixed_batches(len(lengths), batch)
+    if len(mixed) < MANY:
+        return mixed
+    by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
+    first = [by_length[place] for place in mixed[0]]
+    rest = sorted(set(by_length) - set(first), key=lambda row: (lengths[row], row))
+    return [first, *(rest[start : start + batch] for start in range(0, len(rest), batch))]
+
+
+def compare_decodes(
+    speaker: Session,
+    arms: Sequence[Arm],
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    batch: int,
+    name: str = "PyTorch",
+    progress: Progress = silent,
+    said: Said | None = None,
+) -> list[DecodeResult]:
+    """All decode every source freely; where an arm parts from the speaker, its judge says by how much.
+
+    `said` is filled with what the speaker says; an arm keeps what it says itself.
+    """
+    search = search_name(options)
+    for arm in arms:
+        arm.divergences, arm.failure = [], ""
+        arm.said[search] = {}
+    batches = corpus_batches([len(source) for source in sources], batch)
+    for done, rows in enumerate(batches):
+        parted = ", ".join(f"{arm.candidate.precision} {len(arm.divergences)} apart" for arm in arms)
+        progress(f"parity: {search}", done / len(batches), parted)
+        chosen = [sources[row] for row in rows]
+        # Requests were checked before, so where one is refused here it is a model's answer that is wrong.
+        try:
+            wanted = traced(speaker, chosen, options)
+        except RequestError as error:
+            for arm in arms:
+                arm.failure = arm.failure or f"{name} stopped in batch {done}: {error}"
+            break
+        if said is not None:
+            said.update(zip(rows, wanted.tokens, strict=True))
+        for arm in arms:
+            if not arm.failure:
+                try:
+                    arm.compare(wanted, rows, chosen, options)
+                except RequestError as error:
+                    arm.failure = f"{arm.candidate.backend} stopped in batch {done}: {error}"
+    progress(f"parity: {search}", 1.0)
+    return [
+        DecodeResult(search, len(sources), failure=arm.failure)
+        if arm.failure
+        else DecodeResult(search, len(sources), tuple(sorted(arm.divergences, key=lambda d: d.source)))
+        for arm in arms
+    ]

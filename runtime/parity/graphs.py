@@ -1,0 +1,58 @@
+"""The first level of parity: do a bundle's graphs keep the contract, before anything is run?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from seq2engine.errors import ExportError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.audit import audit_graph
+from seq2engine.export.contract import GRAPHS
+from seq2engine.export.precision.census import audit_precision, census_of
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """One graph file: what goes in and out, its census (the file's, not the manifest's), and what is wrong with it."""
+
+    graph: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    census: dict[str, Any]
+    problem: str = ""
+
+    @property
+    def reason(self) -> str:
+        return f"{self.graph}: {self.problem}" if self.problem else ""
+
+    def __bool__(self) -> bool:
+        return not self.problem
+
+
+def graphs_of(bundle: Bundle, precision: str) -> tuple[GraphResult, ...]:
+    """Both graphs, held against ONNX's checker, the contract (names, types, axes, shapes) and their precision."""
+    return tuple(graph_result(bundle, precision, name) for name in GRAPHS)
+
+
+def graph_result(bundle: Bundle, precision: str, name: str) -> GraphResult:
+    path, entry = bundle.graph_path(precision, name), bundle.graph(precision, name)
+    problem = ""
+    model = onnx.load(path)
+    try:
+        onnx.checker.check_model(str(path))
+        audit_graph(model, bundle.specs(precision)[name])
+        audit_precision(model, precision, entry.islands)
+    except (onnx.checker.ValidationError, ExportError) as error:
+        problem = " ".join(str(error).split())
+    return GraphResult(
+        graph=name,
+        opset=next(used.version for used in model.opset_import if used.domain in ("", "ai.onnx")),
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        census=census_of(model),
+        problem=problem,
+    )

@@ -1,0 +1,1 @@
+"""Finds the first wrong tensor of a failed parity run, its layer and its cause."""

@@ -1,0 +1,115 @@
+"""What is known of a tensor that is wrong, and how well a guess explains it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seq2engine.export.ort_forms.debug_outputs import Call
+
+from ...numerics.budgets import ErrorTally
+from ...numerics.error_scale import errors_of
+from .three_way import MASKED, Trio, add_to
+
+
+@dataclass(frozen=True)
+class Guess:
+    cause: str
+    detail: str
+    expected: Tensor
+    module: str | None = None  # where the fault lies, if not where it shows
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The wrong tensor of one call: what was fed, what it should be, and what it is. Numbers are fp64."""
+
+    trio: Trio
+    tensor: str
+    precision: str
+    call: Call
+    exact: np.ndarray
+    rounded: np.ndarray
+    given: np.ndarray
+    fed: dict[str, Tensor]  # the graph's inputs
+    others: dict[str, Tensor]  # more tensors of the oracle, for what may have been taken for what
+
+    @property
+    def found(self) -> Tensor:
+        return torch.from_numpy(self.given.astype(np.float64))
+
+    @property
+    def leaf(self) -> Any:
+        return self.trio.oracle.leaf(self.tensor)
+
+    @property
+    def target(self) -> Any:
+        return self.call.node.target
+
+    def strain(self, expected: Tensor) -> float:
+        """How much of the budget is used if this is what the graph computes; above 1 it is not."""
+        if tuple(expected.shape) != self.given.shape or not expected.is_floating_point():
+            return math.inf
+        wanted = expected.double().numpy()
+        with np.errstate(invalid="ignore"):
+            errors = self.rounded.astype(np.float64) - self.exact
+        errors[self.rounded == self.exact] = 0.0  # infinities, too
+        if (hidden := self.exact == MASKED).any():  # nothing was computed there: the errors made elsewhere stand in
+            errors[hidden] = np.resize(errors[~hidden], int(hidden.sum())) if not hidden.all() else 0.0
+        tally = ErrorTally(self.precision)
+        add_to(tally, self.tensor, wanted, wanted + errors.reshape(wanted.shape), self.given)
+        return tally.result("hunt", self.tensor).strain
+
+    def again(self, args: tuple[Any, ...]) -> Tensor:
+        """The same call with other arguments."""
+        node = self.call.node
+        args = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)  # some write into them
+        if node.op == "call_module":
+            return self.leaf(*args, **node.kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
+        return node.target(*args, **node.kwargs)  # type: ignore[operator]
+
+
+def file_weights(e: Evidence, rank: int) -> list[np.ndarray]:
+    """The stored numbers of that rank that go into a tensor, between it and the tensors before it."""
+    file = e.trio.file
+    makers = {name: node for node in file.model.graph.node for name in node.output}
+    before, found, front = set(e.trio.names) - {e.tensor}, [], [(e.tensor, False)]
+    seen: set[str] = set()
+    while front:
+        name, turned = front.pop()
+        if name in file.weights:
+            array = file.weight(name)
+            found += [array.T if turned else array] if array.ndim == rank else []
+        elif name in makers and name not in before and name not in seen:
+            seen.add(name)
+            node = makers[name]
+            front += [(given, turned ^ (node.op_type == "Transpose")) for given in node.input]
+    return found
+
+
+def as_real(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+
+
+def described(e: Evidence) -> str:
+    """Where a tensor is wrong that nothing explains."""
+    if e.given.shape != e.exact.shape:
+        return f"its shape is {list(e.given.shape)}, expected {list(e.exact.shape)}"
+    errors = errors_of(e.exact.astype(np.float64), e.given.astype(np.float64))
+    broken = ~np.isfinite(errors)
+    if broken.any():
+        most = np.abs(e.exact).max(initial=0.0, where=np.isfinite(e.exact))
+        return f"{int(broken.sum())} of {errors.size} numbers are not finite, where fp64 reaches {most:.3g}"
+    wrong = errors > errors_of(e.exact.astype(np.float64), e.rounded.astype(np.float64)).max()
+    columns = np.unique(np.nonzero(wrong)[-1]) if wrong.any() else np.zeros(0)
+    where = f", all in column {int(columns[0])}" if len(columns) == 1 else ""
+    return (
+        f"no guess explains it; {int(wrong.sum())} of {errors.size} numbers are off by up to {errors.max():.3g}{where}"
+    )

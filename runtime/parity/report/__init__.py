@@ -1,0 +1,1 @@
+"""A parity result as a table, plots and one HTML page."""

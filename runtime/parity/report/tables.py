@@ -1,0 +1,174 @@
+"""The tables of a parity report, as rows of text: a terminal and a page show the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from ...numerics.budgets import FACTORS, DecodeResult, TensorResult, times
+from ...quality.intervals import Rate, difference_text, interval_text
+from ..cost import Cost
+from ..result import LEVELS, ParityResult
+
+LEVEL_HEAD = ("level", "verdict", "what was found")
+GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")
+TENSOR_HEAD = (
+    "tensor",
+    "verdict",
+    "median ratio",
+    "worst",
+    "scale",
+    "PyTorch median, worst",
+    "candidate median, worst",
+)
+NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
+DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
+COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step")
+COMPANY_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
+
+
+def allowed_text(result: ParityResult) -> str:
+    factors = FACTORS[result.precision]
+    usual = f"{factors.median:g}x PyTorch's own error at the median and at nine tenths"
+    return f"allowed: {usual}, {factors.worst:g}x at worst"
+
+
+def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
+    return [(level, *level_row(result, level)) for level in LEVELS]
+
+
+def level_row(result: ParityResult, level: str) -> tuple[str, str]:
+    """A level's verdict and what was found."""
+    parts = result.level(level)
+    if not parts and not (level == "quality" and result.rates):
+        missing = {"graphs": "this backend runs no graphs", "quality": "needs references"}
+        return "not run", missing.get(level, "")
+    if bad := [part for part in parts if not part]:
+        return "FAIL", bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
+    if level == "quality":
+        sides = [(f"against {result.speaker}", result.rates)]
+        if result.cost_rates and result.cost is not None:  # first what a user asks, then what the verdict is about
+            sides.insert(0, (f"against {result.cost.baseline}", result.cost_rates))
+        return "told", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
+    if level == "graphs":
+        return "pass", "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
+    if level == "decodes":
+        return "pass", "; ".join(decode.summary for decode in result.decodes)
+    if level == "invariance":
+        equal, most = min(c.equal for c in result.companies), max(c.budgets for c in result.companies)
+        told = f"at least {equal} of {result.companies[0].sources} equal in {len(result.companies)} arrangements"
+        return "pass", f"{told}; logits move by at most {most:.2g} budgets"
+    tensors = [part for part in parts if isinstance(part, TensorResult)]
+    worst = max(tensors, key=lambda tensor: tensor.median_ratio)
+    steps = sum(tensor.step is not None for tensor in tensors)
+    compared = f"{len(tensors) - steps} tensors" + (f" and {steps} single steps" if steps else "")
+    return "pass", f"largest median ratio {times(worst.median_ratio)} ({worst.name}) of {compared}"
+
+
+def rates_text(rates: Sequence[Rate]) -> str:
+    return ", ".join(f"{rate.search} {rate.label} {difference_text(rate)}" for rate in rates)
+
+
+def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [
+        (
+            graph.graph,
+            word(bool(graph)),
+            str(graph.opset),
+            str(len(graph.inputs)),
+            str(len(graph.outputs)),
+            str(graph.census["nodes"]),
+            ", ".join(f"{count} {kind}" for kind, count in graph.census["products"].items()),
+            ", ".join(f"{size / 1e6:.1f} MB {kind}" for kind, size in graph.census["weight_bytes"].items()),
+        )
+        for graph in result.graphs
+    ]
+
+
+def tensor_rows(result: ParityResult, level: str | None = None) -> list[tuple[str, ...]]:
+    """All tensors, or those of a level; of the single steps the one that stands worst against its budget."""
+    tensors = [tensor for tensor in result.tensors if level in (None, tensor.level)]
+    steps = [tensor for tensor in tensors if tensor.step is not None]
+    worst = [max(steps, key=lambda tensor: tensor.strain)] if steps else []
+    return [
+        (
+            tensor.name,
+            word(bool(tensor)),
+            times(tensor.median_ratio),
+            times(tensor.worst_ratio),
+            number(tensor.scale),
+            f"{number(tensor.reference.median)}, {number(tensor.reference.worst)}",
+            f"{number(tensor.candidate.median)}, {number(tensor.candidate.worst)}",
+        )
+        for tensor in (*(t for t in tensors if t.step is None), *worst)
+    ]
+
+
+def next_token_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [
+        (who, str(n.rows), number(n.kl), number(n.worst_kl), f"{n.top1:.2%}", f"{n.top5:.2%}")
+        for who, n in result.next_token.items()
+    ]
+
+
+def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [(d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d))) for d in result.decodes]
+
+
+def counts_of(decode: DecodeResult) -> list[int]:
+    counts = Counter(divergence.verdict for divergence in decode.divergences)
+    return [counts[verdict] for verdict in ("tie", "drift", "bug")]
+
+
+def rate_head(result: ParityResult) -> tuple[str, ...]:
+    return ("search", "metric", result.speaker, result.candidate, "difference")
+
+
+def rate_rows(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
+    return [
+        (
+            rate.search,
+            rate.label,
+            interval_text(rate, rate.reference),
+            interval_text(rate, rate.candidate),
+            difference_text(rate),
+        )
+        for rate in rates
+    ]
+
+
+def cost_rows(cost: Cost) -> list[tuple[str, ...]]:
+    return [
+        (
+            part.search,
+            str(part.sources),
+            str(part.equal),
+            f"{part.edit_rate:.1%}",
+            "none" if part.first_difference is None else f"{part.first_difference:g}",
+        )
+        for part in cost.searches
+    ]
+
+
+def company_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [
+        (
+            company.arrangement,
+            word(bool(company)),
+            str(company.sources),
+            str(company.equal),
+            number(company.difference),
+            number(company.budget),
+            number(company.budgets),
+        )
+        for company in result.companies
+    ]
+
+
+def word(passed: bool) -> str:
+    return "pass" if passed else "FAIL"
+
+
+def number(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "not finite"

@@ -1,0 +1,1 @@
+"""Quality of outputs against references: BLEU, chrF, word error rate and their confidence intervals."""

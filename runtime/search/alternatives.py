@@ -1,0 +1,92 @@
+"""Alternatives at a position: the N likeliest tokens that come next, each completed by a search of its own.
+
+    source 0   the cat | sat .       beams 0 .. K-1        one tree, one cache, one call of the decoder a step:
+                       | lay down .  beams K .. 2K-1       to the searches these are N times as many sources,
+                       | is ...      beams 2K .. 3K-1      to the decoder N times as many beams
+
+Shapes: B sources, N alternatives, K beams of each, V vocab, S source tokens, R searches that go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from .beam import beam_search
+from .greedy import greedy_search
+from .step import Emitted, Search, SearchOptions, Special, Start, Step
+from .step_output import Answer
+
+
+def alternatives_search(
+    step: Step,
+    batch: int,
+    special: Special,
+    options: SearchOptions,
+    texts: Sequence[Sequence[int]],
+    starts: Sequence[Start] = (),
+) -> Search:
+    """Up to `nbest` hypotheses of every source, in the order of the tokens that set them apart, likeliest first."""
+    count = options.nbest
+    opened = starts or [Start(options.forced_start)] * batch
+    groups = _Groups(step, batch, count, options.beam, special.end)
+    search = (greedy_search if options.greedy else beam_search)(
+        groups,
+        batch * count,
+        special,
+        options,
+        [text for text in texts for _ in range(count)],
+        [Start(start.prefix, rank) for start in opened for rank in range(count)],
+    )
+    while True:
+        try:
+            emitted = next(search)
+        except StopIteration as finished:
+            found = finished.value
+            return [list(chain.from_iterable(found[first : first + count])) for first in range(0, len(found), count)]
+        tokens, parents = groups.spread(emitted.tokens, emitted.parents)
+        done = np.ones(len(groups.sources), dtype=bool)
+        np.logical_and.at(done, groups.rows, emitted.done)
+        yield Emitted(emitted.step, groups.sources, tokens, parents, groups.answer, done)
+
+
+class _Groups:
+    """A Step for B*N sources of K beams, over one for B sources of N*K beams. Who has ended is fed end tokens."""
+
+    def __init__(self, step: Step, batch: int, count: int, beam: int, end: int):
+        self.step, self.count, self.beam, self.end = step, count, beam, end
+        self.sources = np.arange(batch)  # of the step's rows
+        self.rows = np.repeat(np.arange(batch), count)  # [R] the step's row of every search
+        self.ranks = np.tile(np.arange(count), batch)  # [R] and its place there
+        self.answer = Answer(np.zeros(0))
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        self.answer = self.step(*self.spread(tokens, parents))
+        return Answer(self.split(self.answer.logits))
+
+    def attention(self) -> np.ndarray:
+        return self.split(self.step.attention())
+
+    def split(self, array: np.ndarray) -> np.ndarray:
+        """[B, N*K, ...] -> [R, K, ...]"""
+        return array.reshape(len(array), self.count, self.beam, -1)[self.rows, self.ranks]
+
+    def spread(self, tokens: np.ndarray, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both [R,K] -> [B, N*K]."""
+        width = self.count * self.beam
+        all_tokens = np.full((len(self.sources), width), self.end, dtype=np.int64)
+        all_parents = np.tile(np.arange(width), (len(self.sources), 1))
+        columns = self.ranks[:, None] * self.beam + np.arange(self.beam)  # [R, K]
+        all_tokens[self.rows[:, None], columns] = tokens
+        all_parents[self.rows[:, None], columns] = parents + self.ranks[:, None] * self.beam
+        return all_tokens, all_parents
+
+    def keep(self, rows: np.ndarray) -> None:
+        """These searches go on; a source leaves with the last of its own."""
+        staying, places = np.unique(self.rows[rows], return_inverse=True)
+        self.ranks, self.rows = self.ranks[rows], places
+        if len(staying) < len(self.sources):
+            self.step.keep(staying)
+            self.sources = self.sources[staying]

@@ -1,0 +1,225 @@
+"""What is wrong with search options: every problem, in words, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .phrases import MOST, contains, phrase_table
+
+if TYPE_CHECKING:
+    from .step import SearchOptions
+
+SEMANTICS = ("huggingface", "fairseq", "ctranslate2", "marian")  # whose beam search; semantics.py says what they mean
+
+
+def problems_of(options: SearchOptions) -> list[str]:
+    """As far as they can be told without a model."""
+    start = options.forced_start
+    return [
+        *problems_of_numbers(options),
+        *problems_of_sampling(options),
+        *problems_of_company(options),
+        *problems_of_tokens(options),
+        *problems_of_phrases(options),
+        *problems_of_start(options, start, "prefix" if options.prefix else "forced bos"),
+    ]
+
+
+def problems_of_numbers(options: SearchOptions) -> Iterator[str]:
+    if options.max_length < 1:
+        yield f"max length {options.max_length}, expected at least 1"
+    if options.beam < 1:
+        yield f"beam {options.beam}, expected at least 1"
+    counts = "sample" if options.sample else "alternative" if options.alternatives else ""
+    if not counts and not 1 <= options.nbest <= max(options.beam, 1):
+        yield f"nbest {options.nbest}, expected 1 to the beam size {options.beam}"
+    if counts and options.nbest < 1:
+        yield f"nbest {options.nbest}, expected at least 1 {counts}"
+    if options.early_stopping not in (True, False, "never"):
+        yield f"early stopping {options.early_stopping!r}, expected true, false or never"
+    if not 0 <= options.min_length <= max(options.max_length, 1):
+        yield f"min length {options.min_length}, expected 0 to the max length {options.max_length}"
+    for name in ("no_repeat_ngram", "source_no_repeat_ngram", "top_k"):
+        if getattr(options, name) < 0:
+            yield f"{name.replace('_', ' ')} {getattr(options, name)}, expected 0 (none) or more"
+    if not math.isfinite(options.length_penalty):
+        yield f"length penalty {options.length_penalty}, expected a number"
+    if not 0 < options.repetition_penalty < math.inf:
+        yield f"repetition penalty {options.repetition_penalty}, expected more than 0"
+    if options.semantics not in SEMANTICS:
+        yield f"semantics {options.semantics!r}, expected one of {', '.join(SEMANTICS)}"
+    if options.patience != 1.0 and options.semantics != "ctranslate2":
+        yield f"patience {options.patience}, expected 1, unless semantics are ctranslate2"
+    elif options.patience != 1.0 and not options.beam * options.patience + 0.5 >= options.kept:
+        yield f"patience {options.patience}, expected at least nbest {options.kept} / beam {options.beam}"
+    if not 0 <= options.coverage_penalty < math.inf:
+        yield f"coverage penalty {options.coverage_penalty}, expected 0 (none) or more"
+    if not 0 <= options.min_alternative_expansion_prob <= 1:
+        yield f"min alternative expansion prob {options.min_alternative_expansion_prob}, expected 0 to 1"
+
+
+def problems_of_sampling(options: SearchOptions) -> Iterator[str]:
+    if not 0 < options.temperature < math.inf:
+        yield f"temperature {options.temperature}, expected more than 0"
+    if not 0 < options.top_p <= 1:
+        yield f"top p {options.top_p}, expected more than 0 and at most 1"
+    if options.seed is not None and options.seed < 0:
+        yield f"seed {options.seed}, expected 0 or more"
+    if options.sample and options.beam > 1:
+        yield f"beam {options.beam} together with sample, expected beam 1 (nbest counts samples)"
+    idle = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
+    if not options.sample and (set_ := [name for name, value in idle.items() if getattr(options, name) != value]):
+        yield f"{', '.join(set_).replace('_', ' ')} without sample, expected it with sample only"
+
+
+def problems_of_company(options: SearchOptions) -> Iterator[str]:
+    """Options that do not go together."""
+    if options.coverage_penalty != 0 and options.beam <= 1:
+        yield f"coverage penalty together with {'sample' if options.sample else 'beam 1'}, expected a beam of 2 or more"
+    if options.coverage_penalty != 0 and options.alternatives:
+        yield "coverage penalty together with alternatives, expected one of them"
+    if options.alternatives and options.sample:
+        yield "alternatives together with sample, expected one of them"
+    if options.min_alternative_expansion_prob != 0 and not options.alternatives:
+        yield "min alternative expansion prob without alternatives, expected it with alternatives only"
+    if options.phrases and options.sample:
+        yield "phrases together with sample, expected greedy or beam search"
+    if options.phrases and options.trie is not None:
+        yield "phrases together with a trie, expected one of them"
+
+
+def problems_of_tokens(options: SearchOptions) -> Iterator[str]:
+    """Wishes that cannot all be met."""
+    if not all(options.banned):
+        yield "a banned sequence is empty, expected at least one token"
+    lists = lists_of(options)
+    if lists and not frozenset.intersection(*lists.values()) - options.always_banned:
+        yield "no token is allowed, expected one at least that is not banned"
+    if options.prefix and options.forced_bos not in (None, options.prefix[0]):
+        head, bos = options.prefix[0], options.forced_bos
+        yield f"prefix begins with {head}, but forced bos is {bos}; begin the prefix with it"
+    if options.trie is not None and not options.trie.ends.any():
+        yield "the trie is empty, expected at least one sequence"
+    elif options.trie is not None and options.min_length > options.trie.longest + offset_of(options) + 1:
+        yield f"min length {options.min_length}, but the longest sequence of the trie has {options.trie.longest} tokens"
+
+
+def problems_of_phrases(options: SearchOptions) -> Iterator[str]:
+    if not all(options.phrases):
+        yield "a phrase is empty, expected at least one token"
+    if len(options.phrases) > MOST:
+        yield f"{len(options.phrases)} phrases, expected at most {MOST}"
+    for phrase in options.phrases:
+        yield from barred_in(options, phrase, f"phrase {' '.join(map(str, phrase))}")
+
+
+def barred_in(options: SearchOptions, tokens: tuple[int, ...], name: str) -> Iterator[str]:
+    """What of these tokens other options forbid."""
+    for words in options.banned:
+        if words and contains(tokens, words):
+            yield f"{name} has {' '.join(map(str, words))}, which is banned"
+    for what, listed in lists_of(options).items():
+        if barred := [token for token in tokens if token not in listed]:
+            yield f"{name} has {' '.join(map(str, barred))}, which is not {what}"
+
+
+def problems_of_start(options: SearchOptions, start: tuple[int, ...], name: str) -> Iterator[str]:
+    """Of what is forced at the beginning of an output: of all outputs, or of one source's."""
+    room = room_of(options) - len(start)
+    if len(start) > options.max_length:
+        yield f"a {name} of {len(start)} tokens, expected at most the max length {options.max_length}"
+    elif options.forced_eos is not None and name == "prefix" and len(start) == options.max_length:
+        yield f"a {name} of {len(start)} tokens leaves no room for forced eos, expected fewer"
+    elif options.alternatives and room < 1:
+        yield f"a {name} of {len(start)} tokens leaves no room for alternatives, expected fewer"
+    yield from barred_in(options, start, name)
+    if options.phrases and all(options.phrases) and len(options.phrases) <= MOST:
+        needed = phrase_table(options.phrases).needed_after(start)
+        if needed > room:
+            yield f"phrases of {needed} tokens, but the max length leaves room for {max(room, 0)}; raise it"
+    if options.trie is not None and options.trie.ends.any():
+        yield from problems_of_trie(options, start, name, room)
+
+
+def problems_of_trie(options: SearchOptions, start: tuple[int, ...], name: str, room: int) -> Iterator[str]:
+    assert options.trie is not None
+    node = options.trie.walked(start[offset_of(options) :])
+    if node < 0:
+        yield f"{name} leaves the trie, expected the beginning of one of its sequences"
+    elif (left := int(options.trie.least(barred_of(options))[node])) > room:
+        if int(options.trie.least(frozenset())[node]) > room:
+            yield f"the trie needs {left} tokens at least, but the max length leaves room for {max(room, 0)}; raise it"
+        else:
+            yield "every sequence of the trie that there is room for has a token that is banned or not allowed"
+
+
+def problems_with_model(options: SearchOptions, vocab: int, end: int) -> list[str]:
+    problems = []
+    if unknown := unknown_tokens(options, vocab):
+        problems.append(f"token {', '.join(map(str, unknown))} asked for, but the vocabulary has 0 to {vocab - 1}")
+    if end in options.prefix:
+        problems.append(f"the prefix has the end token {end}, expected it nowhere in a prefix")
+    if any(end in phrase for phrase in options.phrases):
+        problems.append(f"a phrase has the end token {end}, expected it nowhere in a phrase")
+    if options.trie is not None and (options.trie.tokens == end).any():
+        problems.append(f"the trie has the end token {end}, expected sequences without it")
+    last = options.forced_eos
+    if last not in (None, end):
+        if last in options.always_banned:
+            problems.append(f"forced eos is {last}, which is banned")
+        barred = [what for what, tokens in lists_of(options).items() if last not in tokens]
+        problems += [f"forced eos is {last}, which is not {what}" for what in barred]
+    return problems
+
+
+def problems_with_prefix(options: SearchOptions, prefix: Sequence[int], vocab: int, end: int) -> list[str]:
+    """Of one source's own prefix; an empty one leaves what is forced for all."""
+    start = tuple(prefix)
+    if not start:
+        return []
+    problems = []
+    if unknown := sorted({token for token in start if not 0 <= token < vocab}):
+        problems.append(f"prefix has token {unknown[0]}, but the vocabulary has 0 to {vocab - 1}")
+    if end in start:
+        problems.append(f"the prefix has the end token {end}, expected it nowhere in a prefix")
+    if options.forced_bos not in (None, start[0]):
+        problems.append(f"prefix begins with {start[0]}, but forced bos is {options.forced_bos}")
+    return [*problems, *problems_of_start(options, start, "prefix")]
+
+
+def unknown_tokens(options: SearchOptions, vocab: int) -> list[int]:
+    """Token ids asked for that a vocabulary of this size does not have."""
+    named = [token for token in (options.start, options.forced_bos, options.forced_eos) if token is not None]
+    named += [token for words in (*options.banned, *options.phrases) for token in words]
+    named += [*options.prefix, *options.first_banned, *(options.allowed or ()), *(options.shortlist or ())]
+    if options.trie is not None:
+        known = options.trie.tokens
+        named += np.unique(known[known >= vocab]).tolist()
+    return sorted({token for token in named if not 0 <= token < vocab})
+
+
+def room_of(options: SearchOptions) -> int:
+    """Tokens that an output may have before what it must end with, if there is such a thing."""
+    return options.max_length - (options.forced_eos is not None or options.semantics == "fairseq")
+
+
+def offset_of(options: SearchOptions) -> int:
+    """Tokens before the trie begins."""
+    return 0 if options.forced_bos is None else 1
+
+
+def barred_of(options: SearchOptions) -> frozenset[int]:
+    """Tokens of the trie that are never said."""
+    assert options.trie is not None
+    known = frozenset(np.unique(options.trie.tokens).tolist())
+    return options.always_banned.union(*(known - listed for listed in lists_of(options).values()))
+
+
+def lists_of(options: SearchOptions) -> dict[str, frozenset[int]]:
+    """The only tokens that may be said beside the end token, where such are given."""
+    lists = {"allowed": options.allowed, "in the shortlist": options.shortlist}
+    return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}

@@ -1,0 +1,260 @@
+"""What may be said next: the rules of a search, applied to the model's logits before a token is chosen.
+
+They mean what they mean in Hugging Face `generate`: beam search adds up log-probabilities of the model itself, which a
+rule does not renormalise, and a forced token costs nothing. Shapes: B sources, K beams, V vocab, T tokens so far, the
+start token included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from seq2engine.errors import RequestError
+
+from .constraints import Constraint, PhraseConstraint, TrieConstraint
+from .step import SearchOptions, Special, Start
+from .step_output import Answer, Candidates, Reduced
+
+
+class Rules:
+    """Follows what every beam has said so far, as far as a rule needs to know it.
+
+    `starts` are what each source's output begins with; without, all begin with what the options force.
+    """
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        special: Special,
+        sources: Sequence[Sequence[int]],
+        starts: Sequence[Start] = (),
+    ):
+        self.options, self.special = options, special
+        prefixes = [start.prefix for start in starts] or [options.forced_start]
+        self.starts = forced_table(prefixes)  # [B or 1, P]
+        self.start_lengths = np.array([len(prefix) for prefix in prefixes])
+        self.ranks = np.array([-1 if start.rank is None else start.rank for start in starts] or [-1])
+        self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
+        self.always = np.array(sorted(options.always_banned - {special.end}), dtype=np.int64)
+        self.first = np.array(options.first_banned, dtype=np.int64)
+        self.phrases = [np.array(words, dtype=np.int64) for words in options.banned if len(words) > 1]
+        self.remembers = bool(
+            self.phrases
+            or options.no_repeat_ngram
+            or options.source_no_repeat_ngram
+            or options.repetition_penalty != 1.0
+        )
+        self.trie = TrieConstraint(options, special.end) if options.trie is not None else None
+        self.said = PhraseConstraint(options, special.end) if options.phrases else None
+        self.constraints: list[Constraint] = [one for one in (self.trie, self.said) if one is not None]
+        self.idle = options.unruled and not self.starts.size
+        self.history: np.ndarray | None = None  # [B, K, T]
+        self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
+
+    def answer(
+        self,
+        answer: Answer,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        length: int,
+        normaliser: np.ndarray | None = None,
+    ) -> Answer:
+        """The answer as the rules leave it: see `allowed`. Without rules nobody looks at whole rows of logits."""
+        if self.idle:
+            return answer
+        if not answer.raw.shape[-1]:
+            return self.among(answer, length)
+        return Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+
+    def among(self, answer: Answer, length: int) -> Answer:
+        """What may be said of an answer that has candidates alone, of which `SearchOptions.candidates` are enough."""
+        best = answer.candidates
+        barred = np.isin(best.tokens, self.always)
+        opening = self.start_lengths + 1 == length
+        barred |= opening[:, None, None] & np.isin(best.tokens, self.first)
+        if length < self.options.min_length:
+            barred |= best.tokens == self.special.end
+        order = np.argsort(barred, axis=-1, kind="stable")
+        tokens = np.take_along_axis(best.tokens, order, axis=-1)
+        forced = self.forced_at(length, len(tokens))
+        tokens[forced >= 0] = forced[forced >= 0, None, None]
+        assert answer.reduced is not None
+        found = Candidates(tokens, np.take_along_axis(best.logits, order, axis=-1))
+        return Answer(answer.raw, Reduced(found, answer.reduced.exp_sum))
+
+    def allowed(
+        self,
+        logits: np.ndarray,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        length: int,
+        normaliser: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """A copy of logits [B,K,V] with what the rules forbid at -inf.
+
+        `tokens` and `parents` [B,K] are what the step was given, `length` counts the token to be chosen. With a
+        `normaliser` [B,K] (log-sum-exp of the logits) rules see log-probabilities, as in beam search; greedy search has
+        them see the logits themselves.
+        """
+        if self.remembers:
+            self.remember(tokens, parents)
+        for constraint in self.constraints:
+            constraint.follow(tokens, parents, length)
+        options, end = self.options, self.special.end
+        forced = self.forced_at(length, len(logits))  # [B]
+        if (forced >= 0).all():
+            return self.force(np.empty_like(logits), forced, normaliser)
+        result = logits.copy()
+        if options.repetition_penalty != 1.0:
+            self.penalise(result, normaliser)
+        if options.no_repeat_ngram:
+            self.forbid(result, *next_words(self.spoken, self.spoken, options.no_repeat_ngram))
+        if options.source_no_repeat_ngram:
+            self.forbid(result, *next_words(self.spoken, self.source_rows(), options.source_no_repeat_ngram))
+        for phrase in self.phrases:
+            self.forbid_phrase(result, phrase)
+        result[..., self.always] = -np.inf
+        if options.allowed is not None:
+            result[..., self.barred_of(result.shape[-1])] = -np.inf
+        opening = self.start_lengths + 1 == length  # [B or 1] whose first token of their own this is
+        if self.first.size and opening.any():
+            rows = np.flatnonzero(np.broadcast_to(opening, len(result)))
+            result[rows[:, None], :, self.first] = -np.inf
+        if length < options.min_length:
+            result[..., end] = -np.inf
+        for constraint in self.constraints:
+            result = constraint.limit(result, length)
+        if options.alternatives:
+            result[opening & (self.ranks >= 0), :, end] = -np.inf
+        if (forced >= 0).any():
+            self.force(result, forced, normaliser)
+        self.check_that_some_may_be_said(result, (tokens == end) & (length > 1))
+        return result
+
+    def forced_at(self, length: int, batch: int) -> np.ndarray:
+        """The token [B] that a source must say now, -1 where it may choose."""
+        options = self.options
+        if length == options.max_length and options.forced_eos is not None:
+            return np.full(batch, options.forced_eos)
+        if length > self.starts.shape[1]:
+            return np.full(batch, -1)
+        return np.broadcast_to(self.starts[:, length - 1], batch)
+
+    def force(self, logits: np.ndarray, forced: np.ndarray, normaliser: np.ndarray | None) -> np.ndarray:
+        rows = np.flatnonzero(forced >= 0)
+        logits[rows] = -np.inf
+        logits[rows, :, forced[rows]] = 0.0 if normaliser is None else normaliser[rows]
+        return logits
+
+    def opened(self, allowed: Answer, normaliser: np.ndarray, length: int) -> Answer:
+        """Has alternatives say the token that sets them apart, at its own price, and nothing if there is none.
+
+        `allowed` is what the other rules have left, `normaliser` [B,K] makes log-probabilities of it. Beams of a source
+        are one and the same until then.
+        """
+        if not self.options.alternatives:
+            return allowed
+        rows = np.flatnonzero((self.start_lengths + 1 == length) & (self.ranks >= 0))
+        if not rows.size:
+            return allowed
+        logits = allowed.logits
+        first = logits[rows, 0]  # [R, V]
+        order = np.argsort(-first, axis=1, kind="stable")
+        place = np.minimum(self.ranks[rows], first.shape[1] - 1)
+        tokens = order[np.arange(len(rows)), place]
+        price = first[np.arange(len(rows)), tokens] - normaliser[rows, 0]
+        exists = self.ranks[rows] < first.shape[1]
+        likely = exists & (np.exp(price) >= self.options.min_alternative_expansion_prob)
+        result = logits.copy()
+        result[rows] = -np.inf
+        rows, tokens = rows[likely], tokens[likely]
+        result[rows, :, tokens] = logits[rows, :, tokens]
+        return Answer(result)
+
+    def check_that_some_may_be_said(self, logits: np.ndarray, ended: np.ndarray) -> None:
+        """Refuses a source that cannot go on. What has ended [B,K] only waits for company: nothing is asked of it.
+
+        One beam that can go on is enough for a source, but every sample has to.
+        """
+        stuck = logits.max(axis=-1) == -np.inf  # [B, K]
+        stuck = stuck & ~ended if self.options.sample else stuck.all(axis=1) & ~ended.all(axis=1)
+        if stuck.any():
+            raise RequestError("the search options forbid every token of the vocabulary; allow some")
+
+    def barred_of(self, vocab: int) -> np.ndarray:
+        if self.barred is None:
+            assert self.options.allowed is not None
+            self.barred = np.ones(vocab, dtype=bool)
+            self.barred[[*self.options.allowed, self.special.end]] = False
+        return self.barred
+
+    def keep(self, rows: np.ndarray) -> None:
+        """From now on only these sources are searched."""
+        if self.history is not None:
+            self.history = self.history[rows]
+        if self.sources:
+            self.sources = [self.sources[row] for row in rows]
+        if len(self.ranks) > 1:
+            self.starts, self.start_lengths, self.ranks = self.starts[rows], self.start_lengths[rows], self.ranks[rows]
+        for constraint in self.constraints:
+            constraint.keep(rows)
+
+    def remember(self, tokens: np.ndarray, parents: np.ndarray) -> None:
+        if self.history is None:
+            self.history = tokens[..., None]
+            return
+        before = np.take_along_axis(self.history, parents[..., None], axis=1)
+        self.history = np.concatenate((before, tokens[..., None]), axis=-1)
+
+    @property
+    def spoken(self) -> np.ndarray:
+        """The history of every beam as one row each: [B*K, T]."""
+        assert self.history is not None
+        return self.history.reshape(-1, self.history.shape[-1])
+
+    def source_rows(self) -> np.ndarray:
+        """Every beam's source [B*K, longest], filled up with -1, which no token is."""
+        assert self.history is not None
+        rows = np.full((len(self.sources), max(map(len, self.sources))), -1, dtype=np.int64)
+        for i, source in enumerate(self.sources):
+            rows[i, : len(source)] = source
+        return rows.repeat(self.history.shape[1], axis=0)
+
+    def forbid(self, logits: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> None:
+        kept = tokens >= 0
+        logits.reshape(-1, logits.shape[-1])[rows[kept], tokens[kept]] = -np.inf
+
+    def forbid_phrase(self, logits: np.ndarray, phrase: np.ndarray) -> None:
+        before = len(phrase) - 1
+        if before > self.spoken.shape[1]:
+            return
+        said = (self.spoken[:, -before:] == phrase[:-1]).all(axis=1)
+        logits.reshape(-1, logits.shape[-1])[said, phrase[-1]] = -np.inf
+
+    def penalise(self, logits: np.ndarray, normaliser: np.ndarray | None) -> None:
+        flat = logits.reshape(-1, logits.shape[-1])
+        shift = np.zeros((len(flat), 1), flat.dtype) if normaliser is None else normaliser.reshape(-1, 1)
+        seen = np.take_along_axis(flat, self.spoken, axis=1) - shift
+        penalty = self.options.repetition_penalty
+        changed = np.where(seen < 0, seen * penalty, seen / penalty) + shift
+        np.put_along_axis(flat, self.spoken, changed.astype(flat.dtype), axis=1)
+
+
+def forced_table(starts: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Ragged starts -> [B, longest], filled up with -1."""
+    table = np.full((len(starts), max(map(len, starts))), -1, dtype=np.int64)
+    for row, start in enumerate(starts):
+        table[row, : len(start)] = start
+    return table
+
+
+def next_words(said: np.ndarray, text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and tokens that would complete an n-gram of `text` [R,L] after what was `said` [R,T]."""
+    if said.shape[1] < size - 1 or text.shape[1] < size:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(text, size, axis=1)  # [R, L-size+1, size]
+    ending = said[:, said.shape[1] - (size - 1) :]
+    rows, places = np.nonzero((windows[..., :-1] == ending[:, None]).all(axis=-1))
+    return rows, windows[rows, places, -1]

@@ -1,0 +1,179 @@
+"""What a decoder step answers: logits, and what every search asks of them first, made once and only where asked for.
+
+Shapes: B sources, K beams, V vocab, C candidates of a beam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from seq2engine.errors import RequestError
+
+BLOCK = 64  # columns per block of `top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
+ROWS = 4  # summed up at once by `log_sum_exp`: as many as stay in a core's cache between two passes
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """All tokens that can be said, in ascending order, of a vocabulary of that size; logits have a column of each."""
+
+    tokens: tuple[int, ...]
+    vocab: int
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        return np.array(self.tokens, dtype=np.int64)  # [W]
+
+    def columns_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Of a token that is not in the list, some column: what cannot be said has no price to be read."""
+        return np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
+
+    def spread(self, logits: np.ndarray) -> np.ndarray:
+        """Logits [B,K,W] of the shortlist -> [B,K,V], with -inf for all other tokens."""
+        whole = np.full((*logits.shape[:-1], self.vocab), -np.inf, dtype=logits.dtype)
+        whole[..., self.ids] = logits
+        return whole
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Tokens and logits [B,K,C] of a beam's likeliest tokens: the larger logit first, then the lower token."""
+
+    tokens: np.ndarray
+    logits: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a graph has made of its logits: candidates, and the sum [B,K] of exp(logit - the best candidate's)."""
+
+    candidates: Candidates
+    exp_sum: np.ndarray
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Logits of the next token of K beams of B sources; they, and what is made of them, hold until the next step.
+
+    With a `shortlist`, `raw` has its columns only, and candidates are numbers of columns where the graph has `reduced`
+    them; what it has not is reduced here. `rows` are the sources that are meant, where `raw` has others too.
+    """
+
+    raw: np.ndarray
+    reduced: Reduced | None = None
+    shortlist: Shortlist | None = None
+    rows: np.ndarray | None = None
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """[B,K,W]: the logits of the shortlist, or of all tokens."""
+        return self.raw if self.rows is None else self.raw[self.rows]
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """[B,K,V]."""
+        return self.columns if self.shortlist is None else self.shortlist.spread(self.columns)
+
+    @cached_property
+    def normaliser(self) -> np.ndarray:
+        """[B,K] in fp64: what to take off a logit to make it a log-probability; not finite where there are none."""
+        if self.reduced is None:
+            return log_sum_exp(self.columns)
+        best = self.reduced.candidates.logits[..., 0]
+        return np.log(self.reduced.exp_sum.astype(np.float64)) + best.astype(np.float64)
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The best K+1 of every beam, or as many as there are.
+
+        Of a source's best 2K continuations the first K may end, and the first K that are no end token run on. So of one
+        beam no more than its best K and its end token can matter, and the rest of the vocabulary is never ranked.
+        """
+        best = candidates_from(self.columns) if self.reduced is None else self.reduced.candidates
+        return best if self.shortlist is None else Candidates(self.shortlist.ids[best.tokens], best.logits)
+
+    def logits_of(self, tokens: np.ndarray, beams: np.ndarray | None = None) -> np.ndarray:
+        """Tokens [B,C], of the shortlist where there is one, each said by one of the beams [B,C] -> their logits [B,C].
+
+        Without `beams` the first token is said by the first beam, the second by the second, and so on.
+        """
+        rows = np.arange(len(tokens)) if self.rows is None else self.rows
+        places = tokens if self.shortlist is None else self.shortlist.columns_of(tokens)
+        return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, places]
+
+    def of(self, rows: np.ndarray) -> Answer:
+        """The answer for these sources alone; nothing of it is copied before it is asked for."""
+        assert self.rows is None
+        reduced = self.reduced
+        if reduced is not None:
+            best = Candidates(reduced.candidates.tokens[rows], reduced.candidates.logits[rows])
+            reduced = Reduced(best, reduced.exp_sum[rows])
+        return Answer(self.raw, reduced, self.shortlist, rows)
+
+
+class NotFiniteError(RequestError):
+    """Logits of a source, by its number in the batch, that no search can go on with."""
+
+    def __init__(self, source: int):
+        super().__init__(
+            f"source {source}: the model's logits are not finite, expected numbers; "
+            "look for the first bad layer with: seq2engine parity BUNDLE"
+        )
+        self.source = source
+
+
+def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """The normalisers [B,K], all of them numbers; a source without (NaN, inf, no token possible) is refused by name."""
+    good = np.isfinite(normaliser)
+    if np.count_nonzero(good) < good.size:
+        raise NotFiniteError(int(sources[~good.all(axis=1)][0]))
+    return normaliser
+
+
+def candidates_from(logits: np.ndarray) -> Candidates:
+    """Logits [B,K,V] -> the best K+1 of every beam, or as many as there are."""
+    batch, beams, vocab = logits.shape
+    tokens = top_columns(logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
+    return Candidates(tokens, np.take_along_axis(logits, tokens, axis=-1))
+
+
+def log_sum_exp(logits: np.ndarray) -> np.ndarray:
+    """[B,K,V] -> [B,K] in fp64; not finite where logits are NaN or +inf, or all are -inf."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    top = np.empty(len(flat), dtype=np.float64)
+    total = np.empty(len(flat), dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        for start in range(0, len(flat), ROWS):
+            block = flat[start : start + ROWS]
+            best = block.max(axis=-1, keepdims=True)  # NaN wins a maximum
+            shifted = block - best
+            # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit
+            # of a source's score would depend on its place in the batch.
+            top[start : start + ROWS] = best[:, 0]
+            total[start : start + ROWS] = np.exp(shifted, out=shifted).sum(axis=-1)
+        return (np.log(total) + top).reshape(logits.shape[:-1])
+
+
+def top_columns(rows: np.ndarray, count: int) -> np.ndarray:
+    """rows [R,V] -> columns [R,count] of the largest values of each row, larger first, then lower column first."""
+    width = rows.shape[1]
+    if width > 4 * count * BLOCK:
+        # The best `count` values are in the `count` blocks with the largest maxima (of equals, the first ones), and
+        # one pass of maxima is several times faster than a partition of the whole row.
+        maxima = np.maximum.reduceat(rows, np.arange(0, width, BLOCK), axis=1)
+        blocks = np.sort(top_columns(maxima, count), axis=1)
+        columns = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
+        inside = columns < width  # the last block may be short; what it lacks ranks behind everything
+        values = np.where(inside, np.take_along_axis(rows, np.minimum(columns, width - 1), axis=1), -np.inf)
+        return np.take_along_axis(columns, top_columns(values, count), axis=1)
+
+    columns = np.sort(np.argpartition(rows, width - count, axis=1)[:, width - count :], axis=1)
+    cut = np.take_along_axis(rows, columns, axis=1).min(axis=1, keepdims=True)
+    tied = np.flatnonzero(np.count_nonzero(rows >= cut, axis=1) > count)
+    if tied.size:  # a partition picks any of equal values, we the first ones
+        columns[tied] = np.sort(np.argsort(-rows[tied], axis=1, kind="stable")[:, :count], axis=1)
+    order = np.argsort(-np.take_along_axis(rows, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)

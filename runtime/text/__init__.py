@@ -1,0 +1,1 @@
+"""Text and token ids, in and out: lines, batching, continuous batching, scoring."""

@@ -1,0 +1,220 @@
+"""The cache as a tree: all beams of a source share one cache, and a mask says which slots are whose ancestors.
+
+Every step appends K slots to a source's cache. When beams switch, only rows of the mask are copied; nothing in the
+cache moves. Slots that no beam descends from are dead; when the cache is full, compaction gathers the living to the
+front, with as many slots behind them as `slack` says.
+
+    slots   0 1 2 | 3 4 5 | 6 7 8        K = 3; beam 0 continued slot 4, which continued slot 0
+    beam 0  x . . | . x . | x . .
+    beam 1  x . . | . x . | . x .        shares its prefix with beam 0: one copy
+    beam 2  . x . | . . x | . . x
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from seq2engine.errors import RequestError
+
+from .search.step_output import Answer
+from .session import Session, State
+
+ROUND = 8  # capacities are multiples of this many slots
+OWN_TIME = 16  # steps after which a source of a deterministic session sheds its dead slots
+
+
+@dataclass
+class CacheCounts:
+    """What a decode did with its cache, for reports."""
+
+    steps: int = 0
+    compactions: int = 0  # dead slots dropped
+    growths: int = 0  # the cache moved to more slots
+    most_live: int = 0  # slots of one source that were alive at once
+    most_slots: int = 0  # slots of one source that were allocated at once
+    read: int = 0  # slots of one source that attention went over, in all steps together
+    moved: int = 0  # slots of one source that compactions and growths copied, all together
+
+
+class TreeStep:
+    """A `Step` over a session: tokens and parents in, an answer out. Owns the state it was given until it is gone."""
+
+    def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
+        self.session, self.state, self.beams = session, state, beams
+        self.max_steps, self.fixed_slots, self.on_time = max_steps, session.slots_for(beams), session.deterministic
+        self.tally = CacheCounts()
+        self.growing = session.cache_form == "growing"
+        if self.growing:
+            self.capacity = 0
+        elif self.fixed_slots is not None:
+            self.capacity = self.fixed_slots
+        else:
+            self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
+        self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
+        self.stand_at(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
+        session.reserve(state, self.capacity)
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        self.descend(parents)
+        if self.growing:
+            self.compact_growing()
+            self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, self.beams)))
+            self.stand_at(self.position, np.full(len(tokens), self.capacity))
+            self.capacity += self.beams
+        else:
+            self.make_room()
+        self.mask.put(self.next, True)
+        answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        self.places += self.ahead
+        self.most_used += self.beams
+        self.tally.steps += 1
+        self.tally.read += self.capacity
+        if self.capacity > self.tally.most_slots:
+            self.tally.most_slots = self.capacity
+        return answer
+
+    def attention(self) -> np.ndarray:
+        return self.session.attention(self.state)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What was done so far. Living slots are counted when room runs out, and here: between, they only grow."""
+        self.live_slots()
+        return self.tally
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.session.select(self.state, rows, None)
+        self.mask = self.mask[rows]
+        self.stand_at(self.position[rows], self.used[rows])
+
+    def replace(self, rows: np.ndarray, newcomers: State, width: int) -> None:
+        """From the next call on these rows [N] are the newcomers' sources, at their first step.
+
+        In a growing cache they begin behind everyone's slots; none of those before is theirs.
+        """
+        self.session.replace(self.state, rows, newcomers, width)
+        self.restart(rows)
+        if not self.growing and not self.on_time and self.fixed_slots is None:
+            live = self.live_slots()
+            if self.capacity > 2 * (live + slack(self.beams, live)):  # those who needed so many slots are gone
+                self.compact(self.fitting_capacity(live))
+
+    def restart(self, rows: np.ndarray) -> None:
+        """The next call is the first step of these rows."""
+        if len(rows):
+            self.mask[rows] = False
+            self.used[rows] = self.position[rows] = 0
+            self.stand_at(self.position, self.used)
+
+    def stand_at(self, position: np.ndarray, used: np.ndarray) -> None:
+        """Each source [B] has done so many steps and written so many slots, under the mask as it is now.
+
+        All that a step moves on is one array, so that it is one addition: numpy takes longer to be called, with what
+        the graph has left of the processor's caches, than to add.
+        """
+        batch, beams, slots = self.mask.shape
+        self.rows = np.arange(batch)[:, None]  # to index with
+        own = np.arange(beams)[:, None]
+        following = (self.rows.T * beams + own) * slots + own + used  # [K, B] in the mask as one row
+        self.places = np.concatenate((position[None], used[None], following))  # [2 + K, B]
+        self.position, self.used, self.next = self.places[0], self.places[1], self.places[2:]
+        self.ahead = np.repeat([1] + [beams] * (1 + beams), batch).reshape(self.places.shape)
+        self.most_used = int(used.max(initial=0))
+
+    def descend(self, parents: np.ndarray) -> None:
+        """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, of which there are none at first."""
+        if self.beams == 1:  # its own
+            return
+        self.mask = self.mask[self.rows, parents]
+
+    def make_room(self) -> None:
+        """Room for K more slots of every source: dead slots go first, then the cache grows."""
+        if self.on_time:
+            self.make_room_on_time()
+        if self.most_used + self.beams <= self.capacity:
+            return
+        live = self.live_slots()
+        if self.fixed_slots is None:
+            self.compact(self.fitting_capacity(live))
+        elif live + self.beams <= self.capacity:
+            self.compact(self.capacity)
+        else:
+            raise RequestError(
+                f"{live} slots of the cache are alive and {self.beams} more are needed, but the engine has "
+                f"{self.capacity}; rebuild it with: seq2engine build BUNDLE --slots {self.beams * self.max_steps}"
+            )
+
+    def make_room_on_time(self) -> None:
+        """The same, but where a source's slots lie is its own affair, as sums have other bits in another order.
+
+        It sheds dead ones after so many of its own steps, not when room runs out, which depends on its neighbours.
+        """
+        due = (self.position > 0) & (self.position % OWN_TIME == 0)
+        if due.any():
+            self.live_slots()
+            self.compact(self.capacity, due)
+        used = self.most_used
+        if used + self.beams > self.capacity:
+            self.compact(rounded(used + slack(self.beams, used)), np.zeros_like(due))
+
+    def fitting_capacity(self, live: int) -> int:
+        """How many slots to go on with. What there is stays where it will do: then only what moves is copied."""
+        wanted = slack(self.beams, live)
+        if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
+            return self.capacity
+        most = np.any(self.mask, axis=1).sum(axis=1) + self.beams * (self.max_steps - self.position)  # [B]
+        return rounded(min(live + wanted, int(most.max())))
+
+    def compact_growing(self) -> None:
+        """A growing cache is copied in every step, so one copy more is worth it as soon as enough of it is dead."""
+        live = self.live_slots()
+        if self.capacity > live + slack(self.beams, live):
+            self.compact(live)
+
+    def live_slots(self) -> int:
+        live = int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
+        self.tally.most_live = max(self.tally.most_live, live)
+        return live
+
+    def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
+        """Gathers every source's living slots to the front of a cache of that many slots.
+
+        Where not all are due [B], the others keep their dead slots.
+        """
+        live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
+        if due is not None:
+            live |= ~due[:, None] & (np.arange(self.capacity) < self.used[:, None])
+        used = live.sum(axis=1)
+        front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
+        width = min(capacity, front.shape[1])
+        slots = np.tile(np.arange(capacity), (len(live), 1))
+        slots[:, width:] = 0  # what is new, or not used, repeats some slot: finite, and masked
+        valid = np.arange(capacity) < used[:, None]
+        slots[:, :width] = np.where(valid[:, :width], front[:, :width], slots[:, :width])
+        self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
+        self.stand_at(self.position, used)
+        self.session.select(self.state, None, slots)
+        stays = np.arange(capacity) if capacity == self.capacity else -1
+        self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))
+        if capacity > self.capacity:
+            self.tally.growths += 1
+        else:
+            self.tally.compactions += 1
+        self.capacity = capacity
+
+
+def slack(beams: int, live: int) -> int:
+    """Slots to hold beside the living ones, until the next compaction.
+
+    With s of them attention goes over s/2 slots too many in every step, and a compaction comes every s/K steps. It
+    copies about half of the living on average (those that stay where they are cost nothing), and a copy of a slot takes
+    as long as some three readings. So the sum is least for s = sqrt(3 K live): 56 beside 256 living ones of four beams.
+    """
+    return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live)))
+
+
+def rounded(slots: int) -> int:
+    return -(-slots // ROUND) * ROUND

@@ -1,0 +1,1 @@
+"""TensorRT: engines run on a GPU, their memory, shapes and the choice among several."""

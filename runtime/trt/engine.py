@@ -1,0 +1,263 @@
+"""One TensorRT engine, opened: its execution context, what is bound to it, and the CUDA graph of its launches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from seq2engine.common.tensorrt_module import collector_held
+from seq2engine.errors import SessionError
+from seq2engine.export.artifact.passport import EngineEntry, EngineTensor
+
+from .device import Device
+from .memory import DeviceArray, Shape
+from .profiles import Profile
+from .runtime_cache import RuntimeCache
+
+DTYPES = {  # TensorRT's name -> the passport's
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "BOOL": "bool",
+}
+ECHO = "catchCudaError"  # in a line that TensorRT-RTX adds to every other error
+log = logging.getLogger("seq2engine")
+
+Key = tuple[int, tuple[tuple[int, Shape], ...]]  # the profile; address and shape of every tensor
+
+
+def nothing() -> None: ...
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in.
+
+    `before` and `after` queue the copies to and from the device that belong to a run, always the same for a key.
+    """
+
+    profile: int
+    arrays: tuple[DeviceArray, ...]
+    before: Callable[[], None] = nothing
+    after: Callable[[], None] = nothing
+
+    @cached_property
+    def key(self) -> Key:
+        return self.profile, tuple((array.address, array.shape) for array in self.arrays)
+
+
+class Engine:
+    """An engine ready to run on one device and stream. It owns no tensor memory: what is bound belongs to the caller.
+
+    `repeats` says that calls come in rows of equal shapes, which makes a CUDA graph worth its capture; `grows`, that
+    every call brings new shapes, which makes kernels specialised to one of them a waste. `refused` ends the messages
+    of errors that only another build mends.
+    """
+
+    @collector_held()
+    def __init__(
+        self,
+        trt: Any,
+        device: Device,
+        path: Path,
+        entry: EngineEntry,
+        profiles: Sequence[Profile],
+        repeats: bool,
+        grows: bool,
+        refused: str,
+    ):
+        self.device, self.path, self.entry, self.refused = device, path, entry, refused
+        self.profiles = profiles
+        self.profile: int | None = None
+        self.bound: Key | None = None
+        self.graph: Callable[[], None] | None = None
+        self.context: Any = None
+        self.config: Any = None
+        self.runtime_cache: RuntimeCache | None = None
+        self.engine: Any = None
+        self.logger = make_logger(trt)
+        self.runtime = trt.Runtime(self.logger)  # must live longer than the engine
+        try:
+            self.load(trt)
+            self.configure(trt, repeats, grows)
+            self.make_context()
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, trt: Any) -> None:
+        self.engine = self.runtime.deserialize_cuda_engine(self.path.read_bytes())
+        if self.engine is None:
+            opener = f"{trt.__name__} {trt.__version__}"
+            raise SessionError(f"{self.path} cannot be opened by {opener} ({self.logger.reason()}); {self.refused}")
+        self.check_interface()
+        self.aliases = {t.name: alias for t in self.entry.outputs if (alias := self.alias_of(t.name))}
+
+    def configure(self, trt: Any, repeats: bool, grows: bool) -> None:
+        """TensorRT-RTX captures graphs and keeps compiled kernels itself; for TensorRT we capture."""
+        self.config = self.engine.create_runtime_config()
+        native_graphs = hasattr(self.config, "cuda_graph_strategy")
+        self.captures = repeats and not native_graphs
+        if repeats and native_graphs:
+            self.config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        if grows and hasattr(self.config, "dynamic_shapes_kernel_specialization_strategy"):
+            strategies = trt.DynamicShapesKernelSpecializationStrategy
+            self.config.dynamic_shapes_kernel_specialization_strategy = strategies.NONE
+        if hasattr(self.config, "create_runtime_cache"):
+            self.runtime_cache = RuntimeCache(self.config, self.path)
+
+    def make_context(self) -> None:
+        self.context = self.engine.create_execution_context(self.config)
+        if self.context is None:
+            raise SessionError(
+                f"{self.path} was opened, but {self.device.name} cannot run it ({self.logger.reason()}); "
+                f"free some GPU memory, or {self.refused}"
+            )
+        self.select(self.profiles[0].index)
+        self.device.synchronize()
+        if self.runtime_cache is not None:
+            self.runtime_cache.save()  # kernels were compiled just now: kept even if this process is killed later
+
+    def check_interface(self) -> None:
+        """Holds the opened engine against its passport, from which all buffers and checks are derived."""
+        found = set()
+        for i in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(i)
+            dtype = self.engine.get_tensor_dtype(name).name
+            found.add((self.engine.get_tensor_mode(name).name, name, DTYPES.get(dtype, dtype), self.shapes_of(name)))
+        expected = {("INPUT", t.name, t.dtype, self.recorded_shapes(t)) for t in self.entry.inputs}
+        expected |= {("OUTPUT", t.name, t.dtype, ()) for t in self.entry.outputs}
+        if self.engine.num_optimization_profiles != len(self.profiles):
+            has = f"it has {self.engine.num_optimization_profiles} profiles, not {len(self.profiles)}"
+            raise SessionError(f"{self.path} is not what its passport says ({has}); {self.refused}")
+        if found != expected:
+            differing = sorted({name for _, name, _, _ in found ^ expected})
+            raise SessionError(f"{self.path} is not what its passport says ({', '.join(differing)}); {self.refused}")
+
+    def shapes_of(self, name: str) -> tuple[Shape, ...]:
+        """An input's shapes at min, opt and max, profile after profile; nothing for an output."""
+        if self.engine.get_tensor_mode(name).name == "OUTPUT":
+            return ()
+        by_profile = (self.engine.get_tensor_profile_shape(name, p) for p in range(len(self.profiles)))
+        return tuple(tuple(shape) for shapes in by_profile for shape in shapes)
+
+    def recorded_shapes(self, tensor: EngineTensor) -> tuple[Shape, ...]:
+        """The same by the passport, which spells out the first profile's."""
+        return (*tensor.shapes, *(shape for profile in self.profiles[1:] for shape in profile.shapes(tensor)))
+
+    def alias_of(self, output: str) -> str | None:
+        """The input whose memory an output must share: by the engine where it can be asked, else by the passport."""
+        recorded = self.entry.aliases.get(output)
+        if not hasattr(self.engine, "get_aliased_input_tensor"):
+            return recorded
+        told = self.engine.get_aliased_input_tensor(output) or None
+        if told != recorded:
+            raise SessionError(
+                f"{self.path} wants {output} in the memory of {told}, its passport says {recorded}; {self.refused}"
+            )
+        return told
+
+    def binding(
+        self,
+        profile: Profile,
+        arrays: Mapping[str, DeviceArray],
+        before: Callable[[], None] = nothing,
+        after: Callable[[], None] = nothing,
+    ) -> Binding:
+        """What to run on: takes an array for every input and output by name; an aliased output gets its input's."""
+        placed = [arrays[t.name] for t in self.entry.inputs]
+        placed += [arrays[self.aliases.get(t.name, t.name)] for t in self.entry.outputs]
+        return Binding(profile.index, tuple(placed), before, after)
+
+    def run(self, binding: Binding) -> None:
+        """Queues one run with its copies: a replay of its CUDA graph where there is one."""
+        if binding.key != self.bound:
+            # A captured graph is tied to the state of the context it was captured from: it goes before that changes.
+            self.graph = self.bound = None
+            self.bind(binding)
+            self.bound = binding.key
+            self.launch(binding)  # TensorRT finishes a change of shapes in the first launch, which is not captured
+            return
+        if self.captures and self.graph is None:
+            self.graph = self.capture(binding)
+        if self.graph is not None:
+            self.graph()
+        else:
+            self.launch(binding)
+
+    def bind(self, binding: Binding) -> None:
+        self.select(binding.profile)
+        inputs, outputs = self.entry.inputs, self.entry.outputs
+        for tensor, array in zip(inputs, binding.arrays[: len(inputs)], strict=True):
+            self.require(self.context.set_input_shape(tensor.name, array.shape), f"take {tensor.name} {array.shape}")
+        if missing := self.context.infer_shapes():
+            raise SessionError(f"{self.path} does not know the shape of {', '.join(missing)}; {self.refused}")
+        for tensor, array in zip(outputs, binding.arrays[len(inputs) :], strict=True):
+            if (inferred := tuple(self.context.get_tensor_shape(tensor.name))) != array.shape:
+                raise SessionError(
+                    f"{self.path} makes {tensor.name} {inferred}, expected {array.shape}; {self.refused}"
+                )
+        for tensor, array in zip((*inputs, *outputs), binding.arrays, strict=True):
+            self.require(self.context.set_tensor_address(tensor.name, array.address), f"bind {tensor.name}")
+
+    def select(self, profile: int) -> None:
+        """Switches to a profile, on the stream that the next launch is queued on, so that it comes after."""
+        if profile != self.profile:
+            selected = self.context.set_optimization_profile_async(profile, self.device.stream)
+            self.require(selected, f"select its profile {profile}")
+            self.profile = profile
+
+    def launch(self, binding: Binding) -> None:
+        self.device.run(binding.before)
+        self.require(self.context.execute_async_v3(self.device.stream), "run")
+        self.device.run(binding.after)
+
+    def capture(self, binding: Binding) -> Callable[[], None] | None:
+        """The launches as a CUDA graph. Where that fails the engine goes on without: slower, but as correct."""
+        try:
+            return self.device.capture(partial(self.launch, binding))
+        except (SessionError, RuntimeError) as error:  # ours for a refused launch, torch's for an invalid capture
+            log.warning("%s runs without a CUDA graph, which could not be captured: %s", self.path, error)
+            self.captures = False
+            return None
+
+    def require(self, done: bool, what: str) -> None:
+        if not done:
+            raise SessionError(f"{self.path} would not {what} ({self.logger.reason()}); {self.refused}")
+
+    def close(self) -> None:
+        """Saves the runtime cache and lets everything go, the context first and the runtime last."""
+        if self.runtime_cache is not None and self.context is not None:
+            self.runtime_cache.save()
+        self.graph = None
+        self.context = None
+        self.config = None
+        self.runtime_cache = None
+        self.engine = None
+        self.runtime = None
+
+
+def make_logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps the latest error for our own messages and prints nothing."""
+
+    class ErrorKeeper(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.latest = "no reason given"
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR) and ECHO not in message:
+                self.latest = " ".join(message.split())
+
+        def reason(self) -> str:
+            """The latest error, told once."""
+            reason, self.latest = self.latest, "no reason given"
+            return reason
+
+    return ErrorKeeper()

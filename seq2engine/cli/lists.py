@@ -1,0 +1,199 @@
+"""Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words behind it.
+
+argparse would give a flag with several values every word up to the next flag, so that a bundle could not stand behind
+it. Here the words behind a list flag are its own as long as they look like its items; behind a command's last place
+(`export CKPT B --precision ...`) all are. What looks like both is told apart with `=`: `--precision=fp32 fp16`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from seq2engine.export.contract import PRECISIONS
+
+Fits = Callable[[str], object]
+MOST_PRECISE = "the most precise that serves"  # see export/artifact/default_precision.py
+
+
+class Listed(argparse.Action):
+    """Collects the items of a comma-separated value; the flag may be given again. `fits` knows an item when it sees
+    one; `item` makes a value of it."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        fits: Fits,
+        item: Callable[[str], Any] = str,
+        default: Sequence[Any] | None = None,
+        metavar: str | None = None,
+        help: str | None = None,
+    ):
+        super().__init__(option_strings, dest, default=default, metavar=metavar, help=help)
+        self.fits, self.item = fits, item
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if before is self.default else before), *self.items(values)])
+
+    def items(self, text: str) -> list[Any]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise argparse.ArgumentError(self, f"an item is missing in {text!r}")
+        try:
+            return [self.item(part) for part in parts]
+        except ValueError:
+            raise argparse.ArgumentError(self, f"invalid {self.item.__name__} value: {text!r}") from None
+
+
+class Maybe(argparse.Action):
+    """A flag with a value, which `fits`, or without one: then it is `const`."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        fits: Fits,
+        const: str = "",
+        metavar: str | None = None,
+        help: str | None = None,
+    ):
+        super().__init__(option_strings, dest, nargs="?", const=const, metavar=metavar, help=help)
+        self.fits = fits
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            file.write(message)  # argparse's own hides that it could not be written
+        else:
+            super()._print_message(message, file)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(self.with_lists_joined(self.with_command_first(words)), namespace)
+
+    def with_command_first(self, words: Sequence[str]) -> list[str]:
+        """Flags before the command are as good as behind it: `--quiet export` -> `export --quiet`."""
+        commands = next((a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)), ())
+        at = next((place for place, word in enumerate(words) if word in commands), 0)
+        if at and is_flag(words[0]) and self.action_of(words[0]) is None:
+            return [words[at], *words[:at], *words[at + 1 :]]
+        return list(words)
+
+    def with_lists_joined(self, words: Sequence[str]) -> list[str]:
+        """The words with every list in one: `--precision fp32 fp16 CKPT` -> `CKPT --precision=fp32,fp16`.
+
+        Words that belong to no flag come first: argparse fills all places, optional ones too, at the first it meets.
+        """
+        rest = list(words)
+        flags: list[str] = []
+        placed: list[str] = []
+        places = [action for action in self._actions if not action.option_strings]
+        free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
+        if any(isinstance(action, argparse._SubParsersAction) for action in places):
+            return rest  # the command's own parser knows its flags
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                return [*placed, *flags, word, *rest]
+            if not is_flag(word):
+                free -= 1
+                placed.append(word)
+                continue
+            action = self.action_of(word)
+            if action is None or "=" in word:
+                flags.append(word)
+                continue
+            if not isinstance(action, Listed):
+                flags += with_value(action, word, rest, free)
+                continue
+            values = items_at(rest, action.fits if free > 0 else always)
+            del rest[: len(values)]
+            flags.append(f"{word}={','.join(values)}" if values else word)
+        return [*placed, *flags]
+
+    def action_of(self, word: str) -> argparse.Action | None:
+        """The flag that a word names, in full or by a beginning that only one has."""
+        name = word.partition("=")[0]
+        flags = {flag: action for action in self._actions for flag in action.option_strings}
+        if name in flags:
+            return flags[name]
+        begun = {id(action): action for flag, action in flags.items() if flag.startswith(name)}
+        return next(iter(begun.values())) if len(begun) == 1 and name.startswith("--") else None
+
+
+def is_flag(word: str) -> bool:
+    return word.startswith("-") and word != "-" and re.fullmatch(r"-\d+(\.\d+)?", word) is None
+
+
+def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -> list[str]:
+    """A flag that is no list, with its value, which is taken off the front of the rest."""
+    if action.nargs not in (None, 1, "?") or not rest or is_flag(rest[0]):
+        return [flag]
+    if isinstance(action, Maybe) and free > 0 and not action.fits(rest[0]):
+        return [f"{flag}={action.const}"]
+    return [flag, rest.pop(0)]
+
+
+def items_at(words: Sequence[str], fits: Fits) -> list[str]:
+    """The words up to the next flag: the first, whatever it is, and those behind it that fit."""
+    found: list[str] = []
+    for word in words:
+        if is_flag(word) or (found and not all(fits(part) for part in word.split(","))):
+            break
+        found.append(word)
+    return found
+
+
+def always(word: str) -> bool:
+    return True
+
+
+# --- what items look like ---------------------------------------------------------------------------------------------
+
+
+def is_precision(word: str) -> bool:
+    return word in PRECISIONS
+
+
+def is_target(word: str) -> bool:
+    return re.fullmatch(r"(sm_?)?\d{2,3}|\d{1,2}\.\d", word) is not None
+
+
+def is_range(word: str) -> bool:
+    return re.fullmatch(r"\d+(:\d+:\d+)?", word) is not None
+
+
+def one_of(*names: str) -> Fits:
+    return names.__contains__
+
+
+def add_precisions(parser: argparse.ArgumentParser, default: Sequence[str] | None, what: str) -> None:
+    """`--precision` as a list; `what` says what is taken by default."""
+    parser.add_argument(
+        "--precision",
+        action=Listed,
+        fits=is_precision,
+        default=default,
+        metavar="PRECISION",
+        help=f"one or more of {','.join(PRECISIONS)} (default: {what})",
+    )

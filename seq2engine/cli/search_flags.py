@@ -1,0 +1,235 @@
+"""The flags that say how to decode: one for every field of SearchOptions, by the same name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seq2engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from seq2engine.runtime.search.step import SearchOptions
+    from seq2engine.runtime.search.trie import Trie
+    from seq2engine.runtime.session import Session
+    from seq2engine.runtime.text.translate import Coder
+
+OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
+
+UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call a token that stands for everything they do not know
+SHOWN = 5  # texts that are refused by name
+
+
+def add_search_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
+    sub.add_argument(
+        "--semantics",
+        metavar="NAME",
+        help=f"whose beam search: huggingface, fairseq, ctranslate2, marian {OWN.format('huggingface')}",
+    )
+    sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
+    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
+    sub.add_argument(
+        "--coverage-penalty", type=float, metavar="BETA", help=f"price of source not looked at {OWN.format(0.0)}"
+    )
+    sub.add_argument(
+        "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
+    )
+    sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
+    sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
+    sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
+    add_rules(sub)
+    add_alternatives(sub)
+    add_sampling(sub)
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """What may be said. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
+    rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
+    rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
+    rules.add_argument(
+        "--prefixes", type=Path, metavar="FILE", help="what each line's output begins with, line by line"
+    )
+    rules.add_argument(
+        "--phrases",
+        action="append",
+        metavar="TEXT",
+        help="every output has this in it (ids, where the lines are ids); may be given again",
+    )
+    rules.add_argument(
+        "--trie",
+        type=Path,
+        metavar="FILE",
+        help="every output is a line of this file (of ids, where the lines are ids)",
+    )
+    rules.add_argument(
+        "--banned",
+        type=token_ids,
+        action="append",
+        metavar="IDS",
+        help="never say this token, or these in a row; may be given again, adds to the model's own",
+    )
+    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
+    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
+    rules.add_argument("--shortlist", type=token_ids, metavar="IDS", help="nor know any others, which saves time")
+    rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
+    rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
+    rules.add_argument("--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)")
+    never = OWN.format("0, which allows it")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
+    rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
+    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+
+
+def add_alternatives(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("alternatives")
+    group.add_argument(
+        "--alternatives",
+        action="store_true",
+        default=None,
+        help="one output for each of the --nbest likeliest tokens after the prefix",
+    )
+    group.add_argument(
+        "--min-alternative-expansion-prob",
+        type=float,
+        metavar="P",
+        help="leave out tokens less likely than P (default: 0)",
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
+    sampling.add_argument(
+        "--temperature", type=float, help="below 1 favours likely tokens, above 1 others (default: 1)"
+    )
+    sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
+    sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    words = text.split()
+    if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected token ids such as 17 or '17 4 250'")
+    return tuple(map(int, words))
+
+
+@dataclass
+class Said:
+    """Reads texts that an output is held to. What cannot be read is one of `problems`, for all are told at once."""
+
+    tokenizer: Coder
+    session: Session
+    problems: list[str] = field(default_factory=list)
+
+    def ids(self, text: str, flag: str) -> tuple[int, ...]:
+        """Ids are taken at their word; text is said without the end token, as the output goes on."""
+        from seq2engine.runtime.text.translate import IdsTokenizer
+
+        try:
+            ids = self.tokenizer.encode_target(text)
+        except RequestError as error:
+            self.problems.append(f"{flag} {text[:40]!r}: {error}")
+            return ()
+        if not isinstance(self.tokenizer, IdsTokenizer):
+            while ids and ids[-1] == self.session.config.end_id:
+                ids.pop()
+        if not UNKNOWN.isdisjoint(self.tokenizer.target_tokens(ids)):
+            self.problems.append(
+                f"{flag} {text[:40]!r} has something the model has no token for, expected what it could say"
+            )
+        return tuple(ids)
+
+    def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
+        """Text stands behind the token that begins every output."""
+        from seq2engine.runtime.text.translate import IdsTokenizer
+
+        first = () if forced_bos is None or isinstance(self.tokenizer, IdsTokenizer) else (forced_bos,)
+        return (*first, *self.ids(text, flag))
+
+    def told(self) -> list[str]:
+        """The first few problems: a file may have one in every line."""
+        more = len(self.problems) - SHOWN
+        return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
+
+
+def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Coder) -> SearchOptions:
+    from seq2engine.runtime.defaults import first_token, options_from_session
+    from seq2engine.runtime.session import problems_with_limits
+
+    own = session.defaults.values
+    begin = first_token(session, tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos
+    said = Said(tokenizer, session)
+    texts: dict[str, Any] = {
+        "prefix": None if args.prefix is None else said.prefix(args.prefix, "--prefix", begin),
+        "phrases": None if args.phrases is None else tuple(said.ids(text, "--phrases") for text in args.phrases),
+        "trie": trie_from_args(args, said),
+    }
+    return options_from_session(
+        session,
+        lambda options: [*said.told(), *problems_with_limits(session.limits, session.config, options)],
+        **texts,
+        beam=args.beam,
+        semantics=args.semantics,
+        patience=args.patience,
+        length_penalty=args.length_penalty,
+        coverage_penalty=args.coverage_penalty,
+        early_stopping={"true": True, "false": False}.get(args.early_stopping, args.early_stopping),
+        nbest=args.nbest,
+        max_length=args.max_length,
+        min_length=args.min_length,
+        start=args.start,
+        forced_bos=begin,
+        forced_eos=args.forced_eos,
+        banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
+        first_banned=args.first_banned,
+        allowed=args.allowed,
+        shortlist=args.shortlist,
+        alternatives=args.alternatives,
+        min_alternative_expansion_prob=args.min_alternative_expansion_prob,
+        alignments=args.alignments,
+        scores=args.scores or args.json,
+        no_repeat_ngram=args.no_repeat_ngram,
+        source_no_repeat_ngram=args.source_no_repeat_ngram,
+        repetition_penalty=args.repetition_penalty,
+        sample=args.sample,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
+
+
+def prefixes_from_args(
+    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
+) -> list[tuple[int, ...]] | None:
+    """One for every line of the input; an empty line is none."""
+    if args.prefixes is None:
+        return None
+    said = Said(tokenizer, session)
+    lines = lines_of_file(args.prefixes)
+    found = [said.prefix(line, "--prefixes", forced_bos) if line.strip() else () for line in lines]
+    if said.problems:
+        raise RequestError("; ".join(said.told()))
+    return found
+
+
+def trie_from_args(args: argparse.Namespace, said: Said) -> Trie | None:
+    from seq2engine.runtime.search.trie import trie_from_sequences
+
+    if args.trie is None:
+        return None
+    return trie_from_sequences(said.ids(line, "--trie") for line in lines_of_file(args.trie) if line.strip())
+
+
+def lines_of_file(path: Path) -> list[str]:
+    """All lines of a file of text, without their ends."""
+    try:
+        return path.read_text(encoding="utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8, expected lines of text") from error

@@ -1,0 +1,136 @@
+"""What is wrong with the options of a command whatever is in its files: told before any is opened, all at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from seq2engine.errors import Seq2EngineError, UsageError
+
+# Option -> the least it may be. Where an option is a text in one command and a number in another, numbers are meant.
+LEAST = {
+    **dict.fromkeys(("batch", "beam", "count", "jobs", "lengths", "max_length", "nbest", "output", "profiles"), 1),
+    **dict.fromkeys(("rounds", "slots", "source", "threads"), 1),
+    **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
+}
+AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
+# Of `run`: told together with all that is wrong with a search, which only the model's own options complete.
+SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
+RANGED = ("build", "package")  # commands whose sizes are ranges
+
+
+def check_usage(args: argparse.Namespace) -> None:
+    """Raises one error that lists every problem. GPUs are spelled as we do afterwards."""
+    if args.command_name == "bench":  # which tells what is wrong with it together with what its bundle cannot do
+        checks: tuple[Callable[..., Iterator[str]], ...] = ()
+    else:
+        checks = (numbers, precisions, choices, sessions, ranges, training)
+    if problems := [problem for check in checks for problem in check(args)]:
+        raise UsageError("; ".join(dict.fromkeys(problems)))
+    if getattr(args, "target", None):
+        from seq2engine.export.artifact.gpu_support import target_from_text
+
+        args.target = [target_from_text(target) for target in args.target]
+
+
+def numbers(args: argparse.Namespace) -> Iterator[str]:
+    for option, least in LEAST.items():
+        if args.command_name == "run" and option in SEARCH:
+            continue
+        for value in given(args, option):
+            if isinstance(value, int) and value < least:
+                expected = f"at least {least}" if least else "0 or more"
+                yield f"--{option.replace('_', '-')} {value}, expected {expected}"
+
+
+def precisions(args: argparse.Namespace) -> Iterator[str]:
+    from seq2engine.export.contract import check_choices
+
+    cache = args.cache if args.command_name == "export" else "static"  # in `build` it is a folder
+    yield from problem(partial(check_choices, "fp32", cache))
+    for precision in (*given(args, "precision"), *given(args, "add"), *given(args, "draft")):
+        if precision == AUTO and args.command_name in CHOOSING:
+            continue
+        yield from problem(partial(check_choices, precision, cache))
+
+
+def choices(args: argparse.Namespace) -> Iterator[str]:
+    if given(args, "flavour"):
+        from seq2engine.common.tensorrt_module import FLAVOURS
+
+        yield from unknown("TensorRT flavour", given(args, "flavour"), FLAVOURS)
+    if given(args, "metrics"):
+        from seq2engine.runtime.quality.intervals import METRICS
+
+        yield from unknown("metric", given(args, "metrics"), METRICS)
+    if given(args, "provider"):
+        from seq2engine.runtime.ort.providers import PROVIDERS
+
+        yield from unknown("provider", given(args, "provider"), PROVIDERS)
+
+
+def sessions(args: argparse.Namespace) -> Iterator[str]:
+    """Of commands that open a session on a backend; `bench` opens one on each, with what each can use."""
+    if "backend" not in args:
+        return
+    from seq2engine.runtime.session import check_session
+
+    for backend in given(args, "backend"):
+        if args.command_name == "bench":
+            yield from problem(partial(check_session, backend))
+        else:
+            attention = bool(getattr(args, "alignments", None) or getattr(args, "coverage_penalty", None))
+            draft = getattr(args, "draft", None)
+            options = (None, args.engine, attention, args.deterministic, args.provider, draft)
+            yield from problem(partial(check_session, backend, *options))
+
+
+def ranges(args: argparse.Namespace) -> Iterator[str]:
+    if args.command_name in RANGED:
+        from seq2engine.commands.build import RANGES
+        from seq2engine.export.artifact.profiles import rising_range
+
+        for option in RANGES:
+            for text in given(args, option):
+                yield from problem(partial(rising_range, text, option))
+    if given(args, "workspace"):
+        from seq2engine.export.artifact.build_flags import bytes_from_text
+
+        yield from problem(partial(bytes_from_text, args.workspace))
+
+
+def training(args: argparse.Namespace) -> Iterator[str]:
+    if args.command_name != "train":
+        return
+    import dataclasses
+
+    from seq2engine.model.config import ModelConfig
+    from seq2engine.model.training.loop import TrainOptions
+    from seq2engine.model.training.text import DEFAULTS
+
+    values = {name: value for name, value in vars(args).items() if value is not None}
+    fields = [field.name for field in dataclasses.fields(TrainOptions)]
+    sizes = {**DEFAULTS, **{name: values[name] for name in DEFAULTS if name in values}}
+    yield from problem(lambda: TrainOptions(**{name: values[name] for name in fields if name in values}))
+    yield from problem(lambda: ModelConfig(**sizes, source_vocab=100, target_vocab=100))  # as good as any
+
+
+def given(args: argparse.Namespace, option: str) -> list[Any]:
+    """The values of an option, none where it was not given or the command has no such option."""
+    value = getattr(args, option, None)
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def unknown(what: str, values: list[Any], known: Any) -> Iterator[str]:
+    for value in values:
+        if value not in known:
+            yield f"unknown {what} {value!r}, expected one of {', '.join(known)}"
+
+
+def problem(check: Callable[[], object]) -> Iterator[str]:
+    try:
+        check()
+    except Seq2EngineError as error:
+        yield str(error)

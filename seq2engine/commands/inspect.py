@@ -1,0 +1,62 @@
+"""`seq2engine inspect`: what a bundle holds, in words, as JSON or as a page; and whether its files are whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seq2engine.export.artifact.bundle import Bundle
+    from seq2engine.export.engines.foreign_step import ForeignStep
+
+
+def add_inspect_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("bundle", type=Path, help="bundle folder")
+    sub.add_argument(
+        "--beside",
+        type=Path,
+        metavar="ONNX",
+        help="also build this decoder step of another exporter, for the first engine's target and ranges, and count",
+    )
+    sub.add_argument(
+        "--check",
+        action="store_true",
+        help="hash every file of the manifest and the passports and list what is missing or changed: exit code 1",
+    )
+    sub.add_argument("--html", action="store_true", help="also write a page, and its JSON, into BUNDLE/reports")
+    sub.add_argument("--out", type=Path, help="the same into this folder or file")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    from seq2engine.common.reports import report_files
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.export.artifact.files import file_problems
+    from seq2engine.inspection.describe import bundle_text, bundle_values, check_text, check_values
+
+    bundle = open_bundle(args.bundle)
+    files = report_files(bundle.root, "inspect", out=args.out) if args.html or args.out is not None else None
+    problems = file_problems(bundle, hashed=args.check)
+    foreign = None if args.beside is None else foreign_step(bundle, args.beside)
+    if files is not None:
+        from seq2engine.inspection.page import inspect_html
+
+        values = {**bundle_values(bundle, foreign), **({"check": check_values(bundle, problems)} if args.check else {})}
+        page = inspect_html(bundle, problems, args.check, args.command_line, foreign)
+        files.write(page, json.dumps(values, indent=2) + "\n")
+    if args.check:
+        print(json.dumps(check_values(bundle, problems), indent=2) if args.json else check_text(bundle, problems))
+    else:
+        print(json.dumps(bundle_values(bundle, foreign), indent=2) if args.json else bundle_text(bundle, foreign))
+    if files is not None and not args.json:
+        print(f"report: {files.page}")
+    return 1 if args.check and problems else 0
+
+
+def foreign_step(bundle: Bundle, onnx: Path) -> ForeignStep:
+    from seq2engine.export.artifact.engines import listed_passports
+    from seq2engine.export.engines.foreign_step import step_beside
+
+    return step_beside(onnx, listed_passports(bundle), bundle.root)

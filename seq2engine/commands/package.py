@@ -1,0 +1,68 @@
+"""The command that makes a folder for a machine with a GPU and nothing of ours on it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from seq2engine.commands.build import RANGES, profiles_from_args
+from seq2engine.common.progress import ProgressPrinter, silent
+
+
+def add_package_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--precision", help="which graphs (default: the engine's, or what `build` would take)")
+    parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
+    for name, (_, what) in RANGES.items():
+        parser.add_argument(
+            f"--{name}", nargs=1, metavar="RANGE", help=f"{what}, for build.py: one number, or least:usual:most"
+        )
+    parser.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample sources (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads that record (default: all cores)")
+    parser.add_argument("--force", action="store_true", help="replace a package that is there")
+
+
+def run_package(args: argparse.Namespace) -> int:
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.export.artifact.default_precision import default_precision
+    from seq2engine.packaging.package import package_from_bundle
+
+    bundle = open_bundle(args.bundle)
+    precision = args.precision or default_precision(bundle, "tensorrt", args.engine)
+    named = any(getattr(args, name) is not None for name in RANGES)
+    result = package_from_bundle(
+        bundle,
+        args.out,
+        precision=precision,
+        engine=args.engine,
+        ranges=profiles_from_args(args, bundle, precision)[0] if named else None,
+        slots=args.slots,
+        force=args.force,
+        seed=args.seed,
+        threads=args.threads,
+        progress=silent if args.quiet else ProgressPrinter(),
+        texts=() if args.texts is None else texts_from_file(args.texts),
+    )
+    if args.json:
+        print(result.to_json())
+        return 0
+    print(
+        f"{result.folder}: {result.precision}, {result.megabytes} MB, {result.checks} checks, engines: {result.engines}"
+    )
+    print("next, on the GPU machine: pip install -r requirements.txt && python run_all.py")
+    return 0
+
+
+def texts_from_file(path: Path) -> list[str]:
+    from seq2engine.errors import RequestError
+    from seq2engine.runtime.text.lines import lines_from_chunks
+
+    try:
+        lines = list(lines_from_chunks([path.read_bytes()]))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); name a file of lines with --texts") from error
+    if wrong := [line for line in lines if line.error is not None]:
+        raise RequestError(f"{path}, line {wrong[0].number}: {wrong[0].error}")
+    return [line.text for line in lines if line.text.strip()]

@@ -1,0 +1,176 @@
+"""`seq2engine parity`: one verdict per precision, a report each, and a gate for CI."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seq2engine.cli.lists import Listed, Maybe, one_of
+from seq2engine.cli.precision_flags import precisions_from_args
+from seq2engine.common.progress import ProgressPrinter, silent
+from seq2engine.common.reports import SUFFIXES, ReportFiles, report_files
+from seq2engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from seq2engine.export.artifact.bundle import Bundle
+    from seq2engine.runtime.parity.run import ParityOptions
+
+RANDOM_SOURCES = 64  # of a parity without references
+
+
+def add_parity_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
+    sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
+    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
+    sub.add_argument("--batch", type=int, default=64, help="sources decoded together (default: %(default)s)")
+    sub.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="compare decodes with these instead of PyTorch's in fp32: BACKEND[:PRECISION] of this bundle, another "
+        "bundle's FOLDER, or FOLDER@BACKEND[:PRECISION]",
+    )
+    sub.add_argument(
+        "--metrics",
+        action=Listed,
+        fits=one_of("errors", "bleu", "chrf"),
+        default=["errors"],
+        help="with references: errors,bleu,chrf (default: errors)",
+    )
+    sub.add_argument(
+        "--out",
+        type=Path,
+        metavar="PLACE",
+        help="folder for the reports, or with one precision a file *.html (default: reports/ of the bundle)",
+    )
+    sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
+    sub.add_argument(
+        "--hunt",
+        action=Maybe,
+        fits=re.compile(".+:.+").fullmatch,
+        metavar="PLACE:TENSOR",
+        help="only look inside the ONNX graphs for the first tensor that is wrong, or at that one alone",
+    )
+    sub.add_argument("--row", type=int, action="append", default=[], help="a source to hunt with, by its number")
+
+
+def references_from_args(args: argparse.Namespace) -> dict[str, list[str]] | None:
+    from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
+    from seq2engine.runtime.quality.metrics import references_from_file
+
+    if args.references is None:
+        return None
+    scheme, _, name = args.references.partition(":")
+    path = shipped_checkpoint(name) / TEST_SPLIT if scheme == "shipped" else Path(args.references)
+    return references_from_file(path, args.count)
+
+
+def run_parity(args: argparse.Namespace) -> int:
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.runtime.parity.gate import broken_of, gate_from_file
+    from seq2engine.runtime.parity.report.page import parity_html, parity_table
+    from seq2engine.runtime.parity.run import parities_of
+
+    bundle = open_bundle(args.bundle)
+    if args.hunt is not None:
+        return run_hunt(args, bundle)
+    if args.metrics != ["errors"] and args.references is None:
+        raise UsageError("metrics need references to count against; add --references TSV")
+    gate = None if args.gate is None else gate_from_file(args.gate)
+    options = options_from_args(args)
+    precisions = precisions_from_args(args, bundle)
+    files = files_from_args(args, bundle, precisions, options)  # a place that cannot be written to is refused now
+    results = parities_of(bundle, precisions, args.backend, options, silent if args.quiet else ProgressPrinter())
+    failed, broken = False, []
+    for result, report in zip(results, files, strict=True):
+        report.write(parity_html(result), result.to_json())
+        if not args.json:
+            print(f"{parity_table(result)}\nreport: {report.page}" + ("\n" if result is not results[-1] else ""))
+        if gate is None:
+            failed = failed or not result
+        else:
+            broken += [f"gate: {result.candidate}: {line}" for line in broken_of(gate, result)]
+    if args.json:
+        told = [result.to_json().rstrip() for result in results]
+        print(told[0] if len(told) == 1 else f"[{', '.join(told)}]")
+    elif gate is not None:
+        print("\n".join(broken) or f"gate: {args.gate} holds")
+    return 1 if failed or broken else 0
+
+
+def options_from_args(args: argparse.Namespace) -> ParityOptions:
+    from seq2engine.runtime.parity.baseline import against_from_text
+    from seq2engine.runtime.parity.run import ParityOptions
+
+    return ParityOptions(
+        count=RANDOM_SOURCES if args.count is None else args.count,
+        seed=args.seed,
+        beam=args.beam,
+        max_length=args.max_length,
+        batch=args.batch,
+        threads=args.threads,
+        engine=args.engine,
+        references=references_from_args(args),
+        deterministic=args.deterministic,
+        provider=args.provider,
+        command=command_of(args),
+        against=None if args.against is None else against_from_text(args.against),
+        metrics=args.metrics,
+        command_line=args.command_line,
+    )
+
+
+def files_from_args(
+    args: argparse.Namespace, bundle: Bundle, precisions: Sequence[str], options: ParityOptions
+) -> list[ReportFiles]:
+    """Where the report of each precision goes; before the work, so that a wrong place costs none."""
+    from seq2engine.runtime.parity.report.page import report_name
+
+    if args.out is not None and args.out.suffix in SUFFIXES and len(precisions) > 1:
+        raise UsageError(
+            f"--out {args.out} is one file, but {len(precisions)} precisions have a report each; name a folder"
+        )
+    against = None if options.against is None else options.against.name
+    names = [report_name(args.backend, args.provider, precision, against) for precision in precisions]
+    return [report_files(bundle.root, "parity", name, args.out) for name in names]
+
+
+def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Looks inside the graphs, as a failed parity does, without the parity before it."""
+    from seq2engine.runtime.parity.locate.locate import hunt, hunt_sources
+    from seq2engine.runtime.parity.run import longest_of
+    from seq2engine.runtime.parity.sources import sources_of
+
+    precision, *others = precisions_from_args(args, bundle)
+    if args.out is not None:
+        raise UsageError("--hunt writes no report; leave --out away, or redirect what it prints")
+    if others:
+        raise UsageError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
+    count = RANDOM_SOURCES if args.count is None else args.count
+    rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
+    longest = longest_of(bundle.config.max_target, args.max_length)
+    only = args.hunt or None
+    command = f"{command_of(args)} --precision={precision}"
+    found = hunt(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command)
+    if args.json:
+        print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
+    else:
+        print("nothing is wrong" if found is None else f"{found.text}\nagain with: {found.command}")
+    return 0 if found is None else 1
+
+
+def command_of(args: argparse.Namespace) -> str:
+    """The parity command that was given, but for its precisions and what it hunts."""
+    words = ["seq2engine", "parity", str(args.bundle)]
+    for name in ("backend", "references", "count", "seed", "beam", "max_length", "threads"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return " ".join(shlex.quote(word) for word in (*words, *(f"--row={row}" for row in args.row)))

@@ -1,0 +1,138 @@
+"""`seq2engine plan`: from a file of real requests to the profiles of a build, and the command that builds them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seq2engine.cli.lists import MOST_PRECISE
+from seq2engine.commands.build import add_targets, progress_of
+from seq2engine.commands.run import add_languages, lines_from_input
+from seq2engine.common.tables import text_table
+
+if TYPE_CHECKING:
+    from seq2engine.export.artifact.bundle import Bundle
+    from seq2engine.export.engines.plan import ShapePlan
+
+DECODED = 200
+ITEM_BYTES = {"float32": 4, "float16": 2}
+
+
+def add_plan_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("corpus", type=Path, help="file of lines as the model will get them, in UTF-8")
+    sub.add_argument("bundle", type=Path, help="bundle folder")
+    sub.add_argument("--profiles", type=int, default=3, help="most profiles (default: %(default)s)")
+    sub.add_argument("--ratio", type=float, help="output tokens per source token (default: decode some lines)")
+    sub.add_argument("--count", type=int, default=DECODED, help="lines to decode (default: %(default)s)")
+    sub.add_argument("--ids", action="store_true", help="lines of token ids where the bundle takes text")
+    add_languages(sub)
+    sub.add_argument("--batch", metavar="RANGE", default="1:8:32", help="sources at once (default: %(default)s)")
+    sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
+    sub.add_argument("--precision", help=f"of the engine to build (default: {MOST_PRECISE} every target)")
+    add_targets(sub, "GPUs to build for, such as sm89")
+    sub.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.export.artifact.default_precision import precision_to_build
+    from seq2engine.export.artifact.profiles import range_from_text
+    from seq2engine.export.engines.plan import histogram_text, plan_from_lengths
+
+    bundle = open_bundle(args.bundle)
+    precision = args.precision or precision_to_build(bundle, args.target)
+    bundle.require(precision)
+    graphs = bundle.manifest.graphs[precision].values()
+    lengths, beam = lengths_from_args(args, bundle)
+    cache = bundle.specs(precision)["decoder_step"].output("new_self_k.0")
+    plans = [
+        plan_from_lengths(
+            lengths,
+            bundle.config,
+            number,
+            range_from_text(args.batch, "batch"),
+            beam,
+            bundle.cache_form,
+            ITEM_BYTES.get(cache.dtype, 2),
+            sum(sum(entry.census["weight_bytes"].values()) for entry in graphs),
+        )
+        for number in (*range(1, args.profiles), args.profiles)
+    ]
+    plan = plans[-1]
+    words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]
+    command = " ".join([*words, *(["--target", *args.target] if args.target else []), *plan.build_options()])
+    if args.json:
+        print(json.dumps({**values_of(plan), "command": command}, indent=2))
+        return 0
+    edges = [profile.ranges.source.max for profile in plan.profiles]
+    print(histogram_text([s for s, _ in lengths if s <= bundle.config.max_source], edges))
+    print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nnext: {command}")
+    return 0
+
+
+def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:
+    """The lengths of every request, and the number of beams."""
+    from seq2engine.runtime.defaults import first_token, options_from_session
+    from seq2engine.runtime.session import open_session
+    from seq2engine.runtime.text.lengths import lengths_by_decoding, lengths_by_ratio, sources_of_lines
+    from seq2engine.runtime.text.translate import Coder, IdsTokenizer
+
+    tokenizer: Coder = IdsTokenizer() if args.ids or not bundle.takes_text else bundle.tokenizer()
+    with lines_from_input(args.corpus, instead="a file") as lines:
+        sources = sources_of_lines(tokenizer, lines, args.source_language)
+    beam = args.beam or bundle.generation().get("beam", 1)
+    if args.ratio is not None:
+        return lengths_by_ratio(sources, args.ratio, bundle.config.max_target), beam
+    with open_session(bundle) as session:
+        first = first_token(session, tokenizer, args.target_language)
+        options = options_from_session(session, beam=beam, forced_bos=first)
+        return lengths_by_decoding(session, sources, options, args.count, progress_of(args)), beam
+
+
+def values_of(plan: ShapePlan) -> dict[str, object]:
+    return {
+        **dataclasses.asdict(plan),
+        "profiles": [{**dataclasses.asdict(profile), "waste": profile.waste} for profile in plan.profiles],
+        "waste": plan.waste,
+        "one_profile_waste": plan.one_profile_waste,
+    }
+
+
+def plan_text(plan: ShapePlan, bundle: Bundle, args: argparse.Namespace) -> str:
+    rows = [
+        (
+            str(profile.ranges.source),
+            str(profile.ranges.target),
+            f"{profile.requests:,}",
+            f"{profile.waste:.1%}",
+            f"{profile.state_bytes / 1e6:.1f} MB",
+        )
+        for profile in plan.profiles
+    ]
+    table = text_table(("source", "output", "requests", "padding", "keys and values"), rows)
+    cache = (
+        f"{plan.slots} cache slots in every profile: a static cache has one length"
+        if bundle.cache_form == "static"
+        else "a growing cache is as long as the profile's outputs"
+    )
+    source = (
+        f"outputs are {args.ratio} times their sources"
+        if args.ratio is not None
+        else f"outputs of up to {args.count} lines were decoded, the others get the largest ratio seen"
+    )
+    left = f"; {plan.left_out:,} requests are longer than the model takes and were left out" if plan.left_out else ""
+    return f"{table}\n{cache}; beam {plan.profiles[0].ranges.beam.max}; {source}{left}"
+
+
+def choices_text(plans: list[ShapePlan]) -> str:
+    """What more profiles would bring, and cost."""
+    rows = [
+        (len(plan.profiles), f"{plan.waste:.1%}", f"about {plan.engine_bytes / 1e6:.0f} MB")
+        for plan, before in zip(plans, [None, *plans], strict=False)
+        if before is None or len(plan.profiles) > len(before.profiles)
+    ]
+    return text_table(("profiles", "padding", "engines"), rows)

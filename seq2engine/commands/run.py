@@ -1,0 +1,227 @@
+"""`seq2engine run`: its flags, where its lines come from, and how its results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seq2engine.cli.precision_flags import precision_from_args, say_precision
+from seq2engine.cli.search_flags import add_search_flags, options_from_args, prefixes_from_args
+from seq2engine.common.progress import Progress, ProgressPrinter, silent
+from seq2engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from seq2engine.runtime.session import Session
+    from seq2engine.runtime.text.lines import Line
+    from seq2engine.runtime.text.translate import Coder, Translated
+
+CHUNK = 1 << 16  # bytes read at once
+LARGE = 1 << 14  # bytes of a file from which progress is shown
+
+
+def add_run_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
+    sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
+    sub.add_argument("--ids", action="store_true", help="lines of token ids, in and out, where the bundle takes text")
+    add_languages(sub)
+    sub.add_argument("--batch", type=int, default=32, help="most lines decoded together (default: %(default)s)")
+    sub.add_argument(
+        "--truncate",
+        action="store_true",
+        help="cut lines that are too long; without, each is an error and an empty line",
+    )
+    add_strict(sub)
+    add_search_flags(sub)
+    sub.add_argument("--json", action="store_true", help="print one JSON object per line")
+    sub.add_argument(
+        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities behind it"
+    )
+    sub.add_argument(
+        "--alignments",
+        action="store_true",
+        default=None,
+        help="print source-output pairs of tokens behind each output, such as 0-0 2-1, from cross-attention",
+    )
+
+
+def add_strict(sub: argparse.ArgumentParser) -> None:
+    what = "an unknown character is an error of its line; without, it is decoded as <unk> and said so"
+    sub.add_argument("--strict", action="store_true", help=what)
+
+
+def add_languages(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--from", dest="source_language", metavar="LANG", help="the text's language, as the model names it"
+    )
+    sub.add_argument("--to", dest="target_language", metavar="LANG", help="language to translate to")
+
+
+def run_run(args: argparse.Namespace) -> int:
+    """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.export.artifact.profiles import Workload
+    from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.runtime.defaults import defaults_of
+    from seq2engine.runtime.session import open_session
+    from seq2engine.runtime.text.translate import IdsTokenizer, translate_lines
+
+    if args.text and args.input is not None:
+        args.usage_error("give either TEXT or --input, not both")
+    if args.target_language is not None and args.forced_bos is not None:
+        args.usage_error("give either --to or --forced-bos, not both: a language is a first token")
+    bundle = open_bundle(args.bundle)
+    ids = args.ids or not bundle.takes_text
+    tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
+    own = defaults_of(bundle)
+    looks = bool(args.alignments or args.coverage_penalty) or own.needs_attention
+    with (
+        lines_from_args(args) as lines,
+        open_session(
+            bundle,
+            args.backend,
+            precision_from_args(args, bundle),
+            args.threads,
+            args.engine,
+            attention=looks,
+            deterministic=args.deterministic,
+            provider=args.provider,
+            draft=args.draft,
+            workload=Workload(beam=widest(args, own.values), target=args.max_length),
+        ) as session,
+    ):
+        tell_precision(args, session)
+        options = options_from_args(args, session, tokenizer)
+        prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
+        say_precision(args, bundle, session.precision, f"{args.backend} runs")
+        failed, decoded = False, 0
+        progress, size = progress_of_file(args.input, args.quiet)
+        for translated in translate_lines(
+            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language, prefixes, args.strict
+        ):
+            decoded = translated.line.number
+            if translated.error is not None:
+                failed = True
+                print(f"line {translated.line.number}: {translated.error}", file=sys.stderr)
+            elif translated.unknown:
+                print(f"line {translated.line.number}: {unknown_text(translated.unknown)}", file=sys.stderr)
+            shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest, args.scores)
+            sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
+            sys.stdout.buffer.flush()
+            progress("decode", translated.line.end / size)
+    if prefixes is not None and len(prefixes) > decoded:
+        raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
+    return 1 if failed else 0
+
+
+def tell_precision(args: argparse.Namespace, session: Session) -> None:
+    """One line on the precision, where there is something to know."""
+    from seq2engine.runtime.auto_precision import note_on
+
+    told = session.chosen or note_on(session.precision, args.backend, args.provider)
+    if told and not args.quiet:
+        print(f"note: {told}", file=sys.stderr)
+
+
+def widest(args: argparse.Namespace, own: Mapping[str, Any]) -> int:
+    """Beams of a step, by which an engine is chosen: those of the search, or all samples or alternatives at once."""
+    beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
+    return int(beam * nbest if args.sample or args.alternatives else beam)
+
+
+@contextmanager
+def lines_from_args(args: argparse.Namespace) -> Iterator[Iterator[Line]]:
+    """The lines to decode; a file that cannot be opened is refused here, before anything is loaded."""
+    from seq2engine.runtime.text.lines import line_from_bytes
+
+    if args.text:  # bytes of an argument that are no UTF-8 come as surrogates
+        raw = (text.encode("utf-8", "surrogateescape") for text in args.text)
+        yield (line_from_bytes(number, text) for number, text in enumerate(raw, start=1))
+        return
+    with lines_from_input(args.input, instead="TEXT or --input FILE") as lines:
+        yield lines
+
+
+@contextmanager
+def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]]:
+    """The lines of a file, or of standard input (None); `instead` is what to give where that is closed."""
+    from seq2engine.runtime.text.lines import lines_from_chunks
+
+    if path is None and sys.stdin is None:
+        raise RequestError(f"standard input is closed; give {instead}")
+    name = "standard input" if path is None else str(path)
+    source = sys.stdin.fileno() if path is None else path
+    try:
+        # Without a buffer: a thread that waits in one holds its lock, and Python cannot end before it lets go.
+        file = FileIO(source, "rb", closefd=path is not None)
+    except OSError as error:
+        raise RequestError(f"cannot read {name}: {error.strerror}") from error
+    with file:
+        yield lines_from_chunks(chunks_from(file, name))
+
+
+def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
+    """What has arrived, at most a chunk of it, until the end."""
+    try:
+        while (chunk := file.read(CHUNK)) != b"":
+            if chunk is None:  # somebody has set the input not to block, and nothing is there yet
+                select.select([file], [], [])
+            else:
+                yield chunk
+    except OSError as error:
+        raise RequestError(f"cannot read {name}: {error.strerror}") from error
+
+
+def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
+    """Who shows how far a large file is read, and its bytes. Nobody, where the bar would stand among the results."""
+    size = 0 if path is None else os.path.getsize(path)
+    shown = size >= LARGE and not quiet and not sys.stdout.isatty()
+    return (ProgressPrinter() if shown else silent), max(size, 1)
+
+
+def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
+    """`nbest` lines, whatever was found and is in it, so that a reader can tell whose they are by counting.
+
+    Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
+    are any.
+    """
+    lines = []
+    for output in translated.outputs:
+        columns = [re.sub(r"[\r\n]+", " ", output.text)]
+        if scores:
+            columns += [f"{output.score:.6f}", " ".join(f"{value:.6f}" for value in output.log_probs)]
+        if output.alignments:
+            columns.append(" ".join(f"{place}-{token}" for token, place in enumerate(output.alignments)))
+        lines.append("\t".join(columns))
+    return "\n".join(lines + [""] * (nbest - len(lines)))
+
+
+def json_of(translated: Translated, ids: bool) -> str:
+    values: dict[str, Any] = {"line": translated.line.number}
+    if translated.unknown:
+        values["unknown"] = translated.unknown
+    if translated.error is not None:
+        return json.dumps({**values, "error": translated.error}, ensure_ascii=False)
+    if ids:
+        values |= {"tokens": translated.source}
+    else:
+        values |= {"text": translated.line.text}
+    values["hypotheses"] = [
+        {
+            **({} if ids else {"text": output.text}),
+            "tokens": output.tokens,
+            "score": output.score,
+            "log_probs": output.log_probs,
+            **({"alignments": output.alignments} if output.alignments else {}),
+        }
+        for output in translated.outputs
+    ]
+    return json.dumps(values, ensure_ascii=False)

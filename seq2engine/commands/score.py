@@ -1,0 +1,108 @@
+"""`seq2engine score`: how likely a model finds the targets it is given, line by line and as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seq2engine.cli.precision_flags import precision_from_args, say_precision
+from seq2engine.commands.run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
+
+if TYPE_CHECKING:
+    from seq2engine.model.tokenizers.base import Tokenizer
+    from seq2engine.runtime.text.scoring import ScoredLine
+    from seq2engine.runtime.text.translate import Coder
+
+
+def add_score_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
+    sub.add_argument("--ids", action="store_true", help="both sides are token ids though the bundle takes text")
+    add_languages(sub)
+    add_strict(sub)
+    sub.add_argument("--batch", type=int, default=32, help="most lines scored together (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print one JSON object per line, token by token")
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Prints total log-probability, tokens and perplexity of every line, and of all together to the error output.
+
+    A target of text is scored with its end token, behind the token that begins every output where the model has one;
+    ids are taken at their word. An empty line, or one that cannot be scored, is an empty line of the output.
+    """
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.export.artifact.profiles import Workload
+    from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.runtime.defaults import first_token
+    from seq2engine.runtime.session import open_session
+    from seq2engine.runtime.text.scoring import score_lines
+    from seq2engine.runtime.text.translate import IdsTokenizer
+
+    bundle = open_bundle(args.bundle)
+    names: Tokenizer | None = None if args.ids or not bundle.takes_text else bundle.tokenizer()
+    tokenizer: Coder = names or IdsTokenizer()
+    failed, scored, tokens, total = False, 0, 0, 0.0
+    with (
+        lines_from_input(args.input, instead="--input FILE") as lines,
+        open_session(
+            bundle,
+            args.backend,
+            precision_from_args(args, bundle),
+            args.threads,
+            args.engine,
+            deterministic=args.deterministic,
+            provider=args.provider,
+            workload=Workload(beam=1),
+        ) as session,
+    ):
+        say_precision(args, bundle, session.precision, f"{args.backend} runs")
+        tell_precision(args, session)
+        begin = first_token(session, tokenizer, args.target_language)
+        first = [] if begin is None or names is None else [begin]
+        progress, size = progress_of_file(args.input, args.quiet)
+        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, strict=args.strict):
+            if one.error is not None:
+                failed = True
+                print(f"line {one.line.number}: {one.error}", file=sys.stderr)
+            elif one.unknown:
+                print(f"line {one.line.number}: {unknown_text(one.unknown)}", file=sys.stderr)
+            if one.score is not None:
+                scored, tokens, total = scored + 1, tokens + len(one.score.tokens), total + one.score.total
+            shown = json_of(one, names) if args.json else plain_of(one)
+            sys.stdout.buffer.write(f"{shown}\n".encode())
+            sys.stdout.buffer.flush()
+            progress("score", one.line.end / size)
+    print(corpus_text(scored, tokens, total), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def plain_of(one: ScoredLine) -> str:
+    if one.score is None:
+        return ""
+    return f"{one.score.total:.6f}\t{len(one.score.tokens)}\t{one.score.perplexity:.6f}"
+
+
+def json_of(one: ScoredLine, names: Tokenizer | None) -> str:
+    values: dict[str, Any] = {"line": one.line.number, **({"unknown": one.unknown} if one.unknown else {})}
+    if one.error is not None:
+        return json.dumps({**values, "error": one.error}, ensure_ascii=False)
+    if one.score is None:
+        return json.dumps({**values, "tokens": []})
+    ids = one.score.tokens
+    values |= {"total": one.score.total, "perplexity": one.score.perplexity}
+    values["tokens"] = [{"id": token, "log_prob": value} for token, value in zip(ids, one.score.log_probs, strict=True)]
+    if names is not None:
+        for token, text in zip(values["tokens"], names.target_tokens(ids), strict=True):
+            token["token"] = text
+    return json.dumps(values, ensure_ascii=False)
+
+
+def corpus_text(scored: int, tokens: int, total: float) -> str:
+    from seq2engine.runtime.text.scoring import perplexity_of
+
+    if not tokens:
+        return "corpus: nothing was scored"
+    perplexity = perplexity_of(total, tokens)
+    return f"corpus: {scored} lines, {tokens} tokens, log-probability {total:.6f}, perplexity {perplexity:.6f}"

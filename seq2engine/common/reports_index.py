@@ -1,0 +1,81 @@
+"""The page of a reports folder that links all of its reports, newest first, with what each has found."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from seq2engine.common.atomic_folders import new_file
+from seq2engine.common.page import Html, badge_html, note_html, page_html, table_html
+
+INDEX = "index.html"
+LARGEST = 8_000_000  # bytes of a report's data up to which it is opened for its verdict
+STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # the date of a report's name, which the table has in its own column
+
+
+def write_index(folder: Path) -> None:
+    """Writes the page anew. A report that has been written stays written, whatever becomes of its index."""
+    with suppress(OSError), new_file(folder / INDEX) as beside:
+        beside.write_text(index_html(folder), encoding="utf-8")
+
+
+def index_html(folder: Path) -> str:
+    pages = [path for path in folder.glob("*.html") if path.name != INDEX]
+    newest = sorted(pages, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    rows = [
+        (
+            Html(f'<a href="{quote(path.name)}">{escape(STAMP.sub("", path.stem))}</a>'),
+            Html(f"<span>{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}</span>"),
+            *summary_of(path.with_suffix(".json")),
+        )
+        for path in newest
+    ]
+    name = folder.resolve().parent.name
+    counted = f"{len(rows)} report{'' if len(rows) == 1 else 's'}, newest first."
+    table = table_html(("report", "written", "verdict", "summary"), rows)
+    note = note_html("Beside every page lies a JSON file of the same name with all its numbers.")
+    return page_html(f"Reports of {name}", counted, [table, note])
+
+
+def summary_of(data: Path) -> tuple[Html, Html]:
+    """A badge and a sentence, as far as a report's data has them."""
+    values = values_of(data)
+    verdict = values.get("verdict", values.get("passed"))
+    badge = Html("")
+    if isinstance(verdict, bool):
+        badge = badge_html("passed", "good") if verdict else badge_html("failed", "bad")
+    elif isinstance(verdict, str):
+        badge = badge_html(verdict, "good" if verdict in ("passed", "equal") else "warn")
+    return badge, Html(f'<span class="words">{escape(sentence_of(values))}</span>')
+
+
+def values_of(data: Path) -> dict[str, Any]:
+    """A report's data; nothing where there is none, or where it is no object, or too large to be opened for a line."""
+    try:
+        if data.stat().st_size > LARGEST:
+            return {}
+        values = json.loads(data.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def sentence_of(values: dict[str, Any]) -> str:
+    """What a report has found: its own words, or what can be counted in it."""
+    for name in ("reason", "summary"):
+        if isinstance(values.get(name), str):
+            return str(values[name])
+    delivered = values.get("delivered")
+    if isinstance(delivered, dict) and isinstance(delivered.get("exact_match"), int | float):
+        return f"exact match {delivered['exact_match']:.1%} on the dev set"
+    if isinstance(values.get("damage"), list):
+        found = values["damage"]
+        return "; ".join(map(str, found)) if found else "all files are there"
+    counts = [(name, values[name]) for name in ("cases", "arms", "stages") if isinstance(values.get(name), list | dict)]
+    return ", ".join(f"{len(found)} {name}" for name, found in counts)

@@ -1,0 +1,1 @@
+"""What `inspect` tells of a bundle, as text and as a page."""

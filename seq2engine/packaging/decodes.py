@@ -1,0 +1,99 @@
+"""How a package's decode.py decodes, and whole outputs to hold it against: greedy decodes of the model in fp64."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from seq2engine.errors import RequestError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.profiles import ShapeRanges
+from seq2engine.packaging.golden_samples import Recording
+from seq2engine.runtime.defaults import measured_options
+from seq2engine.runtime.generate import generate, start_of
+from seq2engine.runtime.search.step import Emitted, SearchOptions
+from seq2engine.runtime.session import Session
+
+SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two
+BEST = 8  # tokens of a step whose logits are recorded, to tell a tie from a mistake
+NOT_DONE = ("phrases", "trie", "shortlist")  # fields of SearchOptions that decode.py refuses
+DONE = (
+    "min_length", "forced_eos", "first_banned", "allowed", "no_repeat_ngram", "source_no_repeat_ngram",
+    "repetition_penalty", "banned", "max_length",
+)  # fmt: skip
+
+
+def greedy_options(session: Session, longest: int) -> SearchOptions:
+    """The model's own options with one beam: decode.py is greedy, whatever search the model asks for."""
+    return dataclasses.replace(measured_options(session, 1, longest), semantics="huggingface", patience=1.0)
+
+
+def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:
+    """package.json's "decode": what decode.py goes by.
+
+    `room` is the most tokens that fit engines and cache; rounding could exchange two tokens within `margin`.
+    """
+    options = greedy_options(session, room)
+    return {
+        **{name: getattr(options, name) for name in DONE},
+        "start": start_of(session.config, options),
+        "end": session.config.end_id,
+        "forced_start": options.forced_start,
+        "refused": ", ".join(name for name in NOT_DONE if getattr(options, name)),
+        "own_beam": session.defaults.values.get("beam", 1),
+        "room": room,
+        "sample_length": min(LONGEST, options.max_length),
+        "allowed_margin": margin,
+    }
+
+
+def usual_margin(recording: Recording) -> float:
+    """Between two tokens that rounding could exchange: the median over all steps."""
+    return float(np.median(np.concatenate([arrays["allowed_margin"].ravel() for arrays in recording.batches])))
+
+
+def room_of(ranges: ShapeRanges, cache_form: str, slots: int) -> int:
+    """Tokens of a greedy output at most. Spare beams of an engine that takes no single one need slots of their own."""
+    return min(ranges.target.max, slots - ranges.beam.min + 1) if cache_form == "static" else ranges.target.max
+
+
+def sample_sources(
+    bundle: Bundle, texts: Sequence[str], random: Sequence[list[int]], ranges: ShapeRanges
+) -> list[tuple[str | None, list[int]]]:
+    """Texts and their ids; without texts, some random sources."""
+    if not texts:
+        return [(None, source) for source in random[:SAMPLES]]
+    tokenizer = bundle.tokenizer()
+    found: list[tuple[str | None, list[int]]] = []
+    for number, text in enumerate(texts, 1):
+        ids = tokenizer.encode_source(text)
+        if not text.strip() or len(ids) > ranges.source.max:
+            most = f"expected 1 to {ranges.source.max}, which the engines take"
+            raise RequestError(f"text {number} has {len(ids) if text.strip() else 0} tokens, {most}")
+        found.append((text, ids))
+    return found
+
+
+def recorded_decodes(
+    oracle: Session, sources: Sequence[tuple[str | None, list[int]]], decode: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Every source's whole greedy output, and of each of its tokens the likeliest and their logits."""
+    if decode["refused"]:
+        return []
+    options = greedy_options(oracle, decode["sample_length"])
+    best: list[list[tuple[list[int], list[float]]]] = [[] for _ in sources]
+
+    def record(emitted: Emitted) -> None:
+        logits = emitted.answer.logits[:, 0]  # [B, V]
+        for source, token, row in zip(emitted.sources, emitted.tokens[:, 0], logits, strict=True):
+            ids = np.union1d(np.argsort(-row, kind="stable")[:BEST], token)
+            best[source].append((ids.tolist(), row[ids].astype(float).tolist()))
+
+    found = generate(oracle, [ids for _, ids in sources], options, on_step=record)
+    return [
+        {"text": text, "source": ids, "tokens": list(nbest[0].tokens), "best": steps[: len(nbest[0].tokens)]}
+        for (text, ids), nbest, steps in zip(sources, found, best, strict=True)
+    ]

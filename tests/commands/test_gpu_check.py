@@ -1,0 +1,162 @@
+"""The check that a GPU machine runs, over the stand-in: its stages, its report, and a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.host_device import HostDevice
+from support.stand_in_engines import BEAMS, MODEL, put_engines
+from support.tensorrt_stand_in import tensorrt_stand_in
+
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.runner import bench_bundle
+from seq2engine.commands import gpu_check as check
+from seq2engine.errors import BuildError, SessionError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.passport import PASSPORT, Passport, read_passport
+from seq2engine.export.artifact.profiles import ShapeRanges
+from seq2engine.export.contract import PRECISIONS
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.runtime.trt import session as trt_session
+
+ROOT = Path(__file__).parents[2]
+SMALL_TESTS = """
+import pytest
+@pytest.mark.gpu
+def test_right(): pass
+@pytest.mark.gpu
+def test_left(): pytest.skip("needs two GPUs")
+def test_elsewhere(): assert False
+"""
+
+
+def build(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision: str, flavour: str) -> Passport:
+    if precision == "fp16":
+        raise BuildError("no room\nfor a build")
+    folder = put_engines(bundle, ranges, precision, flavour, targets=tuple(targets))
+    return read_passport(folder / PASSPORT)
+
+
+def test_one_report_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A build that fails takes its parity and the benchmark with it; the rest is told all the same."""
+    tests = tmp_path / "small"
+    tests.mkdir()
+    (tests / "test_small.py").write_text(SMALL_TESTS)
+    (tests / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
+    for module in (trt_session, check):
+        monkeypatch.setattr(module, "load_tensorrt", tensorrt_stand_in)
+    monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
+    stages = check.gpu_check(
+        tmp_path / "out",
+        HostDevice(),
+        ["tensorrt_rtx"],
+        build=build,
+        tests=tests,
+        rounds=1,
+        count=2,
+        precisions=("fp32", "fp16", "int8"),
+    )
+    assert [(stage.name, stage.passed) for stage in stages] == [
+        ("machine", True),
+        ("tensorrt_rtx fp32: build", True),
+        ("tensorrt_rtx fp32: parity", True),
+        ("tensorrt_rtx fp16: build", False),
+        ("tensorrt_rtx fp16: parity", False),
+        ("tensorrt_rtx int8: build", True),
+        ("tensorrt_rtx int8: parity", True),
+        ("tensorrt_rtx: benchmark", False),
+        ("tests that need a GPU", True),
+    ]
+    page = (tmp_path / "out" / "gpu-check.html").read_text()
+    values = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
+    assert values["passed"] is False
+    assert values["stages"][0]["values"]["capability"] == "sm89"
+    assert values["stages"][2]["values"]["verdict"] is True
+    assert stages[3].text == "BuildError: no room for a build"
+    assert "no fp16 engine in" in stages[4].text
+    assert stages[8].text == "passed: test_small.test_right\nskipped: test_small.test_left: needs two GPUs"
+    for stage in stages:
+        assert f"<h2>{stage.name}</h2>" in page
+    assert "9 stages, 3 failed: tensorrt_rtx fp16: build" in page
+    assert "<script" not in page
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "flavour", "left_out"),
+    [
+        ("sm75", "tensorrt_rtx", {"fp32", "bf16", "int4", "fp8"}),
+        ("sm75", "tensorrt", {"bf16", "int4", "fp8"}),
+        ("sm86", "tensorrt_rtx", {"fp8"}),
+        ("sm89", "tensorrt_rtx", set()),
+        ("sm90", "tensorrt", set()),
+    ],
+)
+def test_what_a_gpu_cannot_run_is_not_asked_of_it(capability: str, flavour: str, left_out: set[str]) -> None:
+    assert PRECISIONS.keys() - check.precisions_on(capability, flavour, tuple(PRECISIONS)) == {
+        *left_out,
+        "w8a8",
+    }  # which is for CPUs
+
+
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_tensorrt_is_an_arm_of_the_benchmark(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trt_session, "load_tensorrt", tensorrt_stand_in)
+    monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
+    bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
+    put_engines(bundle, BEAMS)
+    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1)
+    assert list(result.arms) == ["onnxruntime fp32", "tensorrt fp32"]
+    assert result.arms["tensorrt fp32"].bytes == sum(f.stat().st_size for f in bundle.root.glob("engines/*/*.engine"))
+    assert result.cases[0].arms["tensorrt fp32"].equal == 2
+
+
+def test_tests_that_fail_or_are_none(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
+    file = tmp_path / "tests" / "test_small.py"
+    file.write_text("import pytest\n@pytest.mark.gpu\ndef test_wrong(): assert 1 == 2\n")
+    failed = check.tests_stage(tmp_path / "tests", tmp_path)
+    assert not failed.passed
+    assert failed.text.startswith("FAILED: test_small.test_wrong: assert 1 == 2")
+    file.write_text("")
+    assert not check.tests_stage(tmp_path / "tests", tmp_path).passed
+
+
+def test_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(tmp_path / "out")]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: no NVIDIA GPU on this machine")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_make_says_it_before_it_makes_anything(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
+    done = subprocess.run(["make", "gpu-check"], cwd=tmp_path, capture_output=True, text=True, env=outside)
+    assert done.returncode != 0
+    assert done.stdout == "error: no NVIDIA GPU on this machine, which gpu-check needs; run it on one that has\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
+
+
+def test_no_tensorrt_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(flavour: str) -> Any:
+        raise SessionError(f"{flavour} cannot be imported")
+
+    monkeypatch.setattr(check, "load_tensorrt", nothing)
+    with pytest.raises(SessionError, match="tensorrt cannot be imported; tensorrt_rtx cannot be imported"):
+        check.installed()
+    monkeypatch.setattr(check, "load_tensorrt", tensorrt_stand_in)
+    assert check.installed() == ["tensorrt", "tensorrt_rtx"]

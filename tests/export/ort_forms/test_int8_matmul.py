@@ -1,0 +1,131 @@
+"""int8 products as CPUs have them: the numbers, row by row; what is left of the graph; and what the model then says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support.rounding import FP32, apart
+
+from seq2engine.errors import BuildError
+from seq2engine.export.engines.to_engine import engines_from_onnx
+from seq2engine.export.ort_forms.int8_matmul import STEPS, row_products
+from seq2engine.export.precision.quantise import NARROW, quantised_graph
+from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import ModelConfig
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.session import open_session
+
+# Integers are exact. One becomes a float and is multiplied by three scales, two of which are quotients.
+SCALED = apart([(6, FP32)])
+SMALL = ModelConfig(2, 2, 2, 32, 64, 80, 80, max_source=24, max_target=24)
+
+
+def one_product(inner: int, outer: int, seed: int) -> tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+    """x @ weight with an int8 weight, and the weight's numbers and scales."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(-63, 64, (inner, outer)).astype(np.int8)
+    scales = rng.uniform(1e-3, 1e-2, outer).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["w.int8", "w.scale"], ["w"], name="w", axis=1),
+            helper.make_node("MatMul", ["x", "w"], ["y"], name="product"),
+        ],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "K", inner])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "K", outer])],
+        [numpy_helper.from_array(numbers, "w.int8"), numpy_helper.from_array(scales, "w.scale")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return model, numbers, scales
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_a_product_is_that_of_the_rounded_numbers(inner, outer, batch, beams, seed):
+    model, numbers, scales = one_product(inner, outer, seed)
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(batch, beams, inner)) * 10.0 ** rng.integers(-3, 4, (batch, beams, 1))).astype(np.float32)
+    x[0, 0] = 0.0  # a row that has no scale
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    steps = np.rint(x / np.maximum(largest, 1e-30) * np.float32(STEPS))
+    exact = (steps @ numbers.astype(np.float64)) * scales / STEPS * largest
+    found = run(row_products(model), x)
+    # A number halfway between two steps may go either way: one step of one input.
+    slack = SCALED * np.abs(exact) + largest / STEPS * np.abs(numbers).max() * scales.max() * 1.01
+    assert np.abs(found - exact).max(initial=0) <= slack.max()
+    assert np.array_equal(found[0, 0], np.zeros(outer))
+    typical = np.abs(found - exact) <= SCALED * np.abs(exact)
+    assert typical.mean() > 0.9
+
+
+def test_the_widest_sums_do_not_overflow():
+    """All at their largest, which would saturate the 16 bits of AVX2 if weights had all of int8."""
+    model, _, _ = one_product(256, 8, 0)
+    weight = next(w for w in model.graph.initializer if w.name == "w.int8")
+    weight.CopyFrom(numpy_helper.from_array(np.full((256, 8), int(NARROW["w8a8"]), dtype=np.int8), "w.int8"))
+    scales = numpy_helper.to_array(next(w for w in model.graph.initializer if w.name == "w.scale"))
+    found = run(row_products(model), np.ones((1, 1, 256), dtype=np.float32))
+    assert np.allclose(found[0, 0], 256 * 63 * scales, rtol=SCALED, atol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_product_of_a_weight_becomes_int8_and_nothing_is_restored(tied):
+    config = ModelConfig(1, 2, 2, 16, 24, 40, 40, max_source=8, max_target=8, tie_output=tied)
+    for name, graph in graphs_from_model(random_model(config)).items():
+        quantised = quantised_graph(graph, "w8a8")
+        made = row_products(quantised)
+        kinds = [node.op_type for node in made.graph.node]
+        weights = [w for w in graph.graph.initializer if len(w.dims) == 2 and w.name.endswith(".weight")]
+        products = sum(node.op_type == "MatMul" for node in graph.graph.node) - kinds.count("MatMul")
+        assert kinds.count("MatMulIntegerToFloat") == products > 0
+        assert "DequantizeLinear" not in kinds
+        assert len(weights) > 3
+        read = {tensor for node in made.graph.node for tensor in node.input}
+        assert all(w.name in read for w in made.graph.initializer if w.name.endswith(".int8")), name
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return onnx_from_model(random_model(SMALL, seed=2), tmp_path_factory.mktemp("w8a8") / "bundle", ("fp32", "w8a8"))
+
+
+def test_outputs_do_not_depend_on_neighbours(bundle):
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(3, 80, length).tolist() for length in (8, 16, 24, 8, 16)]
+    options = SearchOptions(max_length=16, beam=3)
+    with open_session(bundle, precision="w8a8", threads=1) as session:
+        together = [nbest[0].tokens for nbest in generate(session, sources, options)]
+        assert together == [generate(session, [source], options)[0][0].tokens for source in sources]
+
+
+def test_pytorch_rounds_as_the_graphs_do(bundle):
+    rng = np.random.default_rng(1)
+    ids, mask = rng.integers(3, 80, (6, 12)), np.ones((6, 12), dtype=bool)
+    states = {}
+    for backend, precision in (("onnxruntime", "w8a8"), ("torch", "w8a8"), ("torch", "fp64:w8a8")):
+        with open_session(bundle, backend, precision, threads=1) as session:
+            states[backend, precision] = session.tensor(session.encode(ids, mask), "encoder_states")
+    exact = states["torch", "fp64:w8a8"]
+    ours, theirs = (np.abs(states[name, "w8a8"] - exact) for name in ("onnxruntime", "torch"))
+    assert 1e-4 < np.median(theirs) < 0.05, "activations are rounded"
+    assert np.median(ours) < 1.2 * np.median(theirs)
+    assert ours.max() < 2 * theirs.max()
+
+
+def test_an_engine_is_refused(bundle):
+    with pytest.raises(BuildError, match=r"sm89 cannot run w8a8 .*; build with: .* --precision int8"):
+        engines_from_onnx(bundle, ["sm89"], precision="w8a8")

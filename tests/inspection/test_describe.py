@@ -1,0 +1,93 @@
+"""What `inspect` tells of engines: everything the passport has, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from seq2engine.export.artifact.passport import EngineTensor
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.inspection.describe import tensors_text
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return onnx_from_model(random_model("tiny"), tmp_path_factory.mktemp("describe") / "bundle", ("int8", "fp16")).root
+
+
+def test_inspect_prints_the_whole_passport(cli, root):
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    flags = (
+        "--weight-streaming",
+        "--workspace",
+        "512M",
+        "--source",
+        "1:8:32",
+        "1:8:16",
+        "--batch",
+        "1:2:4",
+        "--beam",
+        "1",
+    )
+    options = ("--target", "sm86", "sm89", "--precision", "int8", "--length", "16", *flags)
+    assert cli("build", root, *options, "--quiet", "--no-cache")[0] == 0
+    code, text, _ = cli("inspect", root)
+    assert code == 0
+    lines = text.splitlines()
+    (engine,) = [line for line in lines if line.startswith("engines/sm86-sm89-int8-beam1-")]
+    assert re.search(r"^tensorrt_rtx [\d.]+ for sm86, sm89: int8, 16 cache slots$", text, re.MULTILINE)
+    assert "profile 0: batch 1:2:4, beam 1:1:1, source 1:8:32, output 16:16:16" in lines
+    assert "profile 1: batch 1:2:4, beam 1:1:1, source 1:8:16, output 16:16:16" in lines
+    assert "built with --weight-streaming --workspace 512M" in lines
+    values = json.loads(cli("inspect", root, "--json")[1])["engines"][engine.removeprefix("engines/")]
+    assert (values["flavour"], values["targets"], values["precision"]) == ("tensorrt_rtx", ["sm86", "sm89"], "int8")
+    assert values["damage"] == []
+    for name, entry in values["engines"].items():
+        (row,) = [line for line in lines if re.match(rf"{name} +\d+, \d+ ", line)]
+        counts = f"{entry['launches']}, {entry['narrower_launches'][0]} +{entry['launch_budget']}"
+        sizes = ", ".join(rf"{entry['weight_bytes'][kind] / 1e6:.1f} MB {kind}" for kind in ("int8",))
+        hashes = " +".join(entry[field][:12] for field in ("key", "onnx_fingerprint", "sha256"))
+        fused = f"{entry['fused_attentions']} of {entry['attentions']}"
+        size = rf"{entry['bytes'] / 1e6:.1f} MB"
+        assert re.search(rf"{counts} +{fused} +{size} +{sizes}.* s +[\d.]+ MB +{hashes}$", row), row
+        assert entry["weight_bytes"]["int8"] > entry["weight_bytes"].get("float16", 0)
+    heads = f"{PRESETS['tiny'].heads}"
+    (step,) = [line for line in lines if line.startswith("decoder_step: ")]
+    assert f", self_k.0 to 1 float16 [B,{heads},L," in step
+    assert " -> logits float32 [B,K," in step
+
+
+def test_tensors_of_many_layers_are_one_entry():
+    tensors = [EngineTensor("tokens", "int64", ("B", "K"))]
+    tensors += [EngineTensor(f"self_{part}.{i}", "float16", ("B", 8, "L", 64)) for i in range(3) for part in "kv"]
+    tensors += [EngineTensor("cross.0", "float16", ("B",))]
+    assert tensors_text(tensors) == (
+        "tokens int64 [B,K], self_k.0 to 2 float16 [B,8,L,64], self_v.0 to 2 float16 [B,8,L,64], cross.0 float16 [B]"
+    )
+
+
+def test_turing_has_no_budget_as_the_table_was_read_from_other_kernels(cli, root):
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    shapes = (
+        "--batch",
+        "1",
+        "--beam",
+        "1",
+        "--source",
+        "8",
+        "--length",
+        "8",
+        "--precision",
+        "fp16",
+        "--quiet",
+        "--no-cache",
+    )
+    assert cli("build", root, "--target", "sm75", "sm89", *shapes)[0] == 0
+    engines = json.loads(cli("inspect", root, "--json")[1])["engines"]
+    budgets = {name[:-9]: [entry["launch_budget"] for entry in engines[name]["engines"].values()] for name in engines}
+    assert budgets["sm75-fp16-beam1"] == [None, None]
+    assert None not in budgets["sm89-fp16-beam1"]

@@ -1,0 +1,117 @@
+"""What a large batch needed goes back with the next one; lanes share what they can; arrays are as numpy's."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, Holding, resized, rows_of, zeros
+from seq2engine.runtime.session import open_session
+
+VOCAB, SOURCES, BEAM = 40_000, 64, 4
+WIDE = dataclasses.replace(
+    PRESETS["tiny"],
+    encoder_layers=1,
+    decoder_layers=1,
+    d_model=16,
+    heads=2,
+    d_ff=16,
+    source_vocab=64,
+    target_vocab=VOCAB,
+    share_embeddings=False,
+)
+DECODES = """
+import sys
+from seq2engine.benchmarks.timed_decode import fixed_decode
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.session import open_session
+
+def resident():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) * 1024
+
+beam, sources = int(sys.argv[2]), int(sys.argv[3])
+options = SearchOptions(max_length=4, beam=beam)
+with open_session(sys.argv[1], threads=2) as session:
+    assert len(session.lanes(sources, sources * beam)) == 2
+    decode = {"lanes": generate, "alone": fixed_decode}[sys.argv[4]]
+    held = []
+    for count in (1, sources, 1):
+        decode(session, [[5, 6, 7]] * count, options)
+        held.append(resident())
+print(held[2] - held[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory") / "bundle"
+    return onnx_from_model(random_model(WIDE, seed=0), folder, ("fp32", "w8a8"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
+@pytest.mark.parametrize("how", ["lanes", "alone"])
+def test_what_a_large_batch_needed_goes_back_with_the_next(bundle, how):
+    command = [sys.executable, "-c", DECODES, str(bundle.root), str(BEAM), str(SOURCES), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    logits = SOURCES * BEAM * VOCAB * 4
+    assert int(done.stdout) < logits / 2, "a step has several tensors of the size of its logits"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_lanes_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision):
+    with open_session(bundle, precision=precision, threads=2) as session:
+        lane = session.lanes(SOURCES, SOURCES * BEAM)[0]
+        assert (lane.sessions["encoder"] is session.sessions["encoder"]) is (precision == "fp32")
+        assert (lane.turns is None) is (precision == "w8a8")
+        assert lane.sessions["decoder_step"] is not session.sessions["decoder_step"]
+
+
+def test_memory_is_given_back_before_batches_unlike_those_before():
+    held = Holding()
+    assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
+    assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
+    assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]
+    held.forget()
+    assert not held.fits(60)
+
+
+def test_an_array_with_room_grows_where_it_is():
+    array = zeros((2, OWN_PAGES), "float32", room=3)
+    array[...] = 5
+    larger = resized(array, (3, 2, OWN_PAGES))
+    assert np.shares_memory(array, larger)
+    assert larger.reshape(6, -1)[:2].min() == 5
+    assert not larger.reshape(6, -1)[2:].any()
+    assert resized(larger, (7, OWN_PAGES)) is None, "no more room"
+    assert resized(np.zeros(4), (2,)) is None, "not ours"
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 3, 5], [1, 2, 3], [5], [3, 1, 0, 2], [0, 0, 1, 2]])
+@pytest.mark.parametrize("size", [4, OWN_PAGES])
+def test_rows_are_those_of_numpy(rows, size):
+    array = zeros((6, size), "int32")
+    array[...] = np.arange(6)[:, None]
+    wanted = array[rows]
+    kept = rows_of(array, np.array(rows))
+    assert np.array_equal(kept, wanted)
+    in_place = size == OWN_PAGES and rows in ([0, 1, 3, 5], [1, 2, 3])
+    assert np.shares_memory(kept, array) is in_place
+
+
+@pytest.mark.parametrize("size", [3, OWN_PAGES])
+def test_zeros_are_as_those_of_numpy(size):
+    array = zeros((2, size), "int64")
+    assert array.shape == (2, size)
+    assert array.dtype == np.int64
+    assert array.flags.c_contiguous
+    assert not array.any()
+    array[1, -1] = 7
+    assert array.sum() == 7

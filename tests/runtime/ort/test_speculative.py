@@ -1,0 +1,209 @@
+"""Drafts: the tokens and scores of the precision that was asked for, whatever guesses are worth; and fewer steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.rounding import rounding_from_session
+
+from seq2engine.errors import SessionError
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.speculative import AHEAD, PATIENCE, DraftedSession
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.session import open_session
+from seq2engine.runtime.text.continuous_batching import translate_many
+
+SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=24, max_target=40)
+POSITIONS = ["sinusoidal", "learned", "rotary"]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drafts")
+    configs = {positions: dataclasses.replace(SMALL, positions=positions) for positions in POSITIONS}
+    return {
+        name: onnx_from_model(random_model(config, seed=3), root / name, ("fp32", "fp16", "w8a8"))
+        for name, config in configs.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def sessions(bundles):
+    pairs = {
+        name: (open_session(bundle, threads=1), open_session(bundle, threads=1, draft="w8a8"))
+        for name, bundle in bundles.items()
+    }
+    yield pairs
+    for pair in pairs.values():
+        for session in pair:
+            session.close()
+
+
+def sources_of(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 60, rng.integers(1, 24)).tolist() for _ in range(count)]
+
+
+def told(found):
+    return [[(h.tokens, h.score, len(h.log_probs)) for h in nbest] for nbest in found]
+
+
+def expected_of(session, sources, options):
+    """What the session tells by itself; of the scores, what another order of sums may make of them."""
+    near = rounding_from_session(session, sources, options.max_length, stretch=options.repetition_penalty)
+    return [
+        [(h.tokens, score, len(h.log_probs)) for h, score in zip(nbest, near.scores(nbest, options), strict=True)]
+        for nbest in generate(session, sources, options)
+    ]
+
+
+OPTIONS = [
+    SearchOptions(max_length=40),
+    SearchOptions(max_length=40, min_length=40),
+    SearchOptions(max_length=1),
+    SearchOptions(max_length=33, semantics="ctranslate2"),
+    SearchOptions(max_length=20, banned=((7,), (9, 11)), no_repeat_ngram=2, repetition_penalty=1.3),
+    SearchOptions(max_length=20, prefix=(5, 6, 7)),
+    SearchOptions(max_length=20, shortlist=tuple(range(3, 60, 2))),
+    SearchOptions(max_length=30, sample=True, seed=4, temperature=1.5),
+    SearchOptions(max_length=12, alternatives=True, nbest=1),
+]
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_outputs_are_those_without_drafts(sessions, positions, options):
+    plain, drafted = sessions[positions]
+    for source in sources_of(6):
+        assert told(generate(drafted, [source], options)) == expected_of(plain, [source], options)
+
+
+@pytest.mark.parametrize(("count", "beam"), [(1, 4), (5, 1), (5, 3)])
+def test_several_rows_go_without(sessions, count, beam):
+    plain, drafted = sessions["rotary"]
+    options, sources = SearchOptions(max_length=12, beam=beam, nbest=beam), sources_of(count)
+    assert told(generate(drafted, sources, options)) == expected_of(plain, sources, options)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.data())
+def test_wrong_guesses_change_nothing(sessions, seed, length, data):
+    """Whatever the drafts say, the step's own tokens come out."""
+    plain, drafted = sessions["learned"]
+    rng = np.random.default_rng(seed)
+    honest = drafted.drafting.step
+    wrong = data.draw(st.floats(0, 1))
+
+    def lying(state, tokens, *rest):
+        answer = honest(state, tokens, *rest)
+        if rng.random() < wrong:
+            answer.reduced.candidates.tokens[..., 0] = rng.integers(0, 60)
+        return answer
+
+    options, (source,) = SearchOptions(max_length=length, min_length=length), sources_of(1, seed)
+    drafted.drafting.step = lying
+    try:
+        found = generate(drafted, [source], options)
+    finally:
+        del drafted.drafting.step
+    assert told(found) == expected_of(plain, [source], options)
+
+
+class Counted:
+    """How often a session's own steps were run, and with how many tokens."""
+
+    def __init__(self, monkeypatch, drafted):
+        self.steps: list[int] = []
+        self.guesses = 0
+        honest = OrtSession.step
+
+        def counting(session, state, tokens, *rest):
+            if session is drafted.drafting:
+                self.guesses += 1
+            else:
+                self.steps.append(tokens.size)
+            return honest(session, state, tokens, *rest)
+
+        monkeypatch.setattr(OrtSession, "step", counting)
+
+
+def test_right_guesses_save_steps(sessions, monkeypatch):
+    """A draft that is always right: the session itself."""
+    plain, drafted = sessions["sinusoidal"]
+    counted = Counted(monkeypatch, drafted)
+    monkeypatch.setattr(drafted.drafting, "sessions", plain.sessions)
+    generate(drafted, sources_of(1), SearchOptions(max_length=40, min_length=40))
+    assert sum(counted.steps) >= 40
+    assert len(counted.steps) <= 40 // AHEAD + 4  # less where the cache ends before the guesses do
+    assert max(counted.steps) == AHEAD
+
+
+def test_a_draft_that_is_never_right_is_given_up(sessions, monkeypatch):
+    _, drafted = sessions["sinusoidal"]
+    counted = Counted(monkeypatch, drafted)
+    honest = drafted.drafting.step
+
+    def lying(state, *given):
+        answer = honest(state, *given)
+        answer.reduced.candidates.tokens[..., 0] = 7
+        return answer
+
+    monkeypatch.setattr(drafted.drafting, "step", lying)
+    generate(drafted, sources_of(1), SearchOptions(max_length=40, min_length=40, banned=((7,),)))
+    assert len(counted.steps) == 40
+    assert counted.guesses <= (PATIENCE + 1) * (AHEAD - 1)
+
+
+def test_threads_rest_while_the_other_works(bundles):
+    """Threads that wait in a busy loop would take a core from the graph that comes next."""
+    with open_session(bundles["rotary"], threads=2, draft="w8a8") as session:
+        generate(session, sources_of(1), SearchOptions(max_length=40, min_length=40))
+        spent = []
+        for _ in range(5):
+            generate(session, sources_of(1), SearchOptions(max_length=4))
+            started = time.process_time()
+            time.sleep(0.03)
+            spent.append(time.process_time() - started)
+    assert min(spent) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"draft": "fp16"}, "fp16 cannot draft for fp32, expected another precision with the same cache"),
+        ({"draft": "fp32"}, "fp32 cannot draft for fp32"),
+        ({"draft": "int8"}, "int8"),
+        ({"draft": "w8a8", "backend": "torch"}, "drafts are for onnxruntime on the CPU"),
+        ({"draft": "w8a8", "attention": True}, "drafts are for onnxruntime on the CPU"),
+        ({"draft": "w8a8", "deterministic": True}, "drafts are for onnxruntime on the CPU"),
+    ],
+)
+def test_what_cannot_be_drafted(bundles, given, reason):
+    with pytest.raises(Exception, match=reason) as caught:
+        open_session(bundles["rotary"], **given)
+    assert "seq2engine" in type(caught.value).__module__
+
+
+def test_a_growing_cache_has_no_drafts(tmp_path):
+    bundle = onnx_from_model(random_model(SMALL), tmp_path / "b", ("fp32", "w8a8"), "growing")
+    with pytest.raises(SessionError, match="drafts with a growing cache, expected a static one"):
+        DraftedSession.with_drafts(bundle, "fp32", "w8a8")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_continuous_batching_with_speculative_decoding(sessions, batch):
+    """A source that joins is encoded in a state that has no drafts yet."""
+    plain, drafted = sessions["sinusoidal"]
+    sources, options = sources_of(7, seed=5), SearchOptions(max_length=12, scores=False)
+    expected = [nbest[0].tokens for nbest in generate(plain, sources, options)]
+    found = dict(translate_many(drafted, sources, options, batch))
+    assert [found[row][0].tokens for row in range(len(sources))] == expected

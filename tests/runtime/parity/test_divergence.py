@@ -1,0 +1,229 @@
+"""Where decodes part: ties are ties, differences are differences, and what is not a number is neither."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from support.parity_cases import SMALL, bundle_of, changed, parity_with
+from support.scripted_step import from_table
+
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.parity.decodes import Arm, compare_decodes
+from seq2engine.runtime.parity.divergence import Judge, Parted, Traced, stop_of, widest_gap
+from seq2engine.runtime.parity.run import parity_of_sessions
+from seq2engine.runtime.parity.sources import random_sources
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.session import Limits, Session, open_session
+from seq2engine.runtime.torch_session import TorchSession
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return bundle_of(SMALL, tmp_path_factory.mktemp("parity"))
+
+
+class TestDivergences:
+    def test_logits_that_mislead_are_caught_in_decodes_too(self, bundle):
+        def favour(logits, position):
+            logits[..., 9] += np.float32(5.0)
+
+        result = parity_with(bundle, changed(bundle, answered=favour))
+        assert result.reason.startswith("steps: logits")
+        for decode in result.decodes:
+            assert decode.differing
+            worst = decode.differing[0]
+            assert worst.margin > worst.budget
+            assert worst.reference[: worst.step] == worst.candidate[: worst.step]
+            assert worst.reference[worst.step] != worst.candidate[worst.step]
+        greedy = result.decodes[0].differing[0]
+        assert greedy.candidate[greedy.step] == 9
+        assert 0 < greedy.margin <= 5.001
+
+    def test_two_equal_tokens_are_a_tie(self, tmp_path):
+        """Twins in the vocabulary: which one is said is up to the last bit, and not a failure."""
+        model = random_model(SMALL, 3)
+        sources = random_sources(SMALL, 16)
+        with TorchSession(random_model(SMALL, 3)) as session:
+            said = [t for d in generate(session, sources) for t in d[0].tokens if t != SMALL.end_id]
+        twin = max(set(range(SMALL.target_vocab)) - set(said))
+        first = max({token for token in said if token < twin}, key=said.count)  # of equals the lower one is said
+        for table in (model.output.weight, model.target_embedding.tokens.weight):
+            table.data[twin] = table.data[first]
+
+        def prefer_the_twin(logits, position):
+            logits[..., twin] = np.nextafter(np.maximum(logits[..., twin], logits[..., first]), np.float32(np.inf))
+
+        bundle = onnx_from_model(model, tmp_path / "twins", ("fp32",))
+        result = parity_with(bundle, changed(bundle, answered=prefer_the_twin), sources=sources)
+        assert result, result.reason
+        greedy = result.decodes[0]
+        assert greedy.equal < 16
+        assert {divergence.verdict for decode in result.decodes for divergence in decode.divergences} == {"tie"}
+        assert {divergence.candidate[divergence.step] for divergence in greedy.divergences} == {twin}
+
+    @pytest.mark.parametrize("broken", [np.nan, np.inf])
+    def test_logits_that_are_not_finite_fail_without_an_exception(self, bundle, broken):
+        def spoil(logits, position):
+            logits[:, :, 7] = broken
+
+        result = parity_with(bundle, changed(bundle, answered=spoil))
+        assert result.reason == "steps: logits: not finite"
+        assert "onnxruntime stopped in batch 0" in result.decodes[0].reason
+        assert json.loads(result.to_json())["tensors"][-1]["candidate"]["worst"] is None
+
+    def test_a_reference_that_is_not_finite_is_no_excuse(self, bundle):
+        def spoil(logits, position):
+            logits[:, :, 7] = np.nan
+
+        with (
+            open_session(bundle, "torch", "fp64") as oracle,
+            changed(bundle, answered=spoil) as reference,
+            open_session(bundle, threads=1) as candidate,
+        ):
+            result = parity_of_sessions(oracle, reference, candidate, random_sources(SMALL, 16), max_length=6)
+        assert "PyTorch itself is not finite" in result.reason
+        assert "PyTorch stopped in batch 0" in result.decodes[1].reason
+
+
+class Scripted(Session):
+    """A session that speaks from a table of prefixes; the cache holds the tokens themselves."""
+
+    backend, cache_form = "scripted", "static"
+
+    def __init__(self, table, precision="fp32", noise=0.0):
+        self.precision, self.noise = precision, noise
+        self.config = dataclasses.replace(SMALL, source_vocab=8, target_vocab=8)
+        self.limits = Limits(None, None, 8, 8)
+        self.script = from_table(table, [1 / 8] * 8)
+
+    def encode(self, source_ids, source_mask):
+        return {"batch": len(source_ids)}
+
+    def reserve(self, state, slots):
+        state["said"] = np.zeros((state["batch"], slots), dtype=np.int64)
+
+    def step(self, state, tokens, position, write_index, self_mask):
+        rows, beams = np.arange(len(tokens))[:, None], np.arange(tokens.shape[1])
+        state["said"][rows, write_index[:, None] + beams] = tokens
+        logits = np.array(
+            [
+                [self.script(tuple(said[mask].tolist()[1:])) for mask in masks]
+                for said, masks in zip(state["said"], self_mask, strict=True)
+            ],
+            dtype=np.float64,
+        )
+        logits[..., 7] += self.noise  # a token nobody says, so that it only shows in what PyTorch errs
+        return Answer(logits if self.precision == "fp64" else logits.astype(np.float32))
+
+    def select(self, state, rows, slots):
+        if rows is not None:
+            state["said"] = state["said"][rows]
+        if slots is not None:
+            state["said"] = np.take_along_axis(state["said"], slots, axis=1)
+
+    def __exit__(self, *exc):
+        pass
+
+
+A, B, C, END = 3, 4, 5, 2
+
+
+def pruning(b, c):
+    """Of B and C only one is kept beside A in a beam of two; B would end best, C far behind.
+
+    After B the end is certain: (log 1/4 + log 1) / 2. After C it is not, and A leads nowhere.
+    """
+    said = {A: 0.5, B: b, C: c}
+    rest = (1 - sum(said.values())) / 5
+    first = [said.get(token, rest) for token in range(8)]
+    end = [0.97 if token == END else 0.03 / 7 for token in range(8)]
+    maybe = [0.3 if token == END else 0.1 for token in range(8)]
+    return {(): first, (B,): end, (C,): maybe, (A,): maybe}
+
+
+class TestBeams:
+    def judged(self, exact, wanted, given, noise=0.0, usual=0.0):
+        oracle, reference = Scripted(exact, "fp64"), Scripted(wanted, noise=noise)
+        arm = Arm(Scripted(given), Judge(oracle, reference, 4, usual))
+        (result,) = compare_decodes(reference, [arm], [[3]], SearchOptions(max_length=6, beam=2), 4)
+        (divergence,) = result.divergences
+        assert divergence.reference == (B, END)
+        return divergence
+
+    def test_a_tie_among_beams_excuses_outputs_of_other_scores(self):
+        divergence = self.judged(pruning(0.2, 0.2), pruning(0.2 + 1e-6, 0.2), pruning(0.2, 0.2 + 1e-6))
+        assert (divergence.verdict, divergence.parted) == ("tie", "beams")
+        assert divergence.margin == pytest.approx(0.0, abs=1e-7)
+
+    def test_the_last_place_of_the_precision_is_always_free(self):
+        """Even where PyTorch makes no error at all."""
+        exact = pruning(0.2 + 1e-7, 0.2)
+        divergence = self.judged(exact, exact, pruning(0.2, 0.2 + 1e-6))
+        assert (divergence.verdict, divergence.parted) == ("drift", "beams")
+        assert 0 < divergence.margin < divergence.budget < 1e-5
+
+    def test_pytorch_is_not_judged_by_its_luckiest_step(self):
+        cases = [pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21)]
+        assert self.judged(*cases, usual=0.02).verdict == "bug"
+        assert self.judged(*cases, usual=0.03).verdict == "drift"
+
+    def test_of_several_prefixes_the_gap_least_explained_counts(self):
+        exact = Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}, "fp64")
+        judge = Judge(exact, Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}), 4, 0.01)
+        for fork in (([(A,)], [(B,), (C,)]), ([(C,), (B,)], [(A,)])):
+            scored = judge.scored([([3], prefix) for side in fork for prefix in side])
+            first = len(fork[0])
+            assert widest_gap(scored[:first], scored[first:]).margin == pytest.approx(np.log(0.5 / 0.05))
+
+    def test_a_beam_that_was_clearly_better_must_be_kept(self):
+        divergence = self.judged(pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21))
+        assert (divergence.verdict, divergence.parted) == ("bug", "scores")
+        assert divergence.margin > 0.1
+
+    def test_what_pytorch_itself_gets_wrong_is_the_budget(self):
+        """log(0.21 / 0.19) is 0.1: four times an error of 0.02 does not reach it, of 0.03 does."""
+        cases = [pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21)]
+        assert self.judged(*cases, noise=0.02).verdict == "bug"
+        assert self.judged(*cases, noise=0.03).verdict == "drift"
+        assert self.judged(*cases, noise=0.4).verdict == "tie"
+
+    def test_outputs_of_one_score_are_a_tie(self):
+        table = {(): [0, 0, 0, 0.5, 0.5, 0, 0, 0], (A,): [0, 0, 1, 0, 0, 0, 0, 0], (B,): [0, 0, 1, 0, 0, 0, 0, 0]}
+        lean = {**table, (): [0, 0, 0, 0.5, 0.5001, 0, 0, 0]}
+        table, lean = ({k: [p or 1e-9 for p in row] for k, row in t.items()} for t in (table, lean))
+        divergence = self.judged(table, lean, table)
+        assert (divergence.verdict, divergence.parted, divergence.candidate) == ("tie", "scores", (A, END))
+
+
+class TestStopping:
+    """Searches that keep the same prefixes may still stop at different steps."""
+
+    RUNNING = ((A, B), (A, C))
+
+    def run(self, steps):
+        trail = [(np.array([0]), np.array([[A, B]]), np.array([[0, 0]]))]
+        trail += [(np.array([0]), np.array([[B, C]]), np.array([[0, 0]]))] * (steps - 1)
+        return Traced([(A, B, END)], trail, [(C, END)])
+
+    def test_what_let_one_stop_and_what_kept_the_other_going_is_found(self):
+        assert stop_of(self.run(2), self.run(1), 0, END) == ((C, END), [(A, B), (A, C)])
+        assert stop_of(self.run(1), self.run(2), 0, END) == ((C, END), [(A, B), (A, C)])
+        assert stop_of(self.run(2), self.run(2), 0, END) is None
+
+    @pytest.mark.parametrize(("off", "verdict", "parted"), [(1e-7, "tie", "stop"), (0.05, "bug", "scores")])
+    def test_a_tie_between_them_excuses_outputs_of_other_scores(self, off, verdict, parted):
+        """The best running prefix, (A, B), has as much as the worst hypothesis, (C, END), but for `off`."""
+        half = [0.5 if token == B else 0.5 / 7 for token in range(8)]
+        end = [0.5 + off if token == END else (0.5 - off) / 7 for token in range(8)]
+        first = [{A: 0.3, C: 0.3, B: 0.1}.get(token, 0.3 / 5) for token in range(8)]
+        table = {(): first, (A,): half, (C,): end, (B,): half}
+        judge = Judge(Scripted(table, "fp64"), Scripted(table, noise=0.0), 4, 1e-6)
+        case = Parted(0, [3], (A, B), (B, A), None, ((C, END), list(self.RUNNING)))
+        (divergence,) = judge.beams([case], 1.0)
+        assert (divergence.verdict, divergence.parted) == (verdict, parted)

@@ -1,0 +1,188 @@
+"""Decodes that ask for tokens alone: the same tokens as with scores, by a shortcut where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime import parallel as lanes_module
+from seq2engine.runtime.generate import generate, session_for
+from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.step_output import NotFiniteError
+from seq2engine.runtime.session import open_session
+from seq2engine.runtime.text.continuous_batching import translate_many
+
+VOCAB = 32000  # small otherwise, but the table is worth a shortcut
+CONFIG = dataclasses.replace(PRESETS["tiny"], source_vocab=VOCAB, target_vocab=VOCAB, tie_output=True)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    root = tmp_path_factory.mktemp("unscored")
+    return {
+        cache: onnx_from_model(random_model(CONFIG, seed=2), root / cache, ("fp32", "w8a8"), cache)
+        for cache in ("static", "growing")
+    }
+
+
+def sources_of(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB, rng.integers(1, 30)).tolist() for _ in range(count)]
+
+
+def tokens_of(found):
+    return [[h.tokens for h in nbest] for nbest in found]
+
+
+def both(options):
+    return options, dataclasses.replace(options, scores=False)
+
+
+@pytest.mark.parametrize("cache", ["static", "growing"])
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_tokens_are_those_with_scores(bundles, cache, precision, count):
+    sources = sources_of(count)
+    scored, unscored = both(SearchOptions(max_length=24))
+    with open_session(bundles[cache], precision=precision, threads=1) as session:
+        assert session_for(session, unscored) is not session, "there is a shortcut"
+        expected, found = generate(session, sources, scored), generate(session, sources, unscored)
+    assert tokens_of(found) == tokens_of(expected)
+    assert all(math.isnan(nbest[0].score) and nbest[0].log_probs == () for nbest in found)
+    assert all(math.isfinite(nbest[0].score) and nbest[0].log_probs for nbest in expected)
+
+
+def test_pytorch_says_the_same(bundles):
+    sources = sources_of(12, seed=4)
+    with open_session(bundles["static"], "torch") as torch, open_session(bundles["static"], threads=1) as ort:
+        scored, unscored = both(SearchOptions(max_length=24))
+        expected = generate(torch, sources, scored)
+        assert tokens_of(generate(torch, sources, unscored)) == tokens_of(expected)
+        assert tokens_of(generate(ort, sources, unscored)) == tokens_of(expected)
+
+
+RULES = {
+    "min_length": {"min_length": 12},
+    "forced_bos": {"forced_bos": 7},
+    "forced_eos": {"forced_eos": 2},
+    "prefix": {"prefix": (5, 6)},
+    "banned": {"banned": ((9,), (11, 12)), "no_repeat_ngram": 2},
+    "repetition": {"repetition_penalty": 1.5},
+    "shortlist": {"shortlist": tuple(range(3, 3000, 2))},
+    "allowed": {"allowed": tuple(range(3, 300))},
+    "first_banned": {"first_banned": (5, 9), "min_length": 3, "banned": ((7,),)},
+    "many_banned": {"banned": tuple((token,) for token in range(3, 40))},
+    "beam": {"beam": 3, "nbest": 3},
+    "ctranslate2": {"semantics": "ctranslate2"},
+    "sample": {"sample": True, "seed": 3, "nbest": 2},
+    "alternatives": {"alternatives": True, "nbest": 3},
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_with_rules_and_other_searches_too(bundles, rules):
+    sources = sources_of(5, seed=1)
+    scored, unscored = both(SearchOptions(max_length=12, **rules))
+    with open_session(bundles["static"], threads=1) as session:
+        expected, found = generate(session, sources, scored), generate(session, sources, unscored)
+    assert tokens_of(found) == tokens_of(expected)
+    if not unscored.unscored:
+        assert found == expected, "scores come with the search"
+
+
+@pytest.mark.parametrize("name", ["banned", "first_banned", "min_length"])
+def test_what_would_be_said_is_barred(bundles, name):
+    """Rules that take the best candidates away."""
+    sources = sources_of(8, seed=6)
+    with open_session(bundles["static"], threads=1) as session:
+        said = [nbest[0].tokens for nbest in generate(session, sources, SearchOptions(max_length=12))]
+        often = sorted({token for tokens in said for token in tokens[:2]})[:12]
+        rules = {
+            "banned": {"banned": tuple((token,) for token in often)},
+            "first_banned": {"first_banned": tuple({tokens[0] for tokens in said})},
+            "min_length": {"min_length": 12},
+        }
+        scored, unscored = both(SearchOptions(max_length=12, **rules[name]))
+        assert session_for(session, unscored) is not session
+        if name == "min_length":  # an end token that is what they say: they have to say something else
+            config = dataclasses.replace(session.config, end_id=said[0][3])
+            session.config = config
+        expected, found = generate(session, sources, scored), generate(session, sources, unscored)
+        session.config = CONFIG
+    assert tokens_of(found) == tokens_of(expected)
+    assert [nbest[0].tokens for nbest in found] != said
+
+
+def test_prefixes_lanes_feeding_and_drafts(bundles, monkeypatch):
+    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
+    sources = sources_of(66, seed=2)
+    scored, unscored = both(SearchOptions(max_length=10))
+    with open_session(bundles["static"], threads=2) as session:
+        assert len(session.lanes(len(sources), len(sources))) == 2
+        expected = generate(session, sources, scored)
+        assert tokens_of(generate(session, sources, unscored)) == tokens_of(expected)
+        fed = dict(translate_many(session, sources, unscored, batch=8))
+        assert tokens_of([fed[number] for number in range(len(sources))]) == tokens_of(expected)
+        prefixes = [[number + 3] for number in range(len(sources))]
+        given = [generate(session, sources, options, prefixes=prefixes) for options in (scored, unscored)]
+        assert tokens_of(given[0]) == tokens_of(given[1])
+        fed = dict(translate_many(session, sources, unscored, batch=8, prefixes=prefixes))
+        assert tokens_of([fed[number] for number in range(len(sources))]) == tokens_of(given[0])
+    with open_session(bundles["static"], threads=1, draft="w8a8") as session:
+        for source, wanted in zip(sources[:6], expected, strict=False):
+            assert tokens_of(generate(session, [source], unscored)) == tokens_of([wanted])
+
+
+def test_views_share_states(bundles):
+    """A state may be stepped with and without scores in turn."""
+    with open_session(bundles["static"], threads=1) as session:
+        assert isinstance(session, OrtSession)
+        short = session.unscored(2)
+        state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
+        session.reserve(state, 8)
+        mask = np.zeros((1, 1, 8), dtype=bool)
+        mask[..., 0] = True
+        given = np.array([[1]]), np.array([0]), np.array([0]), mask
+        whole = session.step(state, *given)
+        best = whole.candidates.tokens.copy()
+        assert whole.logits.shape == (1, 1, VOCAB)
+        answer = short.step(state, *given)
+        assert np.array_equal(answer.candidates.tokens, best)
+        assert answer.logits.size == 0, "nothing that could be taken for logits"
+        assert session.step(state, *given).logits.shape == (1, 1, VOCAB)
+
+
+def test_where_every_bit_counts_there_is_no_shortcut(bundles):
+    options = SearchOptions(max_length=4, scores=False)
+    with open_session(bundles["static"], deterministic=True) as session:
+        assert session_for(session, options) is session
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_logits_that_are_no_numbers_are_refused(tmp_path, precision):
+    model = random_model(CONFIG, seed=2)
+    norm = model.decoder[-1].feed_residual.norm
+    norm.weight.data.fill_(0)
+    norm.bias.data.fill_(3e38)
+    bundle = onnx_from_model(model, tmp_path / "bundle", (precision,))
+    with open_session(bundle, precision=precision, threads=1) as session, pytest.raises(NotFiniteError):
+        generate(session, [[5, 6]], SearchOptions(max_length=4, scores=False))
+
+
+def test_lanes_of_views_have_the_shortcut_too(bundles, monkeypatch):
+    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
+    tokens = tuple(range(3, 2000))
+    with open_session(bundles["static"], precision="w8a8", threads=2) as session:
+        assert isinstance(session, OrtSession)
+        shortlisted = session_for(session, SearchOptions(shortlist=tokens))
+        assert not shortlisted.lanes(64, 64)[0].has_shortcut
+        assert session.lanes(64, 64)[0].has_shortcut, "whoever asked for lanes first"
+        assert session.unscored(2).lanes(64, 64)[0].wanted == 2
+        assert session.lanes(64, 64)[0].wanted == 0

@@ -1,0 +1,147 @@
+"""The tree cache: what the mask says is what a beam has seen, whatever was switched, compacted or dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seq2engine.errors import RequestError
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.session import Limits
+from seq2engine.runtime.tree_cache import TreeStep, rounded
+
+
+class PathSession:
+    """A session whose cache holds the tokens themselves, and whose logits are those a beam can see, in order."""
+
+    def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False):
+        self.cache_form, self.seen, self.deterministic = cache_form, seen, deterministic
+        self.config = PRESETS["tiny"]
+        self.limits = Limits(None, None, 64, 64, slots)
+
+    def slots_for(self, beams):
+        return self.limits.slots
+
+    def reserve(self, state, slots):
+        state["self_k.0"] = np.full((len(state["source_mask"]), slots), -1)
+
+    def step(self, state, tokens, position, write_index, self_mask):
+        cache = state["self_k.0"]
+        if self.cache_form == "growing":
+            cache = state["self_k.0"] = np.concatenate((cache, tokens), axis=1)
+        else:
+            for b, k in np.ndindex(*tokens.shape):
+                cache[b, write_index[b] + k] = tokens[b, k]
+        assert self_mask.shape == (*tokens.shape, cache.shape[1])
+        logits = np.full((*tokens.shape, self.seen), -1)
+        for b, k in np.ndindex(*tokens.shape):
+            path = cache[b][self_mask[b, k]]
+            logits[b, k, : len(path)] = path
+        return Answer(logits)
+
+    def select(self, state, rows, slots):
+        if rows is not None:
+            state.update({name: array[rows] for name, array in state.items()})
+        if slots is not None:
+            state["self_k.0"] = np.take_along_axis(state["self_k.0"], slots, axis=1)
+
+
+def make(batch, beams, steps, **options):
+    session = PathSession(**options)
+    return TreeStep(session, {"source_mask": np.ones((batch, 1), dtype=bool)}, batch, beams, steps)
+
+
+def seen(logits):
+    return [[[int(t) for t in path if t >= 0] for path in source] for source in logits]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    form=st.sampled_from(["static", "growing", "deterministic"]),
+    batch=st.integers(1, 4),
+    beams=st.integers(1, 5),
+    steps=st.integers(1, 40),
+    peaky=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps, peaky, seed):
+    """Random beam switches and departures, against paths kept as plain lists."""
+    rng = np.random.default_rng(seed)
+    kind = {"deterministic": True} if form == "deterministic" else {"cache_form": form}
+    step = make(batch, beams, steps, **kind)
+    paths = [[[] for _ in range(beams)] for _ in range(batch)]
+    for t in range(steps):
+        tokens = rng.integers(0, 1000, (len(paths), beams))
+        # Peaky: all beams follow one parent, so that whole branches die and compaction has something to do.
+        parents = rng.integers(0, 1 if peaky else beams, (len(paths), beams))
+        logits = step(tokens, parents).logits
+        paths = [
+            [(source[p] if t else []) + [int(token)] for p, token in zip(ps, ts, strict=True)]
+            for source, ps, ts in zip(paths, parents, tokens, strict=True)
+        ]
+        assert seen(logits) == paths
+        if len(paths) > 1 and rng.random() < 0.1:
+            rows = np.flatnonzero(rng.random(len(paths)) < 0.7)
+            if len(rows):
+                step.keep(rows)
+                paths = [paths[row] for row in rows]
+
+
+def test_greedy_never_needs_more_than_its_length():
+    step = make(2, 1, 50)
+    for t in range(50):
+        step(np.full((2, 1), t), np.zeros((2, 1), dtype=np.int64))
+    assert step.counts.most_slots == 56  # rounded up
+
+
+def test_peaky_beams_share_their_prefix():
+    """All beams follow one parent: of K slots a step only one stays alive, so the cache stays near greedy's."""
+    beams, steps = 4, 60
+    step = make(1, beams, steps)
+    for t in range(steps):
+        step(np.full((1, beams), t), np.zeros((1, beams), dtype=np.int64))
+    assert step.counts.compactions > 0
+    assert step.counts.most_live <= steps + beams
+    assert step.counts.most_slots <= 1.6 * steps
+
+
+def test_divergent_beams_take_all_slots_and_no_more():
+    """Beams that never share anything need K times the slots: the worst case must fit exactly."""
+    beams, steps = 3, 30
+    step = make(1, beams, steps)
+    own = np.arange(beams)[None]
+    for t in range(steps):
+        step(np.full((1, beams), t), own)
+    assert step.counts.most_slots == rounded(beams * steps)
+
+
+def test_a_fixed_cache_that_is_too_short_says_what_to_build():
+    step = make(1, 2, 16, slots=8)
+    own = np.arange(2)[None]
+    for t in range(4):
+        step(np.full((1, 2), t), own)
+    with pytest.raises(RequestError, match=r"8 slots .* alive .* --slots 32"):
+        step(np.full((1, 2), 9), own)
+
+
+def test_switching_beams_moves_nothing_in_the_cache():
+    step = make(1, 3, 8)
+    step(np.array([[1, 2, 3]]), np.zeros((1, 3), dtype=np.int64))
+    before = step.state["self_k.0"].copy()
+    address = step.state["self_k.0"].ctypes.data
+    step(np.array([[4, 5, 6]]), np.array([[2, 2, 0]]))
+    assert step.state["self_k.0"].ctypes.data == address
+    assert (step.state["self_k.0"][:, :3] == before[:, :3]).all()
+
+
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_rows_that_restart_see_nothing_of_what_was_before(form):
+    step = make(2, 2, 8, cache_form=form)
+    own = np.tile(np.arange(2), (2, 1))
+    step(np.array([[1, 2], [3, 4]]), own)
+    step.restart(np.array([1]))
+    assert seen(step(np.array([[5, 6], [7, 8]]), own).logits) == [[[1, 5], [2, 6]], [[7], [8]]]
+    assert step.position.tolist() == [2, 1]

@@ -1,0 +1,177 @@
+"""Lines through a whole model: aligned, in order, as early as can be, and the same alone as in company."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.rounding import rounding_from_session
+from support.text_bundle import CONFIG, LETTERS, TOKENIZER, text_bundle
+
+from seq2engine.errors import RequestError
+from seq2engine.model.tokenizers.symbols import END
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.session import Limits, open_session
+from seq2engine.runtime.text import lines
+from seq2engine.runtime.text.lines import Line
+from seq2engine.runtime.text.translate import IdsTokenizer, batches_by_length, cut_source, translate, translate_lines
+
+TEXTS = st.text(st.one_of(st.sampled_from(LETTERS), st.characters(blacklist_categories=["Cs"])), max_size=20)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with open_session(text_bundle(tmp_path_factory.mktemp("text")), threads=1) as opened:
+        yield opened
+
+
+def lines_of(*texts):
+    return [Line(number, text) for number, text in enumerate(texts, start=1)]
+
+
+def run(session, *texts, **how):
+    return list(translate_lines(session, TOKENIZER, lines_of(*texts), **how))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(TEXTS, max_size=12), batch=st.integers(1, 5), beam=st.sampled_from([1, 3]), truncate=st.booleans()
+)
+def test_a_line_gets_what_it_gets_alone(session, texts, batch, beam, truncate):
+    options = SearchOptions(max_length=8, beam=beam, nbest=beam)
+    found = run(session, *texts, options=options, batch=batch, truncate=truncate)
+    assert [one.line for one in found] == lines_of(*texts)
+    for text, one in zip(texts, found, strict=True):
+        ids = TOKENIZER.encode_source(text)
+        if not text.strip():
+            assert (one.outputs, one.error) == ((), None)
+        elif len(ids) > CONFIG.max_source and not truncate:
+            assert one.outputs == ()
+            assert f"{len(ids)} tokens, at most 16 are supported; shorten it or add --truncate" == one.error
+        else:
+            ids = ids if len(ids) <= 16 else [*ids[:15], END]
+            (alone,) = generate(session, [ids], options)
+            assert one.source == tuple(ids)
+            assert [output.tokens for output in one.outputs] == [best.tokens for best in alone]
+            assert [output.text for output in one.outputs] == [TOKENIZER.decode_target(best.tokens) for best in alone]
+            near = rounding_from_session(session, [ids], 8)
+            assert [output.score for output in one.outputs] == near.scores(alone, options)
+
+
+def test_results_do_not_wait_for_lines_that_have_not_come(session):
+    more = threading.Event()
+
+    def slow():
+        yield from lines_of("abc", "d")
+        assert more.wait(10)
+        yield Line(3, "ef")
+
+    found = translate_lines(session, TOKENIZER, slow())
+    assert [next(found).line.number, next(found).line.number] == [1, 2]
+    more.set()
+    assert [one.line.number for one in found] == [3]
+
+
+def test_the_first_line_is_decoded_first_and_only_with_its_batch(session, monkeypatch):
+    monkeypatch.setattr(lines, "QUIET", 10.0)  # one window, however busy the machine is
+    monkeypatch.setattr(lines, "PATIENCE", 10.0)
+    decoded = []
+    encode = session.encode
+    monkeypatch.setattr(session, "encode", lambda ids, mask: decoded.append(mask.sum(1).tolist()) or encode(ids, mask))
+    found = translate_lines(session, TOKENIZER, lines_of("abcdefg", "a", "abcdef", "ab", ""), batch=2)
+    assert next(found).line.number == 1
+    assert decoded == [[7, 8]]  # with the end token
+    assert len(list(found)) == 4
+    assert decoded == [[7, 8], [2, 3]]
+
+
+def test_batches_fit_the_session(session, monkeypatch):
+    sizes = []
+    encode = session.encode
+    monkeypatch.setattr(session, "encode", lambda ids, mask: sizes.append(len(ids)) or encode(ids, mask))
+    monkeypatch.setattr(session, "limits", Limits(batch=3, beam=None, source=16, target=12))
+    assert len(run(session, *"abcdefgh", batch=32)) == 8
+    assert max(sizes) <= 3
+    assert sum(sizes) == 8
+
+
+def test_errors_stay_with_their_line(session):
+    given_lines = [Line(1, "a"), Line(2, error="odd"), Line(3, "b" * 10_000), Line(4, " \u00a0"), Line(5, "c")]
+    found = list(translate_lines(session, TOKENIZER, given_lines))
+    assert [one.error for one in found] == [
+        None,
+        "odd",
+        "10,001 tokens, at most 16 are supported; shorten it or add --truncate",
+        None,
+        None,
+    ]
+    assert [len(one.outputs) for one in found] == [1, 0, 0, 0, 1]
+
+
+def test_a_text_the_tokenizer_sees_nothing_in_is_an_empty_one(session):
+    class Deaf(IdsTokenizer):
+        def encode_source(self, text, language=None):
+            return [END]
+
+    (found,) = translate_lines(session, Deaf(), lines_of("hello"))
+    assert (found.outputs, found.error) == ((), None)
+
+
+def test_ids_are_text_too(session):
+    found = list(
+        translate_lines(session, IdsTokenizer(), lines_of("5 6 7", "5 six", "5 -1", "5 99", "5 " + "9" * 5000))
+    )
+    assert found[0].source == (5, 6, 7)
+    assert found[0].outputs[0].text == " ".join(str(token) for token in found[0].outputs[0].tokens)
+    assert found[1].error == "'six' is no token id, expected a line such as: 17 4 250"
+    assert found[2].error.startswith("'-1' is no token id")
+    assert found[3].error == f"token 99, but the vocabulary has 0 to {CONFIG.source_vocab - 1}"
+    assert len(found[4].error) < 120
+
+
+def test_what_no_line_could_be_decoded_with_is_refused_before_any_is_read(session):
+    def unread():
+        raise AssertionError("a line was read")
+        yield
+
+    for wrong, message in (
+        ({"batch": 0}, "batch 0, expected at least 1"),
+        ({"options": SearchOptions(max_length=99)}, "max length 99, at most 12"),
+        ({"language": "fra"}, "'fra' asked for, but this model's tokenizer has no languages"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            translate_lines(session, TOKENIZER, unread(), **wrong)
+    with pytest.raises(RequestError, match="token ids have none"):
+        translate_lines(session, IdsTokenizer(), unread(), language="fra")
+
+
+def test_translate_gives_texts(session):
+    best = translate(session, TOKENIZER, ["abc", "", "de"], SearchOptions(max_length=8))
+    assert best[1] == ""
+    assert best[0] == TOKENIZER.decode_target(generate(session, [[*TOKENIZER.encode_source("abc")]])[0][0].tokens[:8])
+    assert translate(session, TOKENIZER, []) == []
+    with pytest.raises(RequestError, match="text 2: 31 tokens, at most 16"):
+        translate(session, TOKENIZER, ["a", "b" * 30])
+    assert len(translate(session, TOKENIZER, ["a", "b" * 30], truncate=True)) == 2
+
+
+def test_a_cut_keeps_what_closes_a_source():
+    assert cut_source([7, 1, 2, 3, 8], [7, 8], 3) == [7, 1, 8]  # language first, end last
+    assert cut_source([1, 2, 3, 8, 7], [8, 7], 3) == [1, 8, 7]  # both last
+    assert cut_source([1, 2, 3, 4], [], 3) == [1, 2, 3]
+    assert cut_source([1, 2, 3, 8, 7], [8, 7], 1) == [7]
+    assert cut_source([1, 2, 8], [8], 3) == [1, 2, 8]
+
+
+@given(st.dictionaries(st.integers(0, 99), st.lists(st.just(1), max_size=9)), st.integers(1, 6))
+def test_batches_are_neighbours_in_length(sources, most):
+    batches = {tuple(batch) for batch in batches_by_length(sources, most).values()}
+    assert sorted(place for batch in batches for place in batch) == sorted(sources)
+    assert all(len(batch) <= most for batch in batches)
+    assert len(batches) == -(-len(sources) // most)
+    ranges = sorted((len(sources[batch[0]]), len(sources[batch[-1]])) for batch in batches)
+    assert all(longest <= shortest for (_, longest), (shortest, _) in pairwise(ranges))
