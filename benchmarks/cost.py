@@ -18,7 +18,7 @@ from typing import Any
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 
 from .cases import Case, sources_for
 from .peers.worker import peak_bytes

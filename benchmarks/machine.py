@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seq2engine.runtime.parallel import usable_cores
+from seq2engine.runtime.threads import usable_cores
 
 LIBRARIES = {  # what is shown -> the distributions it may come from
     "seq2engine": ("seq2engine",),

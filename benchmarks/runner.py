@@ -23,10 +23,12 @@ from seq2engine.export.artifact.bundle import REFERENCE, Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import shared_precision
 from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import GRAPHS
+from seq2engine.runtime.backends import BACKENDS
 from seq2engine.runtime.generate import generate, padded, session_for
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.quality.metrics import Quality, References, quality_of_session
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import BACKENDS, Session, open_session
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.trt.selection import choose_engine
 
 from .cases import Case, cases_for, sources_for

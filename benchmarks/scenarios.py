@@ -22,7 +22,8 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import UsageError
 from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import Emitted, SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 

@@ -12,7 +12,8 @@ from seq2engine.runtime.generate import padded, session_for
 from seq2engine.runtime.parallel import in_lanes
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis, Special
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import Session, State
 from seq2engine.runtime.tree_cache import CacheCounts, TreeStep

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from seq2engine.common.reports import FOLDER
@@ -19,9 +19,9 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import QUANTISED
 
 from .generate import generate
-from .parity.sources import random_sources
-from .search.step import SearchOptions
-from .session import Session, open_session
+from .sample_sources import random_sources
+from .search.options import SearchOptions
+from .session import Session
 
 CANDIDATES = ("fp32", "fp16", "w8a8")  # from fine to coarse; others save memory or are for GPUs, and cost more quality
 ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here
@@ -29,30 +29,12 @@ ROUNDS, SOURCES, STEPS = 5, 4, 8
 
 
 def open_fastest(
-    bundle: Bundle,
-    backend: str,
-    threads: int | None = None,
-    attention: bool = False,
-    deterministic: bool = False,
-    provider: str | None = None,
+    bundle: Bundle, backend: str, provider: str | None, open_precision: Callable[[str], Session]
 ) -> Session:
     """The session that decodes fastest; it says in `chosen` which precision that is and why. Others are closed."""
     names, left_out = candidates_of(bundle, backend, provider)
     with ExitStack() as opened:
-        sessions = {
-            name: opened.enter_context(
-                open_session(
-                    bundle,
-                    backend,
-                    name,
-                    threads,
-                    attention=attention,
-                    deterministic=deterministic,
-                    provider=provider,
-                )
-            )
-            for name in names
-        }
+        sessions = {name: opened.enter_context(open_precision(name)) for name in names}
         times = decode_times(sessions) if len(sessions) > 1 else dict.fromkeys(names, 0.0)
         fastest = min(times, key=lambda name: times[name])  # of equals the finest
         session = sessions.pop(fastest)

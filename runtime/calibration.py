@@ -19,14 +19,14 @@ from seq2engine.errors import RequestError
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.precision.fp32_nodes import RangeScan
 from seq2engine.model.config import ModelConfig
+from seq2engine.model.tokenizers.base import Coder
 
 from .generate import generate
 from .ort.session import OrtSession, inference_session
-from .parity.sources import random_sources, sample_of
-from .search.step import SearchOptions
+from .sample_sources import random_sources, sample_of
+from .search.options import SearchOptions
 from .search.step_output import Answer
 from .session import State
-from .text.translate import Coder
 
 MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus, evenly over it: lines to look at, and of all lengths to decode
 RANDOM_SOURCES = 32  # without a corpus

@@ -9,15 +9,17 @@ import numpy as np
 
 from seq2engine.model.config import ModelConfig
 
-from .defaults import options_from_session
+from .model_options import options_from_session
 from .parallel import in_lanes
+from .requests import check_request
 from .search.alternatives import alternatives_search
 from .search.beam import beam_search
 from .search.greedy import greedy_search
+from .search.options import SearchOptions
 from .search.sampling import sampling_search
-from .search.step import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
+from .search.step import Emitted, Hypothesis, Search, Special, Start, Step
 from .search.step_output import Shortlist
-from .session import Session, check_request
+from .session import Session
 from .tree_cache import TreeStep
 
 

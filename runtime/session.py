@@ -6,8 +6,6 @@ Arrays at the edge are numpy; what a session keeps between calls (cross K/V, the
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,29 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from seq2engine.errors import RequestError, SessionError, missing_package
-from seq2engine.export.artifact.bundle import Bundle, open_bundle
-from seq2engine.export.artifact.default_precision import default_precision
-from seq2engine.export.artifact.profiles import Workload
+from seq2engine.errors import SessionError
 from seq2engine.model.config import ModelConfig
 
-from .defaults import Defaults, defaults_of
-from .search.option_checks import problems_with_prefix
-from .search.step import SearchOptions
+from .defaults import Defaults
 from .search.step_output import Answer, Shortlist
 
 State = dict[str, Any]  # named tensors of one batch: source_mask, cross_k.0, ..., self_k.0, ...
-
-ATTENTION = {  # those that can put out their cross-attention weights
-    "torch": ("torch_attention", "TorchAttention"),
-    "onnxruntime": ("ort.session", "OrtAttention"),
-}
-
-BACKENDS = {  # name -> module and the class in it
-    "torch": ("torch_session", "TorchSession"),
-    "onnxruntime": ("ort.session", "OrtSession"),
-    "tensorrt": ("trt.session", "TrtSession"),
-}
 
 
 @dataclass(frozen=True)
@@ -120,152 +102,3 @@ class Session(AbstractContextManager["Session"], Protocol):
         raise SessionError("this session does not keep where it looks; open it with attention=True")
 
     def close(self) -> None: ...
-
-
-def open_session(
-    bundle: Bundle | str | os.PathLike[str],
-    backend: str = "onnxruntime",
-    precision: str | None = None,
-    threads: int | None = None,
-    engine: str | None = None,
-    attention: bool = False,
-    deterministic: bool = False,
-    provider: str | None = None,
-    draft: str | None = None,
-    workload: Workload | None = None,
-) -> Session:
-    """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that serves it.
-
-    `threads` is for CPU backends, `engine` names one of several engines, `provider` says where ONNX Runtime
-    computes: cpu (as by default), cuda, tensorrt or nv_tensorrt_rtx. Precision "auto" is the fastest of fp32, fp16 and
-    w8a8 on this machine, by timing short decodes: see the session's `chosen`.
-
-    With `attention`, the session keeps where it looks, for alignments and the coverage penalty. With `deterministic` a
-    source gets the same bits whatever its neighbours, at the price of some padding. `draft` is another precision of the
-    bundle, a cheaper one, that guesses ahead where a single source is decoded with one beam: the same tokens, sooner.
-    `workload` is the largest request to come, as far as it is known: of several engines that which suits it is opened.
-    """
-    check_session(backend, threads, engine, attention, deterministic, provider, draft)
-    opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    if precision == "auto":
-        if draft is not None:
-            raise SessionError(
-                "a draft for precision auto, expected one for a precision that is named; leave --draft out"
-            )
-        from .auto_precision import open_fastest
-
-        return open_fastest(opened, backend, threads, attention, deterministic, provider)
-    precision = default_precision(opened, backend, engine) if precision is None else precision
-    if draft is not None:
-        from .ort.speculative import DraftedSession
-
-        return with_defaults(DraftedSession.with_drafts(opened, precision, draft, threads), opened)
-    module, name = (ATTENTION if attention else BACKENDS)[backend]
-    try:
-        session_class = getattr(importlib.import_module(f".{module}", __package__), name)
-    except ModuleNotFoundError as error:
-        if missing := missing_package(error, f"backend {backend}"):
-            raise missing from error
-        raise
-    options: dict[str, Any] = (
-        {"engine": engine, "workload": workload} if backend == "tensorrt" else {"threads": threads}
-    )
-    if deterministic:
-        if backend != "onnxruntime" or opened.cache_form != "static":
-            raise SessionError(
-                f"deterministic asked of backend {backend} with a {opened.cache_form} cache, expected onnxruntime with "
-                "a static one; export with: seq2engine export CHECKPOINT BUNDLE --cache static"
-            )
-        options["deterministic"] = True
-    if provider is not None:
-        options["provider"] = provider
-    return with_defaults(session_class.from_bundle(opened, precision, **options), opened)
-
-
-def with_defaults(session: Session, bundle: Bundle) -> Session:
-    """The session, which from now on knows how its model is decoded by default."""
-    session.defaults = defaults_of(bundle)
-    return session
-
-
-def check_session(
-    backend: str,
-    threads: int | None = None,
-    engine: str | None = None,
-    attention: bool = False,
-    deterministic: bool = False,
-    provider: str | None = None,
-    draft: str | None = None,
-) -> None:
-    """Refuses what does not go together in any bundle; `open_session` says what each means."""
-    if backend not in BACKENDS:
-        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if provider is not None and backend != "onnxruntime":
-        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
-    if engine is not None and backend != "tensorrt":
-        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
-    if threads is not None and threads < 1:
-        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
-    if draft is not None and (backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic):
-        raise SessionError(
-            "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
-            "leave --draft out"
-        )
-    if attention and backend not in ATTENTION:
-        raise SessionError(
-            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
-            f"{' or '.join(ATTENTION)}"
-        )
-
-
-def problems_with_limits(limits: Limits, config: ModelConfig, options: SearchOptions) -> list[str]:
-    """What a session with these limits cannot do, whatever the sources."""
-    problems = options.problems_with(config.target_vocab, config.end_id)
-    if limits.beam is not None and options.width > limits.beam:
-        name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
-        problems.append(f"{name} {options.width}, at most {limits.beam}")
-    if options.needs_attention and not limits.attention:
-        wish = "alignments" if options.alignments else "coverage penalty"
-        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
-    if options.max_length > limits.target:
-        problems.append(f"max length {options.max_length}, at most {limits.target}")
-    return problems
-
-
-def check_request(
-    limits: Limits,
-    config: ModelConfig,
-    sources: list[list[int]],
-    options: SearchOptions,
-    first: int = 0,
-    prefixes: Sequence[Sequence[int]] | None = None,
-) -> None:
-    """Refuses what the graphs could not run, with every problem in one message, before anything is run.
-
-    Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
-    where they are some of many. `prefixes` are what the output of each begins with.
-    """
-    problems = problems_with_limits(limits, config, options)
-    if prefixes is not None and options.prefix:
-        problems.append("a prefix of all sources and one of each, expected either")
-    if prefixes is not None and len(prefixes) != len(sources):
-        problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
-    if not sources:
-        problems.append("the batch is empty; give at least one source")
-    if limits.batch is not None and len(sources) > limits.batch:
-        problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
-    refused = []
-    for row, source in enumerate(sources, start=first):
-        if not source:
-            refused.append(f"source {row} is empty")
-        elif len(source) > limits.source:
-            refused.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
-        if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
-            refused.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
-    for row, prefix in enumerate(prefixes or (), start=first):
-        wrong_prefix = problems_with_prefix(options, prefix, config.target_vocab, config.end_id)
-        refused += [f"source {row}: {problem}" for problem in wrong_prefix]
-    if len(refused) > 5:
-        refused[5:] = [f"and {len(refused) - 5} more"]
-    if problems or refused:
-        raise RequestError("; ".join(problems + refused))

@@ -15,11 +15,11 @@ from seq2engine.export import to_onnx
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.contract import DEFAULT_PRECISIONS, PRECISIONS, check_choices
 from seq2engine.model.config import ModelConfig
-from seq2engine.model.tokenizers.base import FOLDER
+from seq2engine.model.tokenizers.base import FOLDER, Coder
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.calibration import scan_of, sources_from_corpus
-from seq2engine.runtime.text.translate import Coder, IdsTokenizer
 
 
 def onnx_from_model(

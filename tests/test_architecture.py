@@ -4,81 +4,127 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).parent.parent
-STAGES = ("model", "export", "runtime", "benchmarks")  # each may import those before it
-# What runtime may take from the stages before it, so that a serving machine needs no exporter and no model code.
-RUNTIME_MAY = {
-    "export": {
-        "contract",
-        "bundle",
-        "bundle_engines",
-        "default_precision",
-        "passport",
-        "profiles",
-        "trt_module",
-        "attention_graph",
-        "candidate_graph",
-        "screened_graph",
-        "turned_keys",
-        "ort_forms",
-        "islands",
-        "quantise",
-        "row_products",
-        "audit",
-        "census",
-        "exposed_graph",
-    },
-    "model": {"config", "pairs", "tokenizers"},
-}
-TORCH_SESSION_MAY = {"checkpoint", "layers", "transformer"}
+STAGES = ("model", "export", "runtime", "benchmarks")
+# From the bottom to the top: a folder or module may import what stands before it in this list, and its own.
+LAYERS = ("errors", "common", *STAGES, "exporting", "inspection", "packaging", "flags", "commands", "cli", "__main__")
+MOST_MODULES = 17  # in one folder, its __init__.py not counted
+# A machine that only serves a model needs no exporter and no PyTorch model, so what serves takes only these of export.
+SERVING_MAY = {"contract", "artifact", "ort_forms"}
+# The rooms that hold a model against its PyTorch reference, or run it.
+REFERENCE = ("runtime.torch_session", "runtime.torch_weights", "runtime.calibration", "runtime.parity.")
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")
 
 
-def imports_of(path: Path) -> set[tuple[str, str]]:
-    """(stage, module) pairs of our own that a file imports, wherever in the file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom) or not node.module:
-            continue
-        parts = node.module.split(".")
-        if node.level:  # relative: resolved against the file's own place
-            inside = path.relative_to(ROOT).parent.parts
-            parts = [*inside[: len(inside) - node.level + 1], *parts]
-        elif parts[0] == "seq2engine":
-            parts = parts[1:]
-        else:
-            continue
-        if parts and parts[0] in STAGES:
-            found.add((parts[0], parts[1] if len(parts) > 1 else ""))
+def source_files() -> dict[str, Path]:
+    """Module name, as in `seq2engine.NAME`, -> its file. The scripts of the GPU package are no modules of ours."""
+    found = {}
+    for folder in (*STAGES, "seq2engine"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if "gpu_package" in parts:
+                continue
+            parts = parts[1:] if folder == "seq2engine" else parts
+            found[".".join(parts[:-1] if parts[-1:] == ("__init__",) else parts)] = path
     return found
 
 
-@pytest.mark.parametrize(
-    "path", [p for s in STAGES for p in sorted((ROOT / s).rglob("*.py"))], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_imports_flow_one_way(path):
-    stage = path.relative_to(ROOT).parts[0]
-    later = STAGES[STAGES.index(stage) + 1 :]
-    imported = imports_of(path)
-    assert not {pair for pair in imported if pair[0] in later}
-    if stage == "runtime":
-        for source, allowed in RUNTIME_MAY.items():
-            torch_only = path.name in ("torch_session.py", "shared_weights.py")
-            extra = TORCH_SESSION_MAY if torch_only and source == "model" else set()
-            assert {module for s, module in imported if s == source} <= allowed | extra
+FILES = source_files()
 
 
-def test_the_front_door_is_below_every_stage():
-    """What all stages use may use none of them."""
-    drawing = ("terminal", "progress", "tables", "page", "heat_map", "about", "reports", "reports_index")
-    for name in ("errors", "folders", *drawing):
-        assert not imports_of(ROOT / "seq2engine" / f"{name}.py")
+def imports_of(name: str) -> set[str]:
+    """Modules of ours that a module imports, wherever in the file, for type checking as well."""
+    path = FILES[name]
+    inside = path.relative_to(ROOT).parent.parts
+    inside = inside[1:] if inside[0] == "seq2engine" else inside
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        parts = node.module.split(".") if node.module else []
+        if node.level:
+            parts = [*inside[: len(inside) - node.level + 1], *parts]
+        elif parts[:1] == ["seq2engine"]:
+            parts = parts[1:]
+        else:
+            continue
+        for alias in node.names:
+            named = [".".join([*parts, alias.name]), ".".join(parts)]
+            found.add(next((one for one in named if one in FILES), named[-1]))
+    return found - {""}
+
+
+IMPORTS = {name: imports_of(name) for name in FILES}
+
+
+def room_of(name: str) -> str:
+    """The folder of a module; a module that stands at the top of a stage, or of seq2engine, is a room of its own."""
+    folder = name.rpartition(".")[0]
+    return name if folder in ("", *STAGES) or FILES[name].name == "__init__.py" else folder
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes of one cycle; none if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_module_imports_itself_on_the_way():
+    assert not cycle_in(IMPORTS)
+
+
+def test_imports_between_folders_go_one_way():
+    rooms: dict[str, set[str]] = {}
+    for name, imported in IMPORTS.items():
+        rooms.setdefault(room_of(name), set()).update({room_of(other) for other in imported} - {room_of(name)})
+    assert not cycle_in(rooms)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name])
+def test_stages_import_only_what_is_below_them(name):
+    level = LAYERS.index(name.split(".")[0])
+    assert not {other for other in IMPORTS[name] if LAYERS.index(other.split(".")[0]) > level}
+
+
+def test_serving_needs_no_exporter():
+    for name in FILES:
+        if not name.startswith("runtime") or name.startswith(REFERENCE):
+            continue
+        exported = {other.split(".")[1] for other in IMPORTS[name] if other.startswith("export.")}
+        assert exported <= SERVING_MAY, name
+        modelled = {other for other in IMPORTS[name] if other.startswith("model.")}
+        assert all(other.startswith(("model.config", "model.pairs", "model.tokenizers")) for other in modelled), name
+
+
+def test_a_folder_is_small_and_says_what_lives_in_it():
+    for name, path in FILES.items():
+        if path.name != "__init__.py":
+            continue
+        modules = [one for one in path.parent.glob("*.py") if one != path]
+        assert len(modules) <= MOST_MODULES, f"{path.parent.relative_to(ROOT)} has {len(modules)} modules"
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert re.fullmatch(r"[^\n]+\.", said), f"seq2engine.{name} does not say in a sentence what it holds"
+
+
+def test_every_folder_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {
+        ".".join(filter(None, ("seq2engine", name))) for name, path in FILES.items() if path.name == "__init__.py"
+    }
+    assert set(listed) == folders
+    assert all((path.parent / "__init__.py").is_file() for path in FILES.values())
 
 
 def test_no_bare_import_of_our_folders():

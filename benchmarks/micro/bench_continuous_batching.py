@@ -18,7 +18,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort.session import OrtSession
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import Session, State
 from seq2engine.runtime.text.continuous_batching import translate_many

@@ -20,8 +20,9 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import shipped_checkpoint
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.session import Session
 
 PRECISIONS = ("fp32", "w8a8")
 AROUND = ("search", "compaction", "copies")

@@ -17,8 +17,9 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import padded
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.tree_cache import TreeStep
 
 CASE = Case("8x4x32x32", batch=8, beam=4, source=32, target=32)

@@ -12,7 +12,8 @@ import pytest
 
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import Hypothesis, Search, SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis, Search, Special
 from seq2engine.runtime.search.step_output import Answer
 
 VOCAB, LENGTH = 32000, 8

@@ -22,17 +22,18 @@ from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.contract import oracle_of
 from seq2engine.export.ort_forms.attention_outputs import attention_name
-from seq2engine.model.tokenizers.base import unknown_text
+from seq2engine.model.tokenizers.base import Coder, unknown_text
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 
-from ..defaults import first_token, options_from_session
 from ..generate import generate
+from ..model_options import first_token, options_from_session
 from ..numerics.budgets import WORST_FACTOR, finite, ratio, times
 from ..numerics.error_scale import EPSILON
 from ..numerics.teacher_forcing import ForcedRun, Tokens
+from ..opening import open_session
 from ..ort.session import OrtAttention
-from ..search.step import SearchOptions
-from ..session import Session, open_session
-from ..text.translate import Coder, IdsTokenizer
+from ..search.options import SearchOptions
+from ..session import Session
 from ..torch_attention import TorchAttention
 
 # The candidate, the reference and the oracle.

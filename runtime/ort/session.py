@@ -27,9 +27,9 @@ from seq2engine.export.ort_forms.top_candidates import CANDIDATES
 from seq2engine.export.ort_forms.transposed_keys import KEYS, TURN
 from seq2engine.model.config import ModelConfig
 
-from ..parallel import Turns, rows_for_a_lane, sensible_threads
 from ..search.step_output import Answer, Candidates, Reduced, Shortlist
 from ..session import Limits, Session, State
+from ..threads import Turns, rows_for_a_lane, sensible_threads
 from .memory import HELD, LARGE, giving_back, resized, rows_of, share_arena, trim, zeros
 from .providers import arguments_for, check_assignment, check_provider
 

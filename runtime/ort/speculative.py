@@ -23,7 +23,7 @@ import numpy as np
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
-from ..search.step import LEAST_CANDIDATES
+from ..search.option_fields import LEAST_CANDIDATES
 from ..search.step_output import Answer, Candidates, Reduced
 from ..session import State
 from .session import OrtSession, check_precision

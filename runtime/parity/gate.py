@@ -17,8 +17,8 @@ from typing import Any
 
 from seq2engine.errors import ConfigError
 
-from .cost import SearchCost
-from .result import ParityResult
+from .levels.cost import SearchCost
+from .levels.result import ParityResult
 
 Gate = dict[str, float | bool]
 Measured = Iterator[tuple[str, float]]  # where, value

@@ -31,27 +31,30 @@ from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import oracle_of
 
-from ..defaults import measured_options
+from ..backends import with_defaults
+from ..model_options import measured_options
 from ..numerics.step_patterns import compare_drives
+from ..opening import open_session
 from ..quality.intervals import check_metrics
 from ..quality.metrics import References
-from ..search.step import SearchOptions
-from ..session import Session, check_request, open_session, with_defaults
-from .baseline import Against, Speaker, speaker_of
-from .batch_invariance import companies_of
-from .corpus import Corpus
-from .cost import Baseline
-from .decodes import Arm, Outputs, compare_decodes, search_name
-from .divergence import Judge
-from .error_growth import drift_of
-from .graphs import graphs_of
+from ..requests import check_request
+from ..sample_sources import FEWEST_SOURCES, random_sources, sample_of, sources_of, tensor_sources
+from ..search.options import SearchOptions
+from ..session import Session
+from .levels.baseline import Against, Speaker, speaker_of
+from .levels.batch_invariance import companies_of
+from .levels.corpus import Corpus
+from .levels.cost import Baseline
+from .levels.decodes import Arm, Outputs, compare_decodes, search_name
+from .levels.divergence import Judge
+from .levels.error_growth import drift_of
+from .levels.graphs import graphs_of
+from .levels.reference_quality import with_quality
+from .levels.result import ParityResult
+from .levels.sanity import decode_doubt
+from .levels.tensors import compare_tensors, usual_spread
 from .locate.locate import finding_of
-from .reference_quality import with_quality
 from .report.samples import samples_of
-from .result import ParityResult
-from .sanity import decode_doubt
-from .sources import FEWEST_SOURCES, random_sources, sample_of, sources_of, tensor_sources
-from .tensors import compare_tensors, usual_spread
 
 
 @dataclass(frozen=True)

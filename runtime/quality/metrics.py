@@ -16,7 +16,7 @@ from seq2engine.errors import RequestError
 from seq2engine.model.pairs import read_pairs
 from seq2engine.model.tokenizers.base import Tokenizer
 
-from ..defaults import measured_options
+from ..model_options import measured_options
 from ..session import Session
 from ..text.translate import translate
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from .beam import beam_search
 from .greedy import greedy_search
-from .step import Emitted, Search, SearchOptions, Special, Start, Step
+from .options import SearchOptions
+from .step import Emitted, Search, Special, Start, Step
 from .step_output import Answer
 
 

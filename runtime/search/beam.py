@@ -18,8 +18,9 @@ from .banks import allotted_continuations
 from .beam_styles import PROFILES, Standing
 from .coverage import Coverage
 from .leaving import staying_rows
+from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
+from .step import Emitted, Hypothesis, Search, Special, Start, Step
 from .step_output import Answer, Candidates, finite
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .step import SearchOptions
+from .options import SearchOptions
 
 
 @dataclass(frozen=True)

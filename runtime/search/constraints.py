@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from .option_checks import barred_of, offset_of, room_of
+from .options import SearchOptions
 from .phrases import phrase_table
-from .step import SearchOptions
 
 
 class Constraint(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .step import SearchOptions
+from .options import SearchOptions
 
 LEAST = float(np.finfo(np.float32).tiny)  # of what nothing looked at, whose logarithm must stay a number
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .leaving import staying_rows
+from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, SearchOptions, Special, Start, Step
+from .step import Emitted, Hypothesis, Search, Special, Start, Step
 from .step_output import finite
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .option_fields import OptionFields
 from .phrases import MOST, contains, phrase_table
-
-if TYPE_CHECKING:
-    from .step import SearchOptions
 
 SEMANTICS = ("huggingface", "fairseq", "ctranslate2", "marian")  # whose beam search; semantics.py says what they mean
 
 
-def problems_of(options: SearchOptions) -> list[str]:
+def problems_of(options: OptionFields) -> list[str]:
     """As far as they can be told without a model."""
     start = options.forced_start
     return [
@@ -29,7 +26,7 @@ def problems_of(options: SearchOptions) -> list[str]:
     ]
 
 
-def problems_of_numbers(options: SearchOptions) -> Iterator[str]:
+def problems_of_numbers(options: OptionFields) -> Iterator[str]:
     if options.max_length < 1:
         yield f"max length {options.max_length}, expected at least 1"
     if options.beam < 1:
@@ -62,7 +59,7 @@ def problems_of_numbers(options: SearchOptions) -> Iterator[str]:
         yield f"min alternative expansion prob {options.min_alternative_expansion_prob}, expected 0 to 1"
 
 
-def problems_of_sampling(options: SearchOptions) -> Iterator[str]:
+def problems_of_sampling(options: OptionFields) -> Iterator[str]:
     if not 0 < options.temperature < math.inf:
         yield f"temperature {options.temperature}, expected more than 0"
     if not 0 < options.top_p <= 1:
@@ -76,7 +73,7 @@ def problems_of_sampling(options: SearchOptions) -> Iterator[str]:
         yield f"{', '.join(set_).replace('_', ' ')} without sample, expected it with sample only"
 
 
-def problems_of_company(options: SearchOptions) -> Iterator[str]:
+def problems_of_company(options: OptionFields) -> Iterator[str]:
     """Options that do not go together."""
     if options.coverage_penalty != 0 and options.beam <= 1:
         yield f"coverage penalty together with {'sample' if options.sample else 'beam 1'}, expected a beam of 2 or more"
@@ -92,7 +89,7 @@ def problems_of_company(options: SearchOptions) -> Iterator[str]:
         yield "phrases together with a trie, expected one of them"
 
 
-def problems_of_tokens(options: SearchOptions) -> Iterator[str]:
+def problems_of_tokens(options: OptionFields) -> Iterator[str]:
     """Wishes that cannot all be met."""
     if not all(options.banned):
         yield "a banned sequence is empty, expected at least one token"
@@ -108,7 +105,7 @@ def problems_of_tokens(options: SearchOptions) -> Iterator[str]:
         yield f"min length {options.min_length}, but the longest sequence of the trie has {options.trie.longest} tokens"
 
 
-def problems_of_phrases(options: SearchOptions) -> Iterator[str]:
+def problems_of_phrases(options: OptionFields) -> Iterator[str]:
     if not all(options.phrases):
         yield "a phrase is empty, expected at least one token"
     if len(options.phrases) > MOST:
@@ -117,7 +114,7 @@ def problems_of_phrases(options: SearchOptions) -> Iterator[str]:
         yield from barred_in(options, phrase, f"phrase {' '.join(map(str, phrase))}")
 
 
-def barred_in(options: SearchOptions, tokens: tuple[int, ...], name: str) -> Iterator[str]:
+def barred_in(options: OptionFields, tokens: tuple[int, ...], name: str) -> Iterator[str]:
     """What of these tokens other options forbid."""
     for words in options.banned:
         if words and contains(tokens, words):
@@ -127,7 +124,7 @@ def barred_in(options: SearchOptions, tokens: tuple[int, ...], name: str) -> Ite
             yield f"{name} has {' '.join(map(str, barred))}, which is not {what}"
 
 
-def problems_of_start(options: SearchOptions, start: tuple[int, ...], name: str) -> Iterator[str]:
+def problems_of_start(options: OptionFields, start: tuple[int, ...], name: str) -> Iterator[str]:
     """Of what is forced at the beginning of an output: of all outputs, or of one source's."""
     room = room_of(options) - len(start)
     if len(start) > options.max_length:
@@ -145,7 +142,7 @@ def problems_of_start(options: SearchOptions, start: tuple[int, ...], name: str)
         yield from problems_of_trie(options, start, name, room)
 
 
-def problems_of_trie(options: SearchOptions, start: tuple[int, ...], name: str, room: int) -> Iterator[str]:
+def problems_of_trie(options: OptionFields, start: tuple[int, ...], name: str, room: int) -> Iterator[str]:
     assert options.trie is not None
     node = options.trie.walked(start[offset_of(options) :])
     if node < 0:
@@ -157,7 +154,7 @@ def problems_of_trie(options: SearchOptions, start: tuple[int, ...], name: str, 
             yield "every sequence of the trie that there is room for has a token that is banned or not allowed"
 
 
-def problems_with_model(options: SearchOptions, vocab: int, end: int) -> list[str]:
+def problems_with_model(options: OptionFields, vocab: int, end: int) -> list[str]:
     problems = []
     if unknown := unknown_tokens(options, vocab):
         problems.append(f"token {', '.join(map(str, unknown))} asked for, but the vocabulary has 0 to {vocab - 1}")
@@ -176,7 +173,7 @@ def problems_with_model(options: SearchOptions, vocab: int, end: int) -> list[st
     return problems
 
 
-def problems_with_prefix(options: SearchOptions, prefix: Sequence[int], vocab: int, end: int) -> list[str]:
+def problems_with_prefix(options: OptionFields, prefix: Sequence[int], vocab: int, end: int) -> list[str]:
     """Of one source's own prefix; an empty one leaves what is forced for all."""
     start = tuple(prefix)
     if not start:
@@ -191,7 +188,7 @@ def problems_with_prefix(options: SearchOptions, prefix: Sequence[int], vocab: i
     return [*problems, *problems_of_start(options, start, "prefix")]
 
 
-def unknown_tokens(options: SearchOptions, vocab: int) -> list[int]:
+def unknown_tokens(options: OptionFields, vocab: int) -> list[int]:
     """Token ids asked for that a vocabulary of this size does not have."""
     named = [token for token in (options.start, options.forced_bos, options.forced_eos) if token is not None]
     named += [token for words in (*options.banned, *options.phrases) for token in words]
@@ -202,24 +199,24 @@ def unknown_tokens(options: SearchOptions, vocab: int) -> list[int]:
     return sorted({token for token in named if not 0 <= token < vocab})
 
 
-def room_of(options: SearchOptions) -> int:
+def room_of(options: OptionFields) -> int:
     """Tokens that an output may have before what it must end with, if there is such a thing."""
     return options.max_length - (options.forced_eos is not None or options.semantics == "fairseq")
 
 
-def offset_of(options: SearchOptions) -> int:
+def offset_of(options: OptionFields) -> int:
     """Tokens before the trie begins."""
     return 0 if options.forced_bos is None else 1
 
 
-def barred_of(options: SearchOptions) -> frozenset[int]:
+def barred_of(options: OptionFields) -> frozenset[int]:
     """Tokens of the trie that are never said."""
     assert options.trie is not None
     known = frozenset(np.unique(options.trie.tokens).tolist())
     return options.always_banned.union(*(known - listed for listed in lists_of(options).values()))
 
 
-def lists_of(options: SearchOptions) -> dict[str, frozenset[int]]:
+def lists_of(options: OptionFields) -> dict[str, frozenset[int]]:
     """The only tokens that may be said beside the end token, where such are given."""
     lists = {"allowed": options.allowed, "in the shortlist": options.shortlist}
     return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}

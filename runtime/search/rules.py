@@ -14,7 +14,8 @@ import numpy as np
 from seq2engine.errors import RequestError
 
 from .constraints import Constraint, PhraseConstraint, TrieConstraint
-from .step import SearchOptions, Special, Start
+from .options import SearchOptions
+from .step import Special, Start
 from .step_output import Answer, Candidates, Reduced
 
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from .greedy import hypotheses_of
 from .leaving import staying_rows
+from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Search, SearchOptions, Special, Start, Step
+from .step import Emitted, Search, Special, Start, Step
 from .step_output import finite
 
 

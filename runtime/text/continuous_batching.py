@@ -20,12 +20,14 @@ import numpy as np
 
 from seq2engine.errors import RequestError
 
-from ..defaults import options_from_session
 from ..generate import padded, search_over, session_for, start_of
+from ..model_options import options_from_session
+from ..requests import check_request
 from ..search.leaving import staying_rows
-from ..search.step import Hypothesis, SearchOptions
+from ..search.options import SearchOptions
+from ..search.step import Hypothesis
 from ..search.step_output import Answer
-from ..session import Session, State, check_request
+from ..session import Session, State
 from ..tree_cache import TreeStep, rounded
 
 BATCH = 32

@@ -7,12 +7,13 @@ from math import ceil
 
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
+from seq2engine.model.tokenizers.base import Coder
 
 from ..generate import generate
-from ..search.step import SearchOptions
+from ..search.options import SearchOptions
 from ..session import Session
 from .lines import Line
-from .translate import BATCH, Coder
+from .translate import BATCH
 
 
 def sources_of_lines(tokenizer: Coder, lines: Iterable[Line], language: str | None = None) -> list[list[int]]:

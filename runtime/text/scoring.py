@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from seq2engine.errors import RequestError
-from seq2engine.model.tokenizers.base import unknown_text
+from seq2engine.model.tokenizers.base import Coder, unknown_text
 
 from ..generate import padded
 from ..numerics.teacher_forcing import ForcedRun, forced_tokens, log_probs_of
-from ..search.step import SearchOptions
-from ..session import Session, check_request
+from ..requests import check_request
+from ..search.options import SearchOptions
+from ..session import Session
 from .lines import Line, windows_of
-from .translate import BATCH, WINDOW, Coder, batches_by_length
+from .translate import BATCH, WINDOW, batches_by_length
 
 
 @dataclass(frozen=True)

@@ -8,41 +8,22 @@ How fast this is does not depend on the order of the lines, and what a line gets
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from seq2engine.errors import RequestError
-from seq2engine.model.tokenizers.base import unknown_text
+from seq2engine.model.tokenizers.base import Coder, unknown_text
 
-from ..defaults import options_from_session
 from ..generate import generate
+from ..model_options import options_from_session
+from ..requests import check_request
 from ..search.option_checks import problems_with_prefix
-from ..search.step import SearchOptions
-from ..session import Session, check_request
+from ..search.options import SearchOptions
+from ..session import Session
 from .lines import Line, windows_of
 
 BATCH = 32
 WINDOW = 64  # batches that are looked ahead: enough for lines of one length to meet, soon enough through
-
-
-class Coder(Protocol):
-    """What translation needs of a tokenizer; see `model/tokenizers/base.py`."""
-
-    def encode_source(self, text: str, language: str | None = None) -> list[int]: ...
-
-    def encode_target(self, text: str) -> list[int]: ...
-
-    def unknown_source(self, text: str) -> list[str]: ...
-
-    def unknown_target(self, text: str) -> list[str]: ...
-
-    def decode_target(self, ids: Sequence[int]) -> str: ...
-
-    def target_tokens(self, ids: Sequence[int]) -> list[str]: ...
-
-    def language_id(self, language: str) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -221,35 +202,3 @@ def cut_source(ids: list[int], frame: list[int], longest: int) -> list[int]:
     while closing < min(len(frame), longest) and frame[-1 - closing] == ids[-1 - closing]:
         closing += 1
     return ids[: longest - closing] + ids[len(ids) - closing :]
-
-
-class IdsTokenizer:
-    """Takes token ids for text: lines such as `17 4 250`."""
-
-    def encode_source(self, text: str, language: str | None = None) -> list[int]:
-        if language is not None:
-            self.language_id(language)
-        words = text.split()
-        if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
-            raise RequestError(f"{wrong[0][:40]!r} is no token id, expected a line such as: 17 4 250")
-        return [int(word) for word in words]
-
-    def encode_target(self, text: str) -> list[int]:
-        return self.encode_source(text)
-
-    def unknown_source(self, text: str) -> list[str]:
-        return []
-
-    def unknown_target(self, text: str) -> list[str]:
-        return []
-
-    def decode_target(self, ids: Sequence[int]) -> str:
-        return " ".join(self.target_tokens(ids))
-
-    def target_tokens(self, ids: Sequence[int]) -> list[str]:
-        return [str(token) for token in ids]
-
-    def language_id(self, language: str) -> int:
-        raise RequestError(
-            f"language {language!r} asked for, but token ids have none; give text to a bundle that takes it"
-        )

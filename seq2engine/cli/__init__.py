@@ -1,1 +1,1 @@
-"""The command line itself: parser, flags that commands share, usage errors, exit codes."""
+"""The command line: the parser of all commands, usage errors, exit codes, interrupts."""

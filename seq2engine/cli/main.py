@@ -15,7 +15,6 @@ from typing import Any
 
 from seq2engine import __version__
 from seq2engine.cli.exits import exit_code_of
-from seq2engine.cli.lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 from seq2engine.cli.usage import check_usage
 from seq2engine.commands.bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.commands.build import add_build_flags, add_refit_flags, run_build, run_refit
@@ -29,6 +28,7 @@ from seq2engine.commands.train import add_train_flags, run_train
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import missing_package
 from seq2engine.export.contract import DEFAULT_PRECISIONS
+from seq2engine.flags.lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 
 Command = Callable[[argparse.Namespace], int]
 

@@ -75,7 +75,7 @@ def sessions(args: argparse.Namespace) -> Iterator[str]:
     """Of commands that open a session on a backend; `bench` opens one on each, with what each can use."""
     if "backend" not in args:
         return
-    from seq2engine.runtime.session import check_session
+    from seq2engine.runtime.backends import check_session
 
     for backend in given(args, "backend"):
         if args.command_name == "bench":

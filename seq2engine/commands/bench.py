@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.cli.lists import MOST_PRECISE, Listed, add_precisions, one_of
 from seq2engine.common.progress import Progress
 from seq2engine.common.reports import report_files
 from seq2engine.errors import Seq2EngineError, UsageError
+from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
 
 if TYPE_CHECKING:
     from seq2engine.benchmarks.cases import Case

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli.lists import MOST_PRECISE, Listed, is_range, is_target
-from seq2engine.cli.precision_flags import say_precision
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import BuildError
+from seq2engine.flags.lists import MOST_PRECISE, Listed, is_range, is_target
+from seq2engine.flags.precision import say_precision
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle

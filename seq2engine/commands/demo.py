@@ -22,11 +22,11 @@ from seq2engine.export.engines.to_engine import default_ranges, engines_from_onn
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-from seq2engine.runtime.defaults import options_from_session
+from seq2engine.runtime.model_options import options_from_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.report.page import parity_html, report_name
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.quality.metrics import References, references_from_file
-from seq2engine.runtime.session import open_session
 from seq2engine.runtime.text.translate import translate
 
 TARGET = "sm89"

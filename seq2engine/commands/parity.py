@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.cli.lists import Listed, Maybe, one_of
-from seq2engine.cli.precision_flags import precisions_from_args
 from seq2engine.common.progress import ProgressPrinter, silent
 from seq2engine.common.reports import SUFFIXES, ReportFiles, report_files
 from seq2engine.errors import UsageError
+from seq2engine.flags.lists import Listed, Maybe, one_of
+from seq2engine.flags.precision import precisions_from_args
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -107,7 +107,7 @@ def run_parity(args: argparse.Namespace) -> int:
 
 
 def options_from_args(args: argparse.Namespace) -> ParityOptions:
-    from seq2engine.runtime.parity.baseline import against_from_text
+    from seq2engine.runtime.parity.levels.baseline import against_from_text
     from seq2engine.runtime.parity.run import ParityOptions
 
     return ParityOptions(
@@ -147,7 +147,7 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     """Looks inside the graphs, as a failed parity does, without the parity before it."""
     from seq2engine.runtime.parity.locate.locate import hunt, hunt_sources
     from seq2engine.runtime.parity.run import longest_of
-    from seq2engine.runtime.parity.sources import sources_of
+    from seq2engine.runtime.sample_sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
     if args.out is not None:

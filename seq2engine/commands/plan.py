@@ -9,10 +9,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.cli.lists import MOST_PRECISE
 from seq2engine.commands.build import add_targets, progress_of
 from seq2engine.commands.run import add_languages, lines_from_input
 from seq2engine.common.tables import text_table
+from seq2engine.flags.lists import MOST_PRECISE
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -76,10 +76,11 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:
     """The lengths of every request, and the number of beams."""
-    from seq2engine.runtime.defaults import first_token, options_from_session
-    from seq2engine.runtime.session import open_session
+    from seq2engine.model.tokenizers.base import Coder
+    from seq2engine.model.tokenizers.ids import IdsTokenizer
+    from seq2engine.runtime.model_options import first_token, options_from_session
+    from seq2engine.runtime.opening import open_session
     from seq2engine.runtime.text.lengths import lengths_by_decoding, lengths_by_ratio, sources_of_lines
-    from seq2engine.runtime.text.translate import Coder, IdsTokenizer
 
     tokenizer: Coder = IdsTokenizer() if args.ids or not bundle.takes_text else bundle.tokenizer()
     with lines_from_input(args.corpus, instead="a file") as lines:

@@ -14,15 +14,16 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli.precision_flags import precision_from_args, say_precision
-from seq2engine.cli.search_flags import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
+from seq2engine.flags.precision import precision_from_args, say_precision
+from seq2engine.flags.search import add_search_flags, options_from_args, prefixes_from_args
 
 if TYPE_CHECKING:
+    from seq2engine.model.tokenizers.base import Coder
     from seq2engine.runtime.session import Session
     from seq2engine.runtime.text.lines import Line
-    from seq2engine.runtime.text.translate import Coder, Translated
+    from seq2engine.runtime.text.translate import Translated
 
 CHUNK = 1 << 16  # bytes read at once
 LARGE = 1 << 14  # bytes of a file from which progress is shown
@@ -70,9 +71,10 @@ def run_run(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.model.tokenizers.ids import IdsTokenizer
     from seq2engine.runtime.defaults import defaults_of
-    from seq2engine.runtime.session import open_session
-    from seq2engine.runtime.text.translate import IdsTokenizer, translate_lines
+    from seq2engine.runtime.opening import open_session
+    from seq2engine.runtime.text.translate import translate_lines
 
     if args.text and args.input is not None:
         args.usage_error("give either TEXT or --input, not both")

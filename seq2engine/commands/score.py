@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.cli.precision_flags import precision_from_args, say_precision
 from seq2engine.commands.run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
+from seq2engine.flags.precision import precision_from_args, say_precision
 
 if TYPE_CHECKING:
-    from seq2engine.model.tokenizers.base import Tokenizer
+    from seq2engine.model.tokenizers.base import Coder, Tokenizer
     from seq2engine.runtime.text.scoring import ScoredLine
-    from seq2engine.runtime.text.translate import Coder
 
 
 def add_score_flags(sub: argparse.ArgumentParser) -> None:
@@ -35,10 +34,10 @@ def run_score(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.model.tokenizers.base import unknown_text
-    from seq2engine.runtime.defaults import first_token
-    from seq2engine.runtime.session import open_session
+    from seq2engine.model.tokenizers.ids import IdsTokenizer
+    from seq2engine.runtime.model_options import first_token
+    from seq2engine.runtime.opening import open_session
     from seq2engine.runtime.text.scoring import score_lines
-    from seq2engine.runtime.text.translate import IdsTokenizer
 
     bundle = open_bundle(args.bundle)
     names: Tokenizer | None = None if args.ids or not bundle.takes_text else bundle.tokenizer()

@@ -12,9 +12,10 @@ from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.profiles import ShapeRanges
 from seq2engine.packaging.golden_samples import Recording
-from seq2engine.runtime.defaults import measured_options
 from seq2engine.runtime.generate import generate, start_of
-from seq2engine.runtime.search.step import Emitted, SearchOptions
+from seq2engine.runtime.model_options import measured_options
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
 
 SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two

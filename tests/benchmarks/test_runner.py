@@ -21,9 +21,9 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import padded
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
-from seq2engine.runtime.session import open_session
 
 CASE = Case("small", batch=3, beam=2, source=5, target=9)
 GREEDY = Case("greedy", batch=2, beam=1, source=4, target=3)

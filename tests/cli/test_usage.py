@@ -7,7 +7,7 @@ import pytest
 from seq2engine.cli.main import parsed
 from seq2engine.cli.usage import check_usage
 from seq2engine.errors import ConfigError, UsageError
-from seq2engine.runtime.search.step import options_from_values
+from seq2engine.runtime.search.options import options_from_values
 
 SCALARS = [  # command, option, value, what is said of it
     ("run B 5", "--batch", "0", "--batch 0, expected at least 1"),

@@ -8,7 +8,7 @@ import pytest
 from support.text_bundle import text_bundle
 
 from seq2engine.common.reports import latest_report
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.text.translate import translate
 
 WORDS = ["abc", "hij", "a", "fed cab", "ee", "gigi", "é", "ja", "bad", "had", "dig", "fig", "jab", "big", "aha", "hid"]

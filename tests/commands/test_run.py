@@ -15,8 +15,8 @@ from support.text_bundle import CONFIG, TOKENIZER, text_bundle
 from seq2engine.commands import run as cli_run
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.translate import translate
 
 

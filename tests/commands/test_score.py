@@ -11,7 +11,7 @@ from support.text_bundle import CONFIG, TOKENIZER, text_bundle
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.text.scoring import score_targets
 
 NEAR = rounding_from_config(CONFIG, largest=20.0)  # the fixture holds it to what the model's logits are

@@ -16,7 +16,7 @@ from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
 from seq2engine.export.to_onnx import add_precisions, onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.runtime.calibration import scan_of
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.quality.metrics import quality_of_session, references_from_file
-from seq2engine.runtime.session import open_session
 from seq2engine.runtime.text.translate import translate
 
 FOLDER = shipped_checkpoint("g2p")

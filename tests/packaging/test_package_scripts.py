@@ -30,7 +30,7 @@ from seq2engine.packaging.decodes import decode_values, greedy_options
 from seq2engine.packaging.package import SCRIPTS, package_from_bundle
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.text.translate import translate
 
 # One option of a model's own each, that greedy decoding obeys.

@@ -15,7 +15,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime import auto_precision
 from seq2engine.runtime.auto_precision import CANDIDATES, candidates_of, decode_times
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=20, max_target=12)
 SOURCES = [[5, 6, 7], [9], [11, 4, 8, 30]]

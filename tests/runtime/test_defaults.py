@@ -14,11 +14,11 @@ from seq2engine.common.progress import silent
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import write_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
-from seq2engine.runtime.defaults import measured_options, options_from_session
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.model_options import measured_options, options_from_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.run import Compared, parities_of_sessions
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
 from seq2engine.runtime.text.translate import translate

@@ -23,11 +23,11 @@ from seq2engine.model.config import PRESETS
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.runtime.generate import padded, search_over
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
-from seq2engine.runtime.session import open_session
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.tree_cache import TreeStep

@@ -11,7 +11,8 @@ import pytest
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.search.step_output import Answer, Candidates, Reduced
 from seq2engine.runtime.session import Limits
 from seq2engine.runtime.tree_cache import TreeStep

@@ -15,11 +15,12 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import parallel as lanes_module
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import LANE_ROWS, MOST_LANE_ROWS, OrtSession
-from seq2engine.runtime.parallel import Turns, in_lanes, row_work, rows_for_a_lane, sensible_threads, usable_cores
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.parallel import in_lanes
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer, NotFiniteError
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.threads import Turns, row_work, rows_for_a_lane, sensible_threads, usable_cores
 from seq2engine.runtime.torch_session import TorchSession
 
 MODEL = random_model("tiny", seed=5)

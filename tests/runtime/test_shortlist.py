@@ -21,10 +21,12 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.option_checks import SEMANTICS
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.step_output import Answer, Shortlist
-from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 TINY = PRESETS["tiny"]

@@ -12,7 +12,7 @@ from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.timed_decode import fixed_decode
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.tree_cache import slack
 

@@ -15,8 +15,8 @@ from seq2engine.errors import CheckpointError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from support.rounding import double_error
 
 torch.backends.mha.set_fastpath_enabled(False)  # in it, padding comes out as zeros and the sums in another order

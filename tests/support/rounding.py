@@ -41,7 +41,8 @@ from torch import Tensor
 
 from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.session import Session
 
 LAMBDA = 5.0

@@ -14,7 +14,8 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
-from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.torch_session import TorchSession
 from support.rounding import LANES, Rounding, rounding_from_config, rounding_from_session, sum_error
 

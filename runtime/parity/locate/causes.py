@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from seq2engine.export.ort_forms.debug_outputs import Call
+from seq2engine.export.debug_outputs import Call
 
 from .evidence import Evidence, Guess, described
 from .three_way import MASKED

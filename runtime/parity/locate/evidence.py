@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seq2engine.export.ort_forms.debug_outputs import Call
+from seq2engine.export.debug_outputs import Call
 
 from ...numerics.budgets import ErrorTally
 from ...numerics.error_scale import errors_of

@@ -18,21 +18,21 @@ from typing import cast
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import oracle_of
-from seq2engine.export.ort_forms.debug_outputs import Call, ReferenceGraph
+from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
 
 from ...generate import padded
 from ...numerics.budgets import TensorResult
 from ...numerics.step_patterns import DRIVES, driven, width_of
-from ...session import open_session
+from ...opening import open_session
+from ...sample_sources import FEWEST_SOURCES, random_sources, sample_of
 from ...torch_session import TorchSession
 from ...tree_cache import TreeStep
-from ..baseline import Speaker
-from ..result import ParityResult
-from ..sources import FEWEST_SOURCES, random_sources, sample_of
+from ..levels.baseline import Speaker
+from ..levels.findings import Finding, layer_of
+from ..levels.result import ParityResult
 from .causes import cause_of
 from .evidence import Evidence
-from .findings import Finding, layer_of
 from .three_way import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched
 
 PLACES = ("encoder", *DRIVES)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import torch
 
-from seq2engine.export.ort_forms.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
+from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
 
 from ...generate import padded
 from ...numerics.budgets import ErrorTally, TensorResult

@@ -9,7 +9,7 @@ from seq2engine.common.page import Html, about_html, badge_html, heading_html, n
 from seq2engine.common.tables import text_table
 
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence
-from ..result import ParityResult, Sample
+from ..levels.result import ParityResult, Sample
 from . import plots as plots
 from .tables import (
     COMPANY_HEAD,

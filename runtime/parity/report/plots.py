@@ -12,7 +12,7 @@ from seq2engine.common.heat_map import LEVELS as COLOURS
 from seq2engine.common.heat_map import heat_style
 
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence, times
-from ..error_growth import LOGITS, Drift
+from ..levels.error_growth import LOGITS, Drift
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a phone shows it in its own size
 CELL = 12  # pixels of the heat map

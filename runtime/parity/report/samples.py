@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..corpus import Corpus
-from ..cost import Baseline
-from ..decodes import search_name
-from ..result import ParityResult, Sample
-from ..sanity import spread_rows
+from ..levels.corpus import Corpus
+from ..levels.cost import Baseline
+from ..levels.decodes import search_name
+from ..levels.result import ParityResult, Sample
+from ..levels.sanity import spread_rows
 
 SAMPLES, APART = 5, 2  # sources to show, and how many of them shall be such as differ
 IDS = 24  # of a source or an output that are shown where there is no text

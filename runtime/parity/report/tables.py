@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from ...numerics.budgets import FACTORS, DecodeResult, TensorResult, times
 from ...quality.intervals import Rate, difference_text, interval_text
-from ..cost import Cost
-from ..result import LEVELS, ParityResult
+from ..levels.cost import Cost
+from ..levels.result import LEVELS, ParityResult
 
 LEVEL_HEAD = ("level", "verdict", "what was found")
 GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")

@@ -15,7 +15,7 @@ from seq2engine.model.config import ModelConfig
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 
 SOURCES = [[5, 9, 30, 7], [11, 4, 8, 25, 31, 6, 17], [3]]

@@ -19,8 +19,8 @@ from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 
 # Integers are exact. One becomes a float and is multiplied by three scales, two of which are quotients.
 SCALED = apart([(6, FP32)])

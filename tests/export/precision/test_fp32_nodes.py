@@ -18,14 +18,14 @@ from seq2engine.export.precision.passes import PASSES, fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.runtime.calibration import RangeSession, measuring, scan_of, sources_from_corpus
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.parity.sources import random_sources
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
-from seq2engine.runtime.text.translate import IdsTokenizer
+from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.search.options import SearchOptions
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 OPTIONS = SearchOptions(max_length=10, beam=2)

@@ -16,8 +16,9 @@ from seq2engine.model.checkpoint import load_checkpoint, save_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.importers.imported import Imported
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import options_from_values
-from seq2engine.runtime.session import Session, open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import options_from_values
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.torch_session import TorchSession
 
 UNTIED = {"tie_word_embeddings": False}

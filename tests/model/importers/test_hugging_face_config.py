@@ -21,7 +21,7 @@ from seq2engine.model.importers.hugging_face_config import (
 )
 from seq2engine.model.importers.hugging_face_generation import generation_from_files
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import options_from_values
+from seq2engine.runtime.search.options import options_from_values
 from seq2engine.runtime.torch_session import TorchSession
 
 

@@ -20,9 +20,9 @@ from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 from seq2engine.runtime.attention.view import AttentionView, LayerCheck, attention_of, checks_of, looks_of
 from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtAttention
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_attention import TorchAttention
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]

@@ -24,7 +24,7 @@ from seq2engine.runtime.numerics.budgets import (
 )
 from seq2engine.runtime.numerics.error_scale import normalised, row_scales
 from seq2engine.runtime.numerics.teacher_forcing import Scored
-from seq2engine.runtime.parity.divergence import (
+from seq2engine.runtime.parity.levels.divergence import (
     Gap,
     Traced,
     beams_of,
@@ -33,7 +33,7 @@ from seq2engine.runtime.parity.divergence import (
     gap_of_scores,
     gap_since_fork,
 )
-from seq2engine.runtime.parity.result import ParityResult
+from seq2engine.runtime.parity.levels.result import ParityResult
 
 ULP32 = 2.0**-23
 

@@ -20,9 +20,9 @@ from seq2engine.runtime.numerics.error_scale import (
     upper_spread,
 )
 from seq2engine.runtime.numerics.teacher_forcing import LARGEST_TIE, spreads_of
-from seq2engine.runtime.parity.batch_invariance import largest_error
-from seq2engine.runtime.parity.error_growth import SquaresByStep
-from seq2engine.runtime.parity.next_token import NextTokenTally
+from seq2engine.runtime.parity.levels.batch_invariance import largest_error
+from seq2engine.runtime.parity.levels.error_growth import SquaresByStep
+from seq2engine.runtime.parity.levels.next_token import NextTokenTally
 
 MASKS = (-1e9, -1e4, -math.inf)
 

@@ -16,11 +16,11 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 LENGTH, POOL = 40, 8

@@ -17,8 +17,8 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime import parallel as lanes
 from seq2engine.runtime.calibration import RangeSession
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 CONFIG = dataclasses.replace(

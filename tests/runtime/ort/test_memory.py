@@ -12,8 +12,8 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, Holding, resized, rows_of, zeros
-from seq2engine.runtime.session import open_session
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
 WIDE = dataclasses.replace(

@@ -15,9 +15,9 @@ from support.stand_in_engines import MODEL, SOURCES
 
 from seq2engine.errors import SessionError
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.providers import CPU, NO_CPU, PLUG_IN, PROVIDERS, RECORD, arguments_for, check_assignment
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 
 GRAPH = Path("run7/onnx/fp32/encoder.onnx")

@@ -16,10 +16,10 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.ort.speculative import AHEAD, PATIENCE, DraftedSession
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=24, max_target=40)

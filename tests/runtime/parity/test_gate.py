@@ -9,11 +9,11 @@ import pytest
 
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence, Errors, TensorResult
-from seq2engine.runtime.parity.batch_invariance import CompanyResult
-from seq2engine.runtime.parity.cost import Cost, SearchCost
 from seq2engine.runtime.parity.gate import THRESHOLDS, broken_of, gate_from_file
-from seq2engine.runtime.parity.next_token import NextToken
-from seq2engine.runtime.parity.result import ParityResult
+from seq2engine.runtime.parity.levels.batch_invariance import CompanyResult
+from seq2engine.runtime.parity.levels.cost import Cost, SearchCost
+from seq2engine.runtime.parity.levels.next_token import NextToken
+from seq2engine.runtime.parity.levels.result import ParityResult
 from seq2engine.runtime.quality.intervals import Interval, Rate
 
 

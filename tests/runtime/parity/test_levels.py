@@ -16,13 +16,13 @@ from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.parity.baseline import COARSENESS, Against, against_from_text, speaker_of
-from seq2engine.runtime.parity.batch_invariance import companies_of
-from seq2engine.runtime.parity.error_growth import drift_of
-from seq2engine.runtime.parity.graphs import graphs_of
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.levels.baseline import COARSENESS, Against, against_from_text, speaker_of
+from seq2engine.runtime.parity.levels.batch_invariance import companies_of
+from seq2engine.runtime.parity.levels.error_growth import drift_of
+from seq2engine.runtime.parity.levels.graphs import graphs_of
 from seq2engine.runtime.parity.run import ParityOptions, parities_of
-from seq2engine.runtime.parity.sources import random_sources
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.sample_sources import random_sources
 
 FEW = ParityOptions(count=16, max_length=6, batch=16, threads=1)
 

@@ -11,12 +11,12 @@ from support.parity_cases import SMALL, bundle_of, changed, parity_with
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity.decodes import corpus_batches, mixed_batches
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.levels.decodes import corpus_batches, mixed_batches
+from seq2engine.runtime.parity.levels.tensors import FEWEST_ROWS
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.parity.sources import FEWEST_SOURCES, random_sources, sample_of
-from seq2engine.runtime.parity.tensors import FEWEST_ROWS
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.sample_sources import FEWEST_SOURCES, random_sources, sample_of
+from seq2engine.runtime.search.options import SearchOptions
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
 

@@ -18,7 +18,8 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.alternatives import alternatives_search
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import SearchOptions, Special, Start
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Special, Start
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "120"))  # sources to compare

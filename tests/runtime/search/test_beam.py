@@ -16,7 +16,8 @@ from support.scripted_step import SEEDED, Script, ScriptedStep, by_hand, from_se
 from seq2engine.errors import RequestError
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import Emitted, Hypothesis, SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Emitted, Hypothesis, Special
 
 START, END, A, B = range(4)
 SPECIAL = Special(start=START, end=END)

@@ -15,7 +15,8 @@ from support.ctranslate2_models import END, MODELS, PAD, PENALTIES, TOKENS, pair
 from support.rounding import rounding_from_session
 
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "120"))  # sources to compare
 BATCH = 5

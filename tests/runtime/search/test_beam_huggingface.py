@@ -20,7 +20,8 @@ from transformers import GenerationConfig, MarianMTModel
 
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis, Special
 from seq2engine.runtime.search.step_output import Answer
 
 VOCAB, PAD, END = 40, 0, 1

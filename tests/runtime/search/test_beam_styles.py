@@ -19,7 +19,8 @@ from seq2engine.errors import ConfigError
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.beam_styles import PROFILES
 from seq2engine.runtime.search.option_checks import SEMANTICS
-from seq2engine.runtime.search.step import Hypothesis, SearchOptions, Special
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import Hypothesis, Special
 
 START, END, A, B = range(4)
 SPECIAL = Special(START, END)

@@ -14,9 +14,12 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import Emitted, SearchOptions, options_from_values
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.option_checks import problems_with_model
+from seq2engine.runtime.search.options import SearchOptions, options_from_values
+from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.search.trie import trie_from_sequences
-from seq2engine.runtime.session import Limits, Session, open_session
+from seq2engine.runtime.session import Limits, Session
 
 SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
@@ -173,7 +176,7 @@ def test_every_contradiction_is_in_one_error() -> None:
     ],
 )
 def test_what_goes_together(options: dict[str, Any]) -> None:
-    assert SearchOptions(**options).problems_with(40, END) == []
+    assert problems_with_model(SearchOptions(**options), 40, END) == []
 
 
 def test_a_model_s_own_beams_give_way_to_sampling() -> None:
@@ -193,7 +196,7 @@ def test_a_model_s_own_beams_give_way_to_sampling() -> None:
 
 def test_values_are_held_against_who_will_run_them_in_the_same_error() -> None:
     def also(options: SearchOptions) -> list[str]:
-        return options.problems_with(40, END)
+        return problems_with_model(options, 40, END)
 
     with pytest.raises(ConfigError) as raised:
         options_from_values({"banned": [[77]]}, 9, "generation.json", also, beam=0, prefix=(END,))

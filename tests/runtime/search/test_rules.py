@@ -21,8 +21,9 @@ from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.rules import Rules, next_words
-from seq2engine.runtime.search.step import SearchOptions, Special
+from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.torch_session import TorchSession

@@ -21,9 +21,10 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.sampling import drawn, draws_for, probabilities, sampling_search
-from seq2engine.runtime.search.step import Emitted, Hypothesis, SearchOptions, Special
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.step import Emitted, Hypothesis, Special
 
 SPECIAL = Special(start=0, end=1)
 SMALL = dataclasses.replace(

@@ -13,10 +13,10 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import parallel as lanes_module
 from seq2engine.runtime.generate import generate, session_for
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError
-from seq2engine.runtime.session import open_session
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 VOCAB = 32000  # small otherwise, but the table is worth a shortcut

@@ -7,12 +7,12 @@ import pytest
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.lengths import evenly, lengths_by_decoding, lengths_by_ratio, sources_of_lines
 from seq2engine.runtime.text.lines import Line
-from seq2engine.runtime.text.translate import IdsTokenizer
 
 
 def test_sources_are_what_the_tokenizer_makes_of_lines_that_are_not_empty():

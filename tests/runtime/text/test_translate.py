@@ -12,13 +12,15 @@ from support.rounding import rounding_from_session
 from support.text_bundle import CONFIG, LETTERS, TOKENIZER, text_bundle
 
 from seq2engine.errors import RequestError
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.symbols import END
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import Limits, open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.session import Limits
 from seq2engine.runtime.text import lines
 from seq2engine.runtime.text.lines import Line
-from seq2engine.runtime.text.translate import IdsTokenizer, batches_by_length, cut_source, translate, translate_lines
+from seq2engine.runtime.text.translate import batches_by_length, cut_source, translate, translate_lines
 
 TEXTS = st.text(st.one_of(st.sampled_from(LETTERS), st.characters(blacklist_categories=["Cs"])), max_size=20)
 

@@ -23,8 +23,8 @@ from support.trt_steps import FLAVOURS, FORMS, LENGTH, Tree, encoded, greedy, op
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime.generate import generate, padded
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 

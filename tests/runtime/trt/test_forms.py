@@ -14,7 +14,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 
 # Post-norm, so that queries are folded; stand_in_engines.MODEL is pre-norm. Its decodes wander, too.

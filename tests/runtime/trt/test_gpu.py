@@ -19,10 +19,10 @@ from seq2engine.export.engines.to_engine import engines_from_onnx
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.packaging.package import package_from_bundle
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.providers import check_provider
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.trt.device import CudaDevice
 from seq2engine.runtime.trt.session import TrtSession

@@ -27,7 +27,7 @@ from support.trt_steps import FLAVOURS, FORMS, LENGTH, encoded, greedy, one_beam
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.profiles import Range
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions
 
 
 def test_selected_slots_come_first_and_a_static_cache_is_zero_behind_them(

@@ -26,7 +26,7 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import PASSPORT, EngineEntry, Passport, read_passport
 from seq2engine.export.artifact.profiles import Range, Workload
 from seq2engine.export.engines.to_engine import engines_from_onnx
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.trt import session as trt_session
 from seq2engine.runtime.trt.device import NO_GPU
 from seq2engine.runtime.trt.session import TrtSession

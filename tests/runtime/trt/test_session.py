@@ -27,7 +27,7 @@ from support.trt_steps import LENGTH, encoded, greedy, opened
 
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.runtime.generate import padded
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.trt import session as trt_session
 
 

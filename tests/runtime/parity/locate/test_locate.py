@@ -23,7 +23,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
 from seq2engine.runtime.parity.locate.locate import PLACES, Hunter, hunt, hunt_sources
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.parity.sources import random_sources
+from seq2engine.runtime.sample_sources import random_sources
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "20"))  # good exports
 FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}
@@ -192,8 +192,8 @@ class TestCommand:
 def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
     """The graphs keep their budgets, so it is the session that is wrong."""
     from seq2engine.runtime.numerics.budgets import ErrorTally
+    from seq2engine.runtime.parity.levels.result import ParityResult
     from seq2engine.runtime.parity.locate.locate import finding_of
-    from seq2engine.runtime.parity.result import ParityResult
 
     bundle = good(MUTATIONS["one bias element"])
     tally = ErrorTally("fp32")
@@ -207,9 +207,9 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
 
 
 def test_graphs_and_tensors_that_are_right_put_the_blame_on_the_other_side(good):
-    from seq2engine.runtime.parity.baseline import Against, speaker_of
+    from seq2engine.runtime.parity.levels.baseline import Against, speaker_of
+    from seq2engine.runtime.parity.levels.result import ParityResult
     from seq2engine.runtime.parity.locate.locate import finding_of
-    from seq2engine.runtime.parity.result import ParityResult
 
     bundle = good(MUTATIONS["one bias element"])
     speaker = speaker_of(bundle, "onnxruntime", "fp32", Against(None, "torch"))

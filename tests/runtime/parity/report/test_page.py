@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence, Errors, TensorResult
-from seq2engine.runtime.parity.error_growth import Drift
+from seq2engine.runtime.parity.levels.error_growth import Drift
+from seq2engine.runtime.parity.levels.result import ParityResult
 from seq2engine.runtime.parity.report.page import EXAMPLES, TEXT_EXAMPLES, parity_html, parity_table
 from seq2engine.runtime.parity.report.plots import drift_svg, margins_svg, ratios_html
-from seq2engine.runtime.parity.result import ParityResult
 from seq2engine.runtime.quality.intervals import Interval, Rate
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -9,9 +9,9 @@ from functools import cached_property
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.model.tokenizers.base import Tokenizer
 
-from ..numerics.teacher_forcing import Tokens
-from ..quality.metrics import References
-from ..search.step import SearchOptions
+from ...numerics.teacher_forcing import Tokens
+from ...quality.metrics import References
+from ...search.options import SearchOptions
 from .decodes import Outputs
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..generate import generate
-from ..numerics.budgets import DIVERGENCE_FACTOR, Divergence
-from ..numerics.teacher_forcing import Scored, Tokens, scored
-from ..search.step import Emitted, SearchOptions
-from ..session import Session
+from ...generate import generate
+from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence
+from ...numerics.teacher_forcing import Scored, Tokens, scored
+from ...search.options import SearchOptions
+from ...search.step import Emitted
+from ...session import Session
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.numerics import budgets as compare
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence
-from seq2engine.runtime.parity import divergence
-from seq2engine.runtime.parity.baseline import Against
-from seq2engine.runtime.parity.run import ParityOptions, parities_of, searches_of
-from seq2engine.runtime.parity.sanity import (
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.levels import divergence
+from seq2engine.runtime.parity.levels.baseline import Against
+from seq2engine.runtime.parity.levels.sanity import (
     SAMPLE,
     decode_doubt,
     more_often,
@@ -24,9 +24,9 @@ from seq2engine.runtime.parity.sanity import (
     quality_doubts,
     spread_rows,
 )
-from seq2engine.runtime.parity.sources import random_sources
+from seq2engine.runtime.parity.run import ParityOptions, parities_of, searches_of
 from seq2engine.runtime.quality.intervals import Interval, Rate
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.sample_sources import random_sources
 
 HUGE = 1e12
 
@@ -43,7 +43,9 @@ def huge_budgets(monkeypatch):
     monkeypatch.setattr(compare, "FACTORS", allowed)
     monkeypatch.setattr(divergence.Gap, "verdict", property(lambda gap: "tie"))
     monkeypatch.setattr(compare.TensorResult, "reason", property(lambda tensor: ""))
-    monkeypatch.setattr("seq2engine.runtime.parity.batch_invariance.CompanyResult.reason", property(lambda company: ""))
+    monkeypatch.setattr(
+        "seq2engine.runtime.parity.levels.batch_invariance.CompanyResult.reason", property(lambda company: "")
+    )
 
 
 def other_token(logits, position):

@@ -10,7 +10,8 @@ from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.contract import PRECISIONS, QUANTISED, oracle_of
 
-from ..session import BACKENDS, Session
+from ...backends import BACKENDS
+from ...session import Session
 
 # From fine to coarse: where two precisions part, the coarser one's error explains it.
 COARSENESS = ("fp32", "fp16", "bf16", "int8", "w8a8", "fp8", "int4")

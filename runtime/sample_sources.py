@@ -8,7 +8,7 @@ from seq2engine.errors import ConfigError, RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.model.config import ModelConfig
 
-from ..quality.metrics import References
+from .quality.metrics import References
 
 TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
 STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: a large vocabulary says as much with fewer sources

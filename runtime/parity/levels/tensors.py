@@ -8,12 +8,12 @@ import numpy as np
 
 from seq2engine.common.progress import Progress, silent
 
-from ..generate import generate, padded
-from ..numerics.budgets import ErrorTally, TensorResult
-from ..numerics.error_scale import error_spread
-from ..numerics.teacher_forcing import ForcedRun, forced_tokens
-from ..search.step import SearchOptions
-from ..session import Session
+from ...generate import generate, padded
+from ...numerics.budgets import ErrorTally, TensorResult
+from ...numerics.error_scale import error_spread
+from ...numerics.teacher_forcing import ForcedRun, forced_tokens
+from ...search.options import SearchOptions
+from ...session import Session
 from .decodes import mixed_batches
 from .next_token import NextToken, NextTokenTally
 

@@ -14,12 +14,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..generate import generate
-from ..numerics.budgets import DecodeResult
-from ..numerics.teacher_forcing import Tokens
-from ..quality.intervals import Rate, difference_text
-from ..search.step import SearchOptions
-from ..session import Session
+from ...generate import generate
+from ...numerics.budgets import DecodeResult
+from ...numerics.teacher_forcing import Tokens
+from ...quality.intervals import Rate, difference_text
+from ...search.options import SearchOptions
+from ...session import Session
 from .decodes import Said, mixed_batches
 
 SAMPLE = 32  # sources that PyTorch at the candidate's precision decodes: it is slow in fp16 on a CPU

@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..numerics.budgets import DecodeResult, TensorResult, finite, times
-from ..quality.intervals import Rate
-from ..quality.metrics import Quality
+from ...numerics.budgets import DecodeResult, TensorResult, finite, times
+from ...quality.intervals import Rate
+from ...quality.metrics import Quality
 from .batch_invariance import CompanyResult
 from .cost import Cost
 from .error_growth import Drift
+from .findings import Finding
 from .graphs import GraphResult
-from .locate.findings import Finding
 from .next_token import NextToken
 from .sanity import Doubt
 

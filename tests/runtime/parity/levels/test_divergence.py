@@ -13,13 +13,14 @@ from support.scripted_step import from_table
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.parity.decodes import Arm, compare_decodes
-from seq2engine.runtime.parity.divergence import Judge, Parted, Traced, stop_of, widest_gap
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
+from seq2engine.runtime.parity.levels.divergence import Judge, Parted, Traced, stop_of, widest_gap
 from seq2engine.runtime.parity.run import parity_of_sessions
-from seq2engine.runtime.parity.sources import random_sources
-from seq2engine.runtime.search.step import SearchOptions
+from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
-from seq2engine.runtime.session import Limits, Session, open_session
+from seq2engine.runtime.session import Limits, Session
 from seq2engine.runtime.torch_session import TorchSession
 
 

@@ -14,11 +14,11 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle
 
-from ..numerics.teacher_forcing import Tokens
-from ..quality.intervals import Rate, difference_text, rates_from_outputs
-from ..quality.metrics import edit_distance
-from ..search.step import SearchOptions
-from ..session import open_session
+from ...numerics.teacher_forcing import Tokens
+from ...opening import open_session
+from ...quality.intervals import Rate, difference_text, rates_from_outputs
+from ...quality.metrics import edit_distance
+from ...search.options import SearchOptions
 from .corpus import Corpus
 from .decodes import search_name
 from .divergence import first_difference

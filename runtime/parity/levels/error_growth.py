@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..generate import generate
-from ..numerics.budgets import ErrorTally, TensorResult, ratio
-from ..numerics.error_scale import EPSILON, errors_of, normalised, normalised_logits
-from ..numerics.teacher_forcing import ForcedRun, forced_tokens
-from ..search.step import SearchOptions
-from ..session import Session
+from ...generate import generate
+from ...numerics.budgets import ErrorTally, TensorResult, ratio
+from ...numerics.error_scale import EPSILON, errors_of, normalised, normalised_logits
+from ...numerics.teacher_forcing import ForcedRun, forced_tokens
+from ...search.options import SearchOptions
+from ...session import Session
 
 LOGITS = "logits"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..quality.intervals import Rate, rates_from_outputs
-from ..quality.metrics import Quality, quality_from_outputs
-from ..session import open_session
+from ...opening import open_session
+from ...quality.intervals import Rate, rates_from_outputs
+from ...quality.metrics import Quality, quality_from_outputs
 from .corpus import Corpus
 from .decodes import search_name
 from .result import ParityResult

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..generate import generate, padded
-from ..numerics.budgets import WORST_FACTOR, ratio
-from ..numerics.error_scale import EPSILON, errors_of, normalised_logits
-from ..numerics.teacher_forcing import forced_tokens
-from ..search.step import SearchOptions
-from ..session import Session
-from ..tree_cache import TreeStep
+from ...generate import generate, padded
+from ...numerics.budgets import WORST_FACTOR, ratio
+from ...numerics.error_scale import EPSILON, errors_of, normalised_logits
+from ...numerics.teacher_forcing import forced_tokens
+from ...search.options import SearchOptions
+from ...session import Session
+from ...tree_cache import TreeStep
 
 SAMPLE = 8  # sources
 STEPS = 16

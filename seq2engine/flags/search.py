@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from seq2engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from seq2engine.runtime.search.step import SearchOptions
+    from seq2engine.model.tokenizers.base import Coder
+    from seq2engine.runtime.search.options import SearchOptions
     from seq2engine.runtime.search.trie import Trie
     from seq2engine.runtime.session import Session
-    from seq2engine.runtime.text.translate import Coder
 
 OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
 
@@ -127,7 +127,7 @@ class Said:
 
     def ids(self, text: str, flag: str) -> tuple[int, ...]:
         """Ids are taken at their word; text is said without the end token, as the output goes on."""
-        from seq2engine.runtime.text.translate import IdsTokenizer
+        from seq2engine.model.tokenizers.ids import IdsTokenizer
 
         try:
             ids = self.tokenizer.encode_target(text)
@@ -145,7 +145,7 @@ class Said:
 
     def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
         """Text stands behind the token that begins every output."""
-        from seq2engine.runtime.text.translate import IdsTokenizer
+        from seq2engine.model.tokenizers.ids import IdsTokenizer
 
         first = () if forced_bos is None or isinstance(self.tokenizer, IdsTokenizer) else (forced_bos,)
         return (*first, *self.ids(text, flag))
@@ -157,8 +157,8 @@ class Said:
 
 
 def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Coder) -> SearchOptions:
-    from seq2engine.runtime.defaults import first_token, options_from_session
-    from seq2engine.runtime.session import problems_with_limits
+    from seq2engine.runtime.model_options import first_token, options_from_session
+    from seq2engine.runtime.requests import problems_with_limits
 
     own = session.defaults.values
     begin = first_token(session, tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
 
-from ..numerics.budgets import DecodeResult, Divergence
-from ..numerics.teacher_forcing import Tokens
-from ..search.step import SearchOptions
-from ..session import Session
+from ...numerics.budgets import DecodeResult, Divergence
+from ...numerics.teacher_forcing import Tokens
+from ...search.options import SearchOptions
+from ...session import Session
 from .divergence import Judge, Traced, parted_at, traced
 
 MANY = 8  # batches from which on they are of like lengths

@@ -11,15 +11,15 @@ from support.parity_cases import SMALL
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.parity import cost
-from seq2engine.runtime.parity.baseline import Against
-from seq2engine.runtime.parity.corpus import Corpus
-from seq2engine.runtime.parity.cost import Baseline, Cost, SearchCost
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.gate import broken_of
+from seq2engine.runtime.parity.levels import cost
+from seq2engine.runtime.parity.levels.baseline import Against
+from seq2engine.runtime.parity.levels.corpus import Corpus
+from seq2engine.runtime.parity.levels.cost import Baseline, Cost, SearchCost
 from seq2engine.runtime.parity.report.page import parity_html, parity_table
 from seq2engine.runtime.parity.run import ParityOptions, parities_of
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.search.options import SearchOptions
 
 FEW = ParityOptions(count=16, beam=2, max_length=10, threads=1)
 COARSE = ("fp16", "int4", "w8a8")

@@ -19,10 +19,10 @@ from torch import fx, nn
 
 from seq2engine.model.transformer import Transformer
 
-from ..audit import without_weight_data
-from ..contract import GraphSpec
-from ..lowering import Value, lowered, module_path
-from ..to_onnx import STEP_GRAPHS, EncoderGraph
+from .audit import without_weight_data
+from .contract import GraphSpec
+from .lowering import Value, lowered, module_path
+from .to_onnx import STEP_GRAPHS, EncoderGraph
 
 REALS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 

@@ -9,8 +9,8 @@ from support.rounding import rounding_from_session
 from support.text_bundle import TOKENIZER, VOCAB, text_bundle
 
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 
 END = TOKENIZER.encode_target("")[-1]
 

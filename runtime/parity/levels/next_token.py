@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..numerics.error_scale import row_blocks
+from ...numerics.error_scale import row_blocks
 
 BEST = 5
 

@@ -9,8 +9,8 @@ from itertools import combinations, permutations
 import pytest
 
 from seq2engine.cli import main as command_line
-from seq2engine.cli.lists import Listed, Maybe
 from seq2engine.cli.main import parsed
+from seq2engine.flags.lists import Listed, Maybe
 
 SAMPLES = {  # flag -> two words it takes; any other list takes numbers
     "precision": ("fp32", "fp16"),

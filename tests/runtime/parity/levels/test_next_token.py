@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.rounding import of_written_logits
 
-from seq2engine.runtime.parity.next_token import NextToken, NextTokenTally
+from seq2engine.runtime.parity.levels.next_token import NextToken, NextTokenTally
 
 
 def result_of(*pairs):

@@ -1,0 +1,66 @@
+"""What a session can be asked for: every problem of a request in one message, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seq2engine.errors import RequestError
+from seq2engine.model.config import ModelConfig
+
+from .search.option_checks import problems_with_model, problems_with_prefix
+from .search.option_fields import OptionFields
+from .search.options import SearchOptions
+from .session import Limits
+
+
+def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFields) -> list[str]:
+    """What a session with these limits cannot do, whatever the sources."""
+    problems = problems_with_model(options, config.target_vocab, config.end_id)
+    if limits.beam is not None and options.width > limits.beam:
+        name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
+        problems.append(f"{name} {options.width}, at most {limits.beam}")
+    if options.needs_attention and not limits.attention:
+        wish = "alignments" if options.alignments else "coverage penalty"
+        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
+    if options.max_length > limits.target:
+        problems.append(f"max length {options.max_length}, at most {limits.target}")
+    return problems
+
+
+def check_request(
+    limits: Limits,
+    config: ModelConfig,
+    sources: list[list[int]],
+    options: SearchOptions,
+    first: int = 0,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """Refuses what the graphs could not run, with every problem in one message, before anything is run.
+
+    Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
+    where they are some of many. `prefixes` are what the output of each begins with.
+    """
+    problems = problems_with_limits(limits, config, options)
+    if prefixes is not None and options.prefix:
+        problems.append("a prefix of all sources and one of each, expected either")
+    if prefixes is not None and len(prefixes) != len(sources):
+        problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
+    if not sources:
+        problems.append("the batch is empty; give at least one source")
+    if limits.batch is not None and len(sources) > limits.batch:
+        problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
+    refused = []
+    for row, source in enumerate(sources, start=first):
+        if not source:
+            refused.append(f"source {row} is empty")
+        elif len(source) > limits.source:
+            refused.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
+        if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
+            refused.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
+    for row, prefix in enumerate(prefixes or (), start=first):
+        wrong_prefix = problems_with_prefix(options, prefix, config.target_vocab, config.end_id)
+        refused += [f"source {row}: {problem}" for problem in wrong_prefix]
+    if len(refused) > 5:
+        refused[5:] = [f"and {len(refused) - 5} more"]
+    if problems or refused:
+        raise RequestError("; ".join(problems + refused))

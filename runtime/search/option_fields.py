@@ -1,0 +1,98 @@
+"""The fields of the search options and what follows from them, right or wrong: `option_checks` says what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .trie import Trie
+
+LEAST_CANDIDATES = 2  # of one beam: its best and, in case that is the end token, the next
+
+
+@dataclass(frozen=True)
+class OptionFields:
+    """The fields of `SearchOptions`, which documents them, with values that nobody has checked."""
+
+    max_length: int = 64
+    beam: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False  # True, False or "never"
+    nbest: int = 1
+    min_length: int = 0
+    start: int | None = None  # what the decoder is fed first; None: the model's own start token
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+    prefix: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    first_banned: tuple[int, ...] = ()
+    allowed: tuple[int, ...] | None = None
+    shortlist: tuple[int, ...] | None = None
+    no_repeat_ngram: int = 0
+    source_no_repeat_ngram: int = 0
+    repetition_penalty: float = 1.0
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    semantics: str = "huggingface"
+    patience: float = 1.0
+    coverage_penalty: float = 0.0
+    phrases: tuple[tuple[int, ...], ...] = ()
+    trie: Trie | None = None
+    alternatives: bool = False
+    min_alternative_expansion_prob: float = 0.0
+    alignments: bool = False
+    scores: bool = True
+
+    @property
+    def greedy(self) -> bool:
+        """Whether greedy search will do: with one beam, only Hugging Face has rules of its own for that."""
+        return self.beam == 1 and self.semantics == "huggingface"
+
+    @property
+    def unscored(self) -> bool:
+        """Whether nothing is asked for but the likeliest tokens."""
+        return not self.scores and self.greedy and not self.sample and not self.alternatives
+
+    @property
+    def unruled(self) -> bool:
+        """Whether every token may come next, any time, as the model has it."""
+        forced = self.forced_start or self.forced_eos is not None or self.alternatives
+        return not forced and self.candidates == LEAST_CANDIDATES
+
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens are sure to have one that may come next; 0 if no number is.
+
+        Rules that bar some tokens by name bar no more than these, and a forced one needs no candidates at all.
+        """
+        listed = self.allowed is not None or self.phrases or self.trie is not None
+        repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
+        if listed or repeating or any(len(words) > 1 for words in self.banned):
+            return 0
+        return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + (self.min_length > 1)
+
+    @property
+    def width(self) -> int:
+        """How many sequences of a source are decoded side by side: K."""
+        return self.beam * (self.nbest if self.sample or self.alternatives else 1)
+
+    @property
+    def kept(self) -> int:
+        """How many hypotheses one search gives back: every alternative is a search of its own."""
+        return 1 if self.alternatives else self.nbest
+
+    @property
+    def needs_attention(self) -> bool:
+        return self.alignments or self.coverage_penalty != 0.0
+
+    @property
+    def forced_start(self) -> tuple[int, ...]:
+        """What every output begins with, whatever the model makes of it."""
+        return self.prefix or (() if self.forced_bos is None else (self.forced_bos,))
+
+    @property
+    def always_banned(self) -> frozenset[int]:
+        """Single tokens that are banned wherever they stand; a ban of the end token is no ban, as a search must end."""
+        return frozenset(words[0] for words in self.banned if len(words) == 1)
