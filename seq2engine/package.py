@@ -30,7 +30,7 @@ from seq2engine.export.bundle import Bundle, open_bundle
 from seq2engine.export.bundle_engines import passports_of
 from seq2engine.export.contract import GRAPHS, GraphSpec, oracle_of
 from seq2engine.export.default_precision import default_precision
-from seq2engine.export.passport import Passport
+from seq2engine.export.passport import PASSPORT, Passport
 from seq2engine.export.profiles import ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.to_engine import check_slots, default_ranges, graph_for_tensorrt
 from seq2engine.export.to_onnx import versions
@@ -40,13 +40,13 @@ from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
 from seq2engine.package_decodes import decode_values, recorded_decodes, room_of, sample_sources, usual_margin
 from seq2engine.package_readme import readme_text, requirements_text
 from seq2engine.progress import Progress, silent
-from seq2engine.runtime.compare import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
+from seq2engine.runtime.compare import DIVERGENCE_FACTOR, FACTORS
 from seq2engine.runtime.parity_sources import random_sources
 from seq2engine.runtime.recording import Recording, recorded
 from seq2engine.runtime.session import open_session
 from seq2engine.runtime.trt_choice import check_files, choose_engine
 
-FORMAT = 2
+FORMAT = 3
 PACKAGE = "package.json"
 SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity.py)
 STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
@@ -115,7 +115,7 @@ def package_from_bundle(
             "graphs": graphs,
             "beams": recording.beams,
             "steps": recording.steps,
-            "factors": {"median": MEDIAN_FACTOR, "worst": WORST_FACTOR, "margin": DIVERGENCE_FACTOR},
+            "factors": {**dataclasses.asdict(FACTORS[precision]), "margin": DIVERGENCE_FACTOR},
             "budgets": {name: dataclasses.asdict(budget) for name, budget in recording.budgets.items()},
             "outputs": recording.outputs,
             "samples": written_samples(recording, precision, beside),
@@ -253,6 +253,7 @@ def write_engines(source: Path, passport: Passport, fingerprint: str, folder: Pa
         "targets": list(passport.targets),
         "made_from": fingerprint,
         "built": "where the package was made",
+        "passport": f"format {passport.format}, sha256 {sha256_of(source / PASSPORT)[:12]}",
         "engines": entries,
     }
     (target / "engines.json").write_text(json.dumps(described, indent=2) + "\n")
