@@ -24,11 +24,11 @@ from seq2engine.cli_plan import add_plan_flags, run_plan
 from seq2engine.cli_run import add_languages, add_run_flags, add_strict, run_run
 from seq2engine.cli_score import add_score_flags, run_score
 from seq2engine.cli_train import add_train_flags, run_train
-from seq2engine.errors import missing_package
+from seq2engine.errors import BundleError, missing_package
 from seq2engine.exits import exit_code_of
 from seq2engine.export.contract import DEFAULT_PRECISIONS
 from seq2engine.progress import Progress, ProgressPrinter, silent
-from seq2engine.usage import check_usage
+from seq2engine.usage import check_usage, check_usage_without_bundle
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -45,6 +45,9 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     try:
         check_usage(args)
         return command(args)
+    except BundleError:
+        check_usage_without_bundle(args)  # wrong usage is told before a bundle that is not there
+        raise
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):
             raise missing from error

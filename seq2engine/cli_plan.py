@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from seq2engine.cli_build import add_targets, progress_of
 from seq2engine.cli_lists import MOST_PRECISE
 from seq2engine.cli_run import add_languages, lines_from_input
 from seq2engine.tables import text_table
+from seq2engine.terminal import columns_of
 
 if TYPE_CHECKING:
     from seq2engine.export.bundle import Bundle
@@ -69,7 +71,8 @@ def run_plan(args: argparse.Namespace) -> int:
         print(json.dumps({**values_of(plan), "command": command}, indent=2))
         return 0
     edges = [profile.ranges.source.max for profile in plan.profiles]
-    print(histogram_text([s for s, _ in lengths if s <= bundle.config.max_source], edges))
+    shown = [s for s, _ in lengths if s <= bundle.config.max_source]
+    print(histogram_text(shown, edges, columns=columns_of(sys.stdout)))
     print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nnext: {command}")
     return 0
 
