@@ -50,7 +50,8 @@ def beams_for(package: Any, asked: int | None) -> tuple[int, str]:
         refused = f"this model's own beam search asks for {decode['beam_refused']}, which decode.py does not do"
         raise PackageError(f"{refused}; decode greedily with: --beam 1")
     if (room := room_for(package, beams)) < decode["max_length"]:
-        note = f"outputs have at most {room} tokens: the engines' {package['slots']} cache slots hold no more of {beams} beams"
+        slots = f"the engines' {package['slots']} cache slots"
+        note = f"outputs have at most {room} tokens: {slots} hold no more of {beams} beams"
     return beams, note
 
 
@@ -101,7 +102,7 @@ class Beams:
         return self.ended[0][1]
 
     def chosen(self, logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [K,V] -> the tokens that run on and the beams they continue, [K]; end tokens of a source that is done."""
+        """Logits [K,V] -> the tokens that run on and the beams they continue, [K]; of a source that is done, end tokens."""
         own = np.arange(self.beams)
         if not self.done:
             tokens, parents = self.advance(logits, length)
@@ -111,9 +112,9 @@ class Beams:
         return tokens, parents
 
     def advance(self, logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        last, rank = length == self.decode["max_length"], np.arange(2 * self.beams)
+        last = length == self.decode["max_length"]
         scores, tokens, parents = self.continuations(logits, length)
-        rank = rank[: len(scores)]
+        rank = np.arange(len(scores))
         stops = np.ones(len(tokens), dtype=bool) if last else tokens == self.decode["end"]
         heard = stops & (rank < self.beams)  # candidates past the first K are there to keep K beams running
         room = self.beams - self.count

@@ -63,7 +63,10 @@ def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_beam_search_is_that_of_generate(
     form: str, ranges: ShapeRanges, semantics: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beams 1, 2 and 4 of every option, and 4 of pairs, half of them with each library's search; fewer than the engines take, too, and with several profiles."""
+    """Beams 1, 2 and 4 of every option, and 4 of pairs, half of them with each library's search.
+
+    Fewer beams than the engines take, too, and engines of several profiles.
+    """
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     narrower = NARROWER if ranges is FOUR_BEAMS and form == "static" else ()
     put_engines(bundle, ranges, flavour="tensorrt", name="one", narrower=narrower)

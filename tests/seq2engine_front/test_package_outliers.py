@@ -1,4 +1,4 @@
-"""Packages of models with masked tokens and outliers: verify.py passes right engines and fails wrong ones, as parity."""
+"""Packages of models with masked tokens and outliers: verify.py, like parity, tells right engines from wrong ones."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ def test_a_precision_that_pytorch_cannot_hold_is_refused() -> None:
     exact = np.full((2, 3), 1e5)
     with np.errstate(over="ignore"):
         tallies.add("encoder encoder_states", exact, exact.astype(np.float16))
-    with pytest.raises(SessionError, match="^encoder encoder_states: PyTorch itself is not finite in fp16, .*--precision"):
+    with pytest.raises(SessionError, match=r"^encoder encoder_states: PyTorch itself is not finite in fp16, "):
         tallies.budgets()
