@@ -189,7 +189,7 @@ class SideBySide:
         return {name: array.reshape(*shape, *array.shape[1:]) for name, array in found.items()}
 
     def encoder_arrays(self) -> Arrays:
-        found = {}
+        found: Arrays = {}
         layers = [f"cross_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"]
         for name in (*layers, "encoder_states"):
             exact, rounded = self.tensors(name)

@@ -102,7 +102,7 @@ class Beams:
         return self.ended[0][1]
 
     def chosen(self, logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [K,V] -> the tokens that run on and the beams they continue, [K]; of a source that is done, end tokens."""
+        """Logits [K,V] -> the tokens that run on and the beams they continue, [K]; once done, end tokens."""
         own = np.arange(self.beams)
         if not self.done:
             tokens, parents = self.advance(logits, length)
