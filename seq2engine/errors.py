@@ -35,6 +35,10 @@ class CheckpointError(Seq2EngineError):
     """A checkpoint folder that is missing, damaged or of another kind."""
 
 
+class MissingFileError(Seq2EngineError):
+    """A file that a checkpoint declares and does not have: the message names it and says where it comes from."""
+
+
 class ExportError(Seq2EngineError):
     """A graph that does not keep the contract."""
 

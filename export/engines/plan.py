@@ -23,6 +23,7 @@ from seq2engine.model.config import ModelConfig
 from ..artifact.profiles import Range, ShapeRanges, short
 
 MULTIPLE = 8  # lengths are rounded up to it: what matrix kernels like, and few odd shapes
+LEAST_BAR = 8  # columns of the longest bar of a histogram, however narrow a terminal is
 SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written in turn
 BATCH = Range(1, 8, 32)
 PROFILE_BYTES = 750_000  # what the kernels of a layer take in every profile, about; see docs/LOG.md
@@ -219,19 +220,23 @@ def state_bytes(config: ModelConfig, ranges: ShapeRanges, cache_form: str, item_
     return ranges.batch.max * item_bytes * (source + SETS[cache_form] * ranges.slots * slot)
 
 
-def histogram_text(lengths: Sequence[int], edges: Sequence[int], width: int = 40) -> str:
-    """Source lengths as bars, and where the profiles end."""
+def histogram_text(lengths: Sequence[int], edges: Sequence[int], width: int = 40, columns: int | None = None) -> str:
+    """Source lengths as bars of at most `width`, and where the profiles end; no line has more than `columns`.
+
+    Bars give way first, then the words: their numbers are in the table of the plan, too.
+    """
     step = max(ceil(max(lengths) / 16 / MULTIPLE) * MULTIPLE, MULTIPLE)
     counts = np.bincount([(length - 1) // step for length in lengths])
-    lines = []
+    rows = []
     for place, count in enumerate(counts):
         low, high = place * step + 1, (place + 1) * step
-        bar = "█" * ceil(width * count / counts.max())
         ends = [str(edge) for edge in edges if low <= edge <= high]
-        lines.append(
-            f"{low:5d} to {high:5d}  {count:8,d}  {bar}" + (f"  < profile ends at {', '.join(ends)}" if ends else "")
-        )
-    return "\n".join(lines)
+        words = f"  < profile ends at {', '.join(ends)}" if ends else ""
+        rows.append((f"{low:5d} to {high:5d}  {count:8,d}  ", count / counts.max(), words))
+    if columns is not None:
+        room = min(int((columns - len(head) - len(words)) / share) for head, share, words in rows if share)
+        width = min(width, max(room, LEAST_BAR))
+    return "\n".join((head + "█" * ceil(width * share) + words)[:columns] for head, share, words in rows)
 
 
 def rounded(length: int, most: int) -> int:

@@ -1,7 +1,8 @@
-"""Decodes text with the engines of this package, greedily: a line in, a line out.
+"""Decodes text with the engines of this package: a line in, a line out.
 
     python decode.py "some text" "more"      or      python decode.py < lines.txt > outputs.txt
 
+Beam search, if the model's own default is one or --beam asks for it, is that of the library the model comes from.
 A package without a tokenizer takes and gives token ids, such as `17 4 250`. Exit code 1: a line could not be decoded.
 """
 
@@ -18,33 +19,37 @@ from package_files import PackageError, load_for, read_engines, read_package
 
 # First, as it says in one line what is not installed.
 # isort: split
+from beam import beams_for, decoded_by_beam
 from cuda_memory import Cuda, CudaError
-from greedy import check_decode, decoded
 from model_engines import ModelEngines
 from tokenizer import Tokenizer, read_tokenizer
 from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Decodes text with the engines of this package, greedily.")
+    parser = argparse.ArgumentParser(description="Decodes text with the engines of this package.")
     parser.add_argument("text", nargs="*", help="(default: the lines of the standard input)")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
+    parser.add_argument("--beam", type=int, metavar="K", help="beams; 1 is greedy (default: the model's own)")
     parser.add_argument("--length", type=int, help="tokens of an output at most (default: the model's own)")
     parser.add_argument("--from", dest="source_language", metavar="LANG", help="the text's language")
     parser.add_argument("--to", dest="target_language", metavar="LANG", help="the language to translate to")
     args = parser.parse_args(argv)
-    if args.length is not None and args.length < 1:
-        parser.error(f"--length {args.length}, expected at least 1")
+    for name in ("beam", "length"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            parser.error(f"--{name} {value}, expected at least 1")
     try:
         package = read_package()
-        check_decode(package)
+        beams, note = beams_for(package, args.beam)
+        if note:
+            print(note, file=sys.stderr)
         tokenizer = read_tokenizer(package)
         first = None if args.target_language is None else tokenizer.language_id(args.target_language)
         folder, built = read_engines(package, args.flavour)
         trt = load_for(built)
         sources, wrong = read_sources(args.text or sys.stdin.buffer, tokenizer, package, args.source_language)
         with Cuda(cudart) as cuda, ModelEngines(package, cuda, trt, folder, built) as model:
-            outputs = decoded(model, [source for source in sources if source], first, args.length)
+            outputs = decoded_by_beam(model, [one for one in sources if one], beams, first, args.length)
             for source in sources:
                 print(tokenizer.decode(next(outputs)) if source else "", flush=True)
     except (PackageError, EngineFailed, CudaError, OSError) as error:

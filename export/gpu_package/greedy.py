@@ -5,12 +5,16 @@ package.json says under "decode" how: start token, forced tokens, banned tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from model_engines import Cache, ModelEngines
+from engine_steps import room_for, run
+from model_engines import ModelEngines
+from output_rules import allowed_logits, forced_token
 from package_files import PackageError
+
+NOTHING_LEFT = "the model's own rules forbid every token of the vocabulary; export it with others"
 
 
 def check_decode(package: Any) -> Any:
@@ -28,81 +32,41 @@ def decoded(
 
     `first` is the token every output begins with instead of the model's own (a language), `longest` a maximum length.
     """
-    decode = dict(check_decode(model.package))
-    if longest is not None and longest > decode["max_length"]:
-        raise PackageError(f"length {longest}, at most {decode['max_length']} are supported")
-    decode["max_length"] = longest or decode["max_length"]
-    decode["min_length"] = min(decode["min_length"], decode["max_length"])
-    if first is not None:
-        decode["forced_start"] = [first, *decode["forced_start"][1:]]
+    decode = decode_for(model.package, 1, first, longest)
     most = model.package["ranges"][0]["batch"]["max"]
     for place in range(0, len(sources), most):
         yield from decoded_batch(model, sources[place : place + most], decode)
 
 
+def decode_for(package: Any, beams: int, first: int | None, longest: int | None) -> Any:
+    """package["decode"] with what is asked for instead, for so many beams."""
+    decode = dict(check_decode(package))
+    most = min(decode["max_length"], room_for(package, beams))
+    if longest is not None and longest > most:
+        raise PackageError(f"length {longest}, at most {most} are supported")
+    decode["max_length"] = longest or most
+    decode["min_length"] = min(decode["min_length"], decode["max_length"])
+    if first is not None:
+        decode["forced_start"] = [first, *decode["forced_start"][1:]]
+    return decode
+
+
 def decoded_batch(model: ModelEngines, sources: Sequence[Sequence[int]], decode: Any) -> list[list[int]]:
-    rules = [Rules(decode, source) for source in sources]
+    outputs = [Output(decode, source) for source in sources]
 
-    def choose(logits: np.ndarray, length: int) -> np.ndarray:  # logits [N,V] of the real sources -> tokens [N]
-        return np.array([rule.chosen(row, length) for rule, row in zip(rules, logits, strict=True)])
+    def choose(logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = [[output.chosen(row[0], length)] for output, row in zip(outputs, logits, strict=True)]
+        return np.array(tokens), np.zeros((len(tokens), 1), dtype=np.int64)
 
-    run(model, sources, decode["start"], decode["max_length"], choose, lambda: all(rule.done for rule in rules))
-    return [rule.said[1:] for rule in rules]
-
-
-def run(
-    model: ModelEngines,
-    sources: Sequence[Sequence[int]],
-    start: int,
-    steps: int,
-    choose: Callable[[np.ndarray, int], np.ndarray],
-    finished: Callable[[], bool] = lambda: False,
-) -> None:
-    """Encoder and decoder steps of one batch: `choose` makes tokens of the logits of each step, counted from 1.
-
-    Engines that take no single source or beam get copies of the last source and of the first beam. Copies of a beam see
-    what that beam sees; what they write into a static cache the next step overwrites.
-    """
-    widest = model.package["ranges"][0]
-    count, beams = len(sources), widest["beam"]["min"]
-    rows = [*sources, *[sources[-1]] * (widest["batch"]["min"] - count)]
-    ids, mask = padded(rows, model.package["model"]["pad_id"], widest["source"]["min"])
-    encoded = model.encode(ids, mask)
-    cache = Cache(model, len(rows), beams, steps)
-    stride = 1 if cache.static else beams  # slots from one step to the next
-    tokens = np.full(len(rows), start, dtype=np.int64)
-    seen = np.zeros((len(rows), beams, cache.length), dtype=bool)
-    for step in range(steps):
-        seen[:, :, stride * step] = True
-        given = {
-            "tokens": np.repeat(tokens[:, None], beams, axis=1),
-            "position": np.full(len(rows), step, dtype=np.int64),
-            "write_index": np.full(len(rows), stride * step, dtype=np.int64),
-            "self_mask": np.ascontiguousarray(seen[:, :, : cache.attended]),
-        }
-        logits = model.step(encoded, cache, given)[:, 0]  # [B,K,V] -> [B,V]
-        if not np.isfinite(logits[:count].max(axis=-1)).all():
-            raise PackageError(f"the engines' logits of step {step + 1} are no numbers; see: python verify.py")
-        chosen = choose(logits[:count], step + 1)
-        if finished():
-            return
-        tokens = np.concatenate((chosen, np.repeat(chosen[-1:], len(rows) - count)))
+    run(model, sources, 1, decode["start"], decode["max_length"], choose, lambda: all(one.done for one in outputs))
+    return [output.said[1:] for output in outputs]
 
 
-def padded(sources: Sequence[Sequence[int]], pad: int, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ragged sources -> ids int64 and mask bool, both [B, longest, but at least `least`]."""
-    lengths = np.array([len(source) for source in sources])
-    mask = np.arange(max(int(lengths.max()), least)) < lengths[:, None]
-    ids = np.full(mask.shape, pad, dtype=np.int64)
-    ids[mask] = np.concatenate([np.asarray(source, dtype=np.int64) for source in sources])
-    return ids, mask
-
-
-class Rules:
-    """What one source's output may say next; `said` begins with the start token."""
+class Output:
+    """One source's output so far; `said` begins with the start token."""
 
     def __init__(self, decode: Any, source: Sequence[int]):
-        self.decode, self.source = decode, list(source)
+        self.decode, self.source = decode, source
         self.said: list[int] = [decode["start"]]
         self.done = False
 
@@ -110,49 +74,13 @@ class Rules:
         """The token to say at this length [V] -> id; of an output that has ended, the end token."""
         end = self.decode["end"]
         if self.done:
-            return end
-        token = self.forced(length)
+            return int(end)
+        token = forced_token(self.decode, length)
         if token is None:
-            allowed = self.allowed(logits, length)
+            allowed = allowed_logits(self.decode, self.source, self.said, logits, length)
             token = int(allowed.argmax())
             if allowed[token] == -np.inf:
-                raise PackageError("the model's own rules forbid every token of the vocabulary; export it with others")
+                raise PackageError(NOTHING_LEFT)
         self.said.append(token)
         self.done = token == end or length == self.decode["max_length"]
         return token
-
-    def forced(self, length: int) -> int | None:
-        decode = self.decode
-        if length == decode["max_length"] and decode["forced_eos"] is not None:
-            return int(decode["forced_eos"])
-        return int(decode["forced_start"][length - 1]) if length <= len(decode["forced_start"]) else None
-
-    def allowed(self, logits: np.ndarray, length: int) -> np.ndarray:
-        """A copy of logits [V] with what may not be said at -inf."""
-        decode, end, found = self.decode, self.decode["end"], logits.copy()
-        if decode["repetition_penalty"] != 1.0:
-            heard = np.unique(self.said)
-            penalty = decode["repetition_penalty"]
-            found[heard] = np.where(found[heard] < 0, found[heard] * penalty, found[heard] / penalty)
-        for text, size in ((self.said, decode["no_repeat_ngram"]), (self.source, decode["source_no_repeat_ngram"])):
-            found[self.completing(text, size)] = -np.inf
-        for *before, last in decode["banned"]:
-            # A ban of the end token alone is none: a decode must end.
-            if self.said[len(self.said) - len(before) :] == before and (before or last != end):
-                found[last] = -np.inf
-        if decode["allowed"] is not None:
-            barred = np.ones(len(found), dtype=bool)
-            barred[[*decode["allowed"], end]] = False
-            found[barred] = -np.inf
-        if length == len(decode["forced_start"]) + 1:
-            found[decode["first_banned"]] = -np.inf
-        if length < decode["min_length"]:
-            found[end] = -np.inf
-        return found
-
-    def completing(self, text: list[int], size: int) -> list[int]:
-        """Tokens that would complete an n-gram of a text after what was said; none if size is 0."""
-        if not size or len(self.said) < size - 1:
-            return []
-        ending = self.said[len(self.said) - (size - 1) :]
-        return [text[i + size - 1] for i in range(len(text) - size + 1) if text[i : i + size - 1] == ending]

@@ -1,4 +1,4 @@
-"""What a result was got with: GPU, driver, clocks, TensorRT, and which package."""
+"""What a result was got with: GPU, driver, clocks, TensorRT, which package and which engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ASKED = {
 SECONDS = 20  # that nvidia-smi may take to answer
 
 
-def machine_facts(package: Any, trt: Any, cuda: Cuda) -> dict[str, str]:
+def machine_facts(package: Any, trt: Any, cuda: Cuda, built: Any) -> dict[str, str]:
+    """`built` is what engines.json says of the engines."""
     made_by = package["made_by"]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -37,6 +38,7 @@ def machine_facts(package: Any, trt: Any, cuda: Cuda) -> dict[str, str]:
         "system": platform.platform(),
         "package": f"format {package['format']} of seq2engine {made_by['seq2engine']}, {package['precision']}, "
         f"{package['cache_form']} cache, graphs {package['fingerprint'][:12]}",
+        "engines": f"of {built['flavour']} {built['version']}, built {built['built']}, passport {built['passport']}",
     }
 
 
@@ -59,4 +61,4 @@ def gpu_facts(bus_id: str) -> dict[str, str]:
 
 def machine_line(facts: Mapping[str, str]) -> str:
     gpu = f"{facts['GPU']} ({facts['compute capability']}), driver {facts['driver']}"
-    return f"{facts['TensorRT']} on {gpu}; package: {facts['package']}"
+    return f"{facts['TensorRT']} on {gpu}; package: {facts['package']}; engines: {facts['engines']}"

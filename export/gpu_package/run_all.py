@@ -89,7 +89,7 @@ class RunAll:
             self.engines = built
             trt = self.stage("TensorRT", lambda: load_for(built), lambda found: (True, f"{found.__version__}"))
             with self.stage("GPU", lambda: Cuda(self.cudart), lambda found: (True, found.capability)) as cuda:
-                self.machine = machine_facts(package, trt, cuda)
+                self.machine = machine_facts(package, trt, cuda, built)
                 print(machine_line(self.machine), flush=True)
                 with self.stage("open", lambda: ModelEngines(package, cuda, trt, folder, built), opened) as model:
                     self.over(model, cuda)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from greedy import padded, run
+from engine_steps import padded, run
 from model_engines import ModelEngines
 
 WARM_UP = 3  # runs whose times are dropped: the first ones load kernels
@@ -37,12 +37,12 @@ def timed_batch(model: ModelEngines, batch: int, length: int, steps: int, rounds
         encoded = time.perf_counter()
         ends: list[float] = []
 
-        def choose(logits: np.ndarray, step: int, ends: list[float] = ends) -> np.ndarray:
-            tokens: np.ndarray = logits.argmax(axis=-1)
+        def choose(logits: np.ndarray, step: int, ends: list[float] = ends) -> tuple[np.ndarray, np.ndarray]:
+            tokens = logits.argmax(axis=-1)
             ends.append(time.perf_counter())
-            return tokens
+            return tokens, np.zeros_like(tokens)
 
-        run(model, sources, config["start_id"], steps, choose)
+        run(model, sources, 1, config["start_id"], steps, choose)
         if number >= WARM_UP:
             encoder.append(encoded - started)
             whole.append(time.perf_counter() - encoded)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seq2engine.errors import CheckpointError
+from seq2engine.errors import CheckpointError, MissingFileError
 
 from . import languages
 from .base import Tokenizer
@@ -45,7 +45,7 @@ def tokenizer_from_hugging_face(source: Path) -> Tokenizer | None:
         settings = {**json_file(source / "config.json"), **json_file(source / "tokenizer_config.json")}
         name = class_of(source, settings)
         if (source / "source.spm").is_file():
-            return marian_from_folder(source)
+            return marian_from_folder(source, name == "MarianTokenizer")
         if (source / SHARED_PIECES).is_file() and (source / VOCABULARY).is_file():
             return m2m100_from_folder(source, settings)
         if (source / FILE).is_file():
@@ -83,15 +83,37 @@ def class_of(source: Path, settings: dict[str, Any]) -> str:
     return "MBart50Tokenizer" if named == "MBartTokenizer" and "af_ZA" in extra else named
 
 
-def marian_from_folder(source: Path) -> SentencePieceTokenizer:
+def marian_from_folder(source: Path, declared: bool) -> SentencePieceTokenizer:
+    """`declared` says whether the folder names this class, so that a file that is missing was lost."""
     vocabulary = json_file(source / VOCABULARY)
     target_vocabulary = json_file(source / "target_vocab.json") or vocabulary
     codes = {piece[2:-2]: i for piece, i in vocabulary.items() if piece.startswith(">>") and piece.endswith("<<")}
-    return SentencePieceTokenizer(
-        listed_table(source / "source.spm", vocabulary),
-        listed_table(source / "target.spm", target_vocabulary),
-        codes,
-        "written",
+    table = listed_table(source / "source.spm", vocabulary)
+    if (source / "target.spm").is_file() or not declared:
+        other = listed_table(source / "target.spm", target_vocabulary)
+    else:
+        other = table_of_both_sides(source, table, target_vocabulary, codes)
+    return SentencePieceTokenizer(table, other, codes, "written")
+
+
+def table_of_both_sides(
+    source: Path, table: PieceTable, target_vocabulary: dict[str, int], codes: dict[str, int]
+) -> PieceTable:
+    """The source's table for the target, too, of a folder without target.spm.
+
+    It is right where the one vocabulary holds the pieces of source.spm and no others: a second model's would be among
+    them. Else the file is missing, and so says the library itself.
+    """
+    read = table.processor
+    own = {read.id_to_piece(i) for i in range(read.get_piece_size()) if not (read.is_control(i) or read.is_unknown(i))}
+    special = {*ALIGNED, *(f">>{code}<<" for code in codes)}
+    text = target_vocabulary.keys() - special
+    if own == text:
+        return table
+    more = f"{len(text - own):,} pieces that source.spm does not have, and lacks {len(own - text):,} of its own"
+    raise MissingFileError(
+        f"{source / 'target.spm'} is missing: the target's vocabulary has {more}; copy it from where the model comes "
+        f"from, or, for a model of token ids, remove source.spm and {VOCABULARY}"
     )
 
 

@@ -65,11 +65,17 @@ def normalised(oracle: np.ndarray, others: Sequence[np.ndarray], precision: str)
 def normalised_logits(oracle: np.ndarray, others: Sequence[np.ndarray], precision: str) -> Arrays:
     """Logits [rows, V] -> the numbers [N] that are within reach in any of the arrays, each in units of its scale."""
     exact = oracle.astype(np.float64)
-    lowest = least_logits(exact)[:, None]
-    raised = [np.maximum(array.astype(np.float64), lowest) for array in (exact, *others)]  # NaN stays NaN
-    scales = row_scales(upper_logits(exact))[:, None]
-    arrays = divided(raised[0], raised[1:], scales, precision)
-    counts = np.logical_or.reduce([array != lowest for array in raised])
+    return within_reach(exact, others, row_scales(upper_logits(exact)), least_logits(exact), precision)
+
+
+def within_reach(
+    exact: np.ndarray, others: Sequence[np.ndarray], scales: np.ndarray, lowest: np.ndarray, precision: str
+) -> Arrays:
+    """The same for some columns [rows, C] of the logits, with the scales and the lowest values [rows] of whole rows."""
+    floor = lowest[:, None]
+    raised = [np.maximum(array.astype(np.float64), floor) for array in (exact, *others)]  # NaN stays NaN
+    arrays = divided(raised[0], raised[1:], scales[:, None], precision)
+    counts = np.logical_or.reduce([array != floor for array in raised])
     return tuple(array[counts] for array in arrays)
 
 

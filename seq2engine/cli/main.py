@@ -15,7 +15,7 @@ from typing import Any
 
 from seq2engine import __version__
 from seq2engine.cli.exits import exit_code_of
-from seq2engine.cli.usage import check_usage
+from seq2engine.cli.usage import check_usage, check_usage_without_bundle
 from seq2engine.commands.bench import COMPARE, add_bench_flags, compare_benches, run_arms
 from seq2engine.commands.build import add_build_flags, add_refit_flags, run_build, run_refit
 from seq2engine.commands.inspect import add_inspect_flags, run_inspect
@@ -26,7 +26,7 @@ from seq2engine.commands.run import add_languages, add_run_flags, add_strict, ru
 from seq2engine.commands.score import add_score_flags, run_score
 from seq2engine.commands.train import add_train_flags, run_train
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
-from seq2engine.errors import missing_package
+from seq2engine.errors import BundleError, missing_package
 from seq2engine.export.contract import DEFAULT_PRECISIONS
 from seq2engine.flags.lists import MOST_PRECISE, Listed, Parser, add_precisions, is_precision
 
@@ -45,6 +45,9 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     try:
         check_usage(args)
         return command(args)
+    except BundleError:
+        check_usage_without_bundle(args)  # wrong usage is told before a bundle that is not there
+        raise
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):
             raise missing from error

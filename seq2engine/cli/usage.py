@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from seq2engine.errors import Seq2EngineError, UsageError
+
+Check = Callable[[argparse.Namespace], Iterator[str]]  # what is wrong with some options
 
 # Option -> the least it may be. Where an option is a text in one command and a number in another, numbers are meant.
 LEAST = {
@@ -16,7 +18,8 @@ LEAST = {
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
-# Of `run`: told together with all that is wrong with a search, which only the model's own options complete.
+# Of `run`: told together with all that is wrong with a search, which only the model's own options complete. Where there
+# is no such model, told alone (`check_usage_without_bundle`).
 SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
 RANGED = ("build", "package")  # commands whose sizes are ranges
 
@@ -24,20 +27,40 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 def check_usage(args: argparse.Namespace) -> None:
     """Raises one error that lists every problem. GPUs are spelled as we do afterwards."""
     if args.command_name == "bench":  # which tells what is wrong with it together with what its bundle cannot do
-        checks: tuple[Callable[..., Iterator[str]], ...] = ()
+        checks: tuple[Check, ...] = ()
     else:
         checks = (numbers, precisions, choices, sessions, ranges, training)
-    if problems := [problem for check in checks for problem in check(args)]:
-        raise UsageError("; ".join(dict.fromkeys(problems)))
+    refuse(args, checks)
     if getattr(args, "target", None):
         from seq2engine.export.artifact.gpu_support import target_from_text
 
         args.target = [target_from_text(target) for target in args.target]
 
 
+def check_usage_without_bundle(args: argparse.Namespace) -> None:
+    """The same for what is else told together with a bundle, of a command whose bundle cannot be opened."""
+    if args.command_name == "run":
+        refuse(args, (search_numbers,))
+    elif args.command_name == "bench":
+        refuse(args, (numbers, precisions, choices, sessions, scenarios))
+
+
+def refuse(args: argparse.Namespace, checks: Sequence[Check]) -> None:
+    if problems := [problem for check in checks for problem in check(args)]:
+        raise UsageError("; ".join(dict.fromkeys(problems)))
+
+
 def numbers(args: argparse.Namespace) -> Iterator[str]:
+    return problems_of_numbers(args, LEAST.keys() - SEARCH if args.command_name == "run" else LEAST.keys())
+
+
+def search_numbers(args: argparse.Namespace) -> Iterator[str]:
+    return problems_of_numbers(args, SEARCH)
+
+
+def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> Iterator[str]:
     for option, least in LEAST.items():
-        if args.command_name == "run" and option in SEARCH:
+        if option not in options:
             continue
         for value in given(args, option):
             if isinstance(value, int) and value < least:
@@ -54,6 +77,12 @@ def precisions(args: argparse.Namespace) -> Iterator[str]:
         if precision == AUTO and args.command_name in CHOOSING:
             continue
         yield from problem(partial(check_choices, precision, cache))
+
+
+def scenarios(args: argparse.Namespace) -> Iterator[str]:
+    from seq2engine.benchmarks.scenarios import scenario_problems
+
+    yield from scenario_problems(args.scenario, args.bound)
 
 
 def choices(args: argparse.Namespace) -> Iterator[str]:

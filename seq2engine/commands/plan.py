@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.commands.build import add_targets, progress_of
 from seq2engine.commands.run import add_languages, lines_from_input
 from seq2engine.common.tables import text_table
+from seq2engine.common.terminal import columns_of
 from seq2engine.flags.lists import MOST_PRECISE
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ def run_plan(args: argparse.Namespace) -> int:
         print(json.dumps({**values_of(plan), "command": command}, indent=2))
         return 0
     edges = [profile.ranges.source.max for profile in plan.profiles]
-    print(histogram_text([s for s, _ in lengths if s <= bundle.config.max_source], edges))
+    shown = [s for s, _ in lengths if s <= bundle.config.max_source]
+    print(histogram_text(shown, edges, columns=columns_of(sys.stdout)))
     print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nnext: {command}")
     return 0
 

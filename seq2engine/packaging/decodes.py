@@ -1,4 +1,4 @@
-"""How a package's decode.py decodes, and whole outputs to hold it against: greedy decodes of the model in fp64."""
+"""How a package's decode.py decodes, and whole outputs to hold engines against: greedy decodes of the model in fp64."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from seq2engine.export.artifact.profiles import ShapeRanges
 from seq2engine.packaging.golden_samples import Recording
 from seq2engine.runtime.generate import generate, start_of
 from seq2engine.runtime.model_options import measured_options
+from seq2engine.runtime.numerics.error_scale import least_logits
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
@@ -21,6 +22,7 @@ from seq2engine.runtime.session import Session
 SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two
 BEST = 8  # tokens of a step whose logits are recorded, to tell a tie from a mistake
 NOT_DONE = ("phrases", "trie", "shortlist")  # fields of SearchOptions that decode.py refuses
+OF_BEAMS = ("semantics", "length_penalty", "early_stopping", "patience")  # fields that only beam search reads
 DONE = (
     "min_length", "forced_eos", "first_banned", "allowed", "no_repeat_ngram", "source_no_repeat_ngram",
     "repetition_penalty", "banned", "max_length",
@@ -28,7 +30,7 @@ DONE = (
 
 
 def greedy_options(session: Session, longest: int) -> SearchOptions:
-    """The model's own options with one beam: decode.py is greedy, whatever search the model asks for."""
+    """The model's own options with one beam: recorded decodes are greedy, whatever search the model asks for."""
     return dataclasses.replace(measured_options(session, 1, longest), semantics="huggingface", patience=1.0)
 
 
@@ -38,13 +40,17 @@ def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:
     `room` is the most tokens that fit engines and cache; rounding could exchange two tokens within `margin`.
     """
     options = greedy_options(session, room)
+    own_beam = session.defaults.values.get("beam", 1)
+    by_beam = measured_options(session, own_beam, room)
     return {
+        **{name: getattr(by_beam, name) for name in OF_BEAMS},
         **{name: getattr(options, name) for name in DONE},
         "start": start_of(session.config, options),
         "end": session.config.end_id,
         "forced_start": options.forced_start,
         "refused": ", ".join(name for name in NOT_DONE if getattr(options, name)),
-        "own_beam": session.defaults.values.get("beam", 1),
+        "beam_refused": "a coverage penalty" if session.defaults.values.get("coverage_penalty") else "",
+        "own_beam": own_beam,
         "room": room,
         "sample_length": min(LONGEST, options.max_length),
         "allowed_margin": margin,
@@ -91,7 +97,8 @@ def recorded_decodes(
         logits = emitted.answer.logits[:, 0]  # [B, V]
         for source, token, row in zip(emitted.sources, emitted.tokens[:, 0], logits, strict=True):
             ids = np.union1d(np.argsort(-row, kind="stable")[:BEST], token)
-            best[source].append((ids.tolist(), row[ids].astype(float).tolist()))
+            reached = np.maximum(row[ids].astype(float), least_logits(row[None].astype(float)))
+            best[source].append((ids.tolist(), reached.tolist()))
 
     found = generate(oracle, [ids for _, ids in sources], options, on_step=record)
     return [

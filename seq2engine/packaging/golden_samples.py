@@ -6,7 +6,12 @@ Beam 0 of every source follows the oracle's best tokens; the others are its next
     beam 0      a -- b -- d
     beam 1      a  \\ c  \\ e
 
-Beside every tensor stands what it may err: as many times PyTorch's own error at the precision as parity allows.
+Errors are measured and judged as in parity: in units of each element's scale (error_scale.py), logits only where a
+search could choose them. What a script needs for that is recorded, so that it only compares:
+
+    NAME.scale      scale of every row of a tensor; the unit of an element is the larger of it and the element
+    logits.lowest   value that the logits of a row are raised to, out of reach of being chosen; recorded ones are
+    budgets         what median, nine tenths and worst may be: as many times PyTorch's own error as parity allows
 """
 
 from __future__ import annotations
@@ -17,13 +22,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seq2engine.runtime.generate import padded
-from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
-from seq2engine.runtime.numerics.error_scale import EPSILON
+from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, FACTORS, ErrorTally
+from seq2engine.runtime.numerics.error_scale import EPSILON, LEAST, least_logits, row_scales, upper_logits, within_reach
 from seq2engine.runtime.numerics.teacher_forcing import spreads_of
+from seq2engine.runtime.parity.levels.tensors import positions_of
 from seq2engine.runtime.session import Session
 
+from ..errors import SessionError
+
 COLUMNS = 1024  # logits of a row that are recorded where a vocabulary is larger; the best token is looked for in all
-BEST = 8  # tokens of a row whose logits are recorded besides
+BEST = 8  # best tokens of a row whose logits are recorded behind those columns
 SEED = 7
 
 Arrays = dict[str, np.ndarray]
@@ -31,11 +39,13 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Budget:
-    """What the median and the worst error of a tensor may be, and PyTorch's own."""
+    """What median, nine tenths and worst of a tensor's errors may be, and what they are of PyTorch's."""
 
     median: float
+    most: float
     worst: float
     pytorch_median: float
+    pytorch_most: float
     pytorch_worst: float
 
 
@@ -52,23 +62,45 @@ class Recording:
 
 @dataclass
 class Tallies:
-    """Errors of PyTorch by tensor, and the squares of the oracle's elements."""
+    """PyTorch's errors at a precision, by tensor; adding to them gives the scales to record."""
 
-    errors: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    squares: dict[str, list[float]] = field(default_factory=dict)
+    precision: str
+    tallies: dict[str, ErrorTally] = field(default_factory=dict)
 
-    def add(self, name: str, exact: np.ndarray, rounded: np.ndarray) -> None:
-        self.errors.setdefault(name, []).append(np.abs(rounded.astype(np.float64) - exact).ravel())
-        self.squares.setdefault(name, []).append(float(np.square(exact).mean()))
+    def add(self, name: str, exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+        """Arrays [rows, ...] of the oracle and of PyTorch -> the scale of every row [rows]."""
+        self.tally(name).add(exact, rounded, rounded)
+        return np.maximum(row_scales(exact), LEAST[self.precision])
 
-    def budgets(self, precision: str) -> dict[str, Budget]:
+    def add_logits(
+        self, name: str, exact: np.ndarray, rounded: np.ndarray, scales: np.ndarray, lowest: np.ndarray
+    ) -> None:
+        """Some columns [rows, C] of the logits, with the scales and the lowest values [rows] of whole rows."""
+        arrays = within_reach(exact, (rounded, rounded), scales, lowest, self.precision)
+        self.tally(name).count(scales, arrays)
+
+    def tally(self, name: str) -> ErrorTally:
+        return self.tallies.setdefault(name, ErrorTally(self.precision))
+
+    def budgets(self) -> dict[str, Budget]:
+        """Refuses a precision at which PyTorch itself is not finite."""
+        factors, floor = FACTORS[self.precision], EPSILON[self.precision]
         found = {}
-        for name, parts in self.errors.items():
-            errors = np.concatenate(parts)
-            median, worst = float(np.median(errors)), float(errors.max())
-            floor = EPSILON[precision] * float(np.sqrt(np.mean(self.squares[name])))  # one unit in the last place
-            allowed = max(MEDIAN_FACTOR * median, floor), max(WORST_FACTOR * worst, floor)
-            found[name] = Budget(*allowed, median, worst)
+        for name, tally in self.tallies.items():
+            own = tally.errors(0)
+            if not np.isfinite(own.worst):
+                raise SessionError(
+                    f"{name}: PyTorch itself is not finite in {self.precision}, which leaves nothing to compare with; "
+                    "package another precision with: --precision"
+                )
+            found[name] = Budget(
+                max(factors.median * own.median, floor),
+                max(factors.median * own.most, floor),
+                max(factors.worst * own.worst, floor),
+                own.median,
+                own.most,
+                own.worst,
+            )
         return found
 
 
@@ -85,7 +117,7 @@ def recorded(
 
     `slots` is the length of a static cache. A growing one is as long as the beams of all steps before.
     """
-    tallies = Tallies()
+    tallies = Tallies(reference.precision)
     vocabulary = oracle.config.target_vocab
     chosen = np.random.default_rng(SEED).choice(vocabulary, size=min(vocabulary, COLUMNS), replace=False)
     batches: list[Arrays] = []
@@ -96,8 +128,9 @@ def recorded(
         outputs += outputs_from(batches[-1]["top_ids"][:, :, 0, 0], oracle.config.end_id)
     usual = float(np.median(np.concatenate([arrays["spread"].ravel() for arrays in batches])))
     for arrays in batches:
-        arrays["allowed_margin"] = DIVERGENCE_FACTOR * np.maximum(arrays.pop("spread"), usual)
-    return Recording(tuple(batches), tallies.budgets(reference.precision), tuple(outputs), beams, steps)
+        spread = np.minimum(np.maximum(arrays.pop("spread"), usual), arrays.pop("largest_spread"))
+        arrays["allowed_margin"] = DIVERGENCE_FACTOR * spread
+    return Recording(tuple(batches), tallies.budgets(), tuple(outputs), beams, steps)
 
 
 class SideBySide:
@@ -125,34 +158,44 @@ class SideBySide:
         parts: dict[str, list[np.ndarray]] = {}
         for step, arrays in enumerate(self.steps(steps)):
             exact, rounded = arrays.pop("exact"), arrays.pop("rounded")  # [B, K, V]
-            self.tallies.add(f"decoder_step logits, step {step}", exact[:, :, columns], rounded[:, :, columns])
-            best = np.argsort(-exact, axis=-1, kind="stable")[:, :, :BEST]
-            spreads = spreads_of(flat(exact), flat(rounded), self.sessions[1].precision)
-            arrays |= {
-                "logits": exact[:, :, columns],
-                "top_ids": best,
-                "top_values": np.take_along_axis(exact, best, axis=-1),
-                "spread": spreads.reshape(exact.shape[:2]),
-            }
+            arrays |= self.logit_arrays(step, exact, rounded, columns)
             for name, array in arrays.items():
                 parts.setdefault(name, []).append(array)
         found |= {name: np.stack(list_of) for name, list_of in parts.items()}
         written = self.beams * steps
         for name in (f"self_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"):
             exact, rounded = (array[:, :, :written] for array in self.tensors(name))
-            self.tallies.add(f"decoder_step {name}", exact, rounded)
-            found[name] = exact
+            rows = [array.reshape(-1, *array.shape[2:]) for array in map(positions_of, (exact, rounded))]
+            found |= {name: exact, f"{name}.scale": self.tallies.add(f"decoder_step {name}", *rows)}
         return found
 
+    def logit_arrays(self, step: int, exact: np.ndarray, rounded: np.ndarray, columns: np.ndarray) -> Arrays:
+        """Logits [B,K,V] of the oracle and of PyTorch -> what is recorded of them: some columns, and the best."""
+        shape, precision = exact.shape[:2], self.sessions[1].precision
+        exact, rounded = flat(exact).astype(np.float64), flat(rounded)
+        best = np.argsort(-exact, axis=-1, kind="stable")[:, :BEST]
+        places = np.hstack([np.broadcast_to(columns, (len(exact), len(columns))), best])
+        kept, other = (np.take_along_axis(array, places, axis=1) for array in (exact, rounded))
+        scales = np.maximum(row_scales(upper_logits(exact)), LEAST[precision])
+        lowest = least_logits(exact)
+        self.tallies.add_logits(f"decoder_step logits, step {step}", kept, other, scales, lowest)
+        found = {
+            "logits": np.maximum(kept, lowest[:, None]),
+            "logits.scale": scales,
+            "logits.lowest": lowest,
+            "top_ids": best,
+            "spread": spreads_of(exact, rounded, precision),
+            "largest_spread": spreads_of(exact, rounded, precision, np.inf),
+        }
+        return {name: array.reshape(*shape, *array.shape[1:]) for name, array in found.items()}
+
     def encoder_arrays(self) -> Arrays:
-        found = {}
+        found: Arrays = {}
         layers = [f"cross_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"]
         for name in (*layers, "encoder_states"):
             exact, rounded = self.tensors(name)
-            found[name] = exact
-            if exact.ndim == 4:  # [B,H,S,E] -> [B,S,H,E]
-                exact, rounded = exact.swapaxes(1, 2), rounded.swapaxes(1, 2)
-            self.tallies.add(f"encoder {name}", exact[self.mask], rounded[self.mask])
+            rows = [positions_of(array)[self.mask] for array in (exact, rounded)]
+            found |= {name: exact, f"{name}.scale": self.tallies.add(f"encoder {name}", *rows)}
         return found
 
     def tensors(self, name: str) -> list[np.ndarray]:

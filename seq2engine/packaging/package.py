@@ -31,7 +31,7 @@ from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.engines import passports_of
-from seq2engine.export.artifact.passport import Passport
+from seq2engine.export.artifact.passport import PASSPORT, Passport
 from seq2engine.export.artifact.profiles import ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.contract import GRAPHS, GraphSpec, oracle_of
 from seq2engine.export.engines.to_engine import check_slots, default_ranges, graph_for_tensorrt
@@ -41,19 +41,19 @@ from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
 from seq2engine.packaging.decodes import decode_values, recorded_decodes, room_of, sample_sources, usual_margin
 from seq2engine.packaging.golden_samples import Recording, recorded
 from seq2engine.packaging.readme import readme_text, requirements_text
-from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, MEDIAN_FACTOR, WORST_FACTOR
+from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, FACTORS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.trt.selection import check_files, choose_engine
 
-FORMAT = 2
+FORMAT = 3
 PACKAGE = "package.json"
 SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity/run.py)
 STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
 SCRIPTS = (
     "run_all.py", "build.py", "verify.py", "decode.py", "decode_samples.py", "engine_building.py", "timing.py",
-    "report.py", "machine.py", "greedy.py", "tokenizer.py", "model_engines.py", "trt_engine.py", "cuda_memory.py",
-    "package_files.py",
+    "report.py", "machine.py", "greedy.py", "beam.py", "engine_steps.py", "output_rules.py", "tokenizer.py",
+    "model_engines.py", "trt_engine.py", "cuda_memory.py", "package_files.py",
 )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def package_from_bundle(
             "graphs": graphs,
             "beams": recording.beams,
             "steps": recording.steps,
-            "factors": {"median": MEDIAN_FACTOR, "worst": WORST_FACTOR, "margin": DIVERGENCE_FACTOR},
+            "factors": {**dataclasses.asdict(FACTORS[precision]), "margin": DIVERGENCE_FACTOR},
             "budgets": {name: dataclasses.asdict(budget) for name, budget in recording.budgets.items()},
             "outputs": recording.outputs,
             "samples": written_samples(recording, precision, beside),
@@ -253,6 +253,7 @@ def write_engines(source: Path, passport: Passport, fingerprint: str, folder: Pa
         "targets": list(passport.targets),
         "made_from": fingerprint,
         "built": "where the package was made",
+        "passport": f"format {passport.format}, sha256 {sha256_of(source / PASSPORT)[:12]}",
         "engines": entries,
     }
     (target / "engines.json").write_text(json.dumps(described, indent=2) + "\n")

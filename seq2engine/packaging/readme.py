@@ -27,7 +27,7 @@ than Python 3.10 or later, an NVIDIA GPU with its driver, and what is in require
 | run_all.py | everything below in order, and one report; `--rounds` timed runs a batch size |
 | build.py | builds engines/; `--force` replaces engines, `--flavour tensorrt_rtx --target sm89` builds ahead of time |
 | verify.py | parity alone: every tensor of recorded inputs against fp64, `--json FILE` |
-| decode.py | text in, text out, greedy{decoding}; reads lines where no text is given |
+| decode.py | text in, text out{decoding}; reads lines where no text is given |
 | package.json | shapes of every input, budgets, expected outputs; sha256 of every file, checked before each command |
 
 The engines take {batch} sources of {source} tokens and make {target} tokens at most. Made by seq2engine {version}.
@@ -37,7 +37,8 @@ The engines take {batch} sources of {source} tokens and make {target} tokens at 
 def readme_text(values: dict[str, Any], brought: str) -> str:
     """`values` are package.json's; `brought` names the TensorRT of engines that came along, or is `none`."""
     widest, decode = values["ranges"][0], values["decode"]
-    beam = f", though the model's own default is {decode['own_beam']} beams" if decode["own_beam"] > 1 else ""
+    most = widest["beam"]["max"]
+    beam = f", `--beam` 1 to {most} (the model's own default is {decode['own_beam']})" if most > 1 else ", greedy"
     refused = f", but not this model, which asks for {decode['refused']}" if decode["refused"] else beam
     return README.format(
         title="TensorRT package",

@@ -30,6 +30,7 @@ from seq2engine.packaging.decodes import decode_values, greedy_options
 from seq2engine.packaging.package import SCRIPTS, package_from_bundle
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.text.translate import translate
 
@@ -117,7 +118,7 @@ def test_decode_text(
 ) -> None:
     bundle, folder = text_package
     with open_session(bundle, "onnxruntime", "fp32", 1) as session:
-        expected = translate(session, bundle.tokenizer(), [*TEXTS, "x"], greedy_options(session, 12))
+        expected = translate(session, bundle.tokenizer(), [*TEXTS, "x"], measured_options(session, 3, 12))
     assert ran(folder, "decode", monkeypatch, capsys, *TEXTS) == (0, "".join(f"{t}\n" for t in expected[:-1]), "")
     lines = b"".join(text.encode() + b"\n" for text in ["", *TEXTS, " "]) + b"x\r"  # the last without a line end
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(lines)))
@@ -168,7 +169,7 @@ def test_what_a_package_says(text_package: tuple[Bundle, Path]) -> None:
     readme = (text_package[1] / "README.md").read_text()
     assert readme.index("pip install -r requirements.txt") < readme.index("run_all.py") < readme.index("decode.py")
     assert "**Send back** `report.html` and `report.json`" in readme
-    assert "though the model's own default is 3 beams" in readme
+    assert "`--beam` 1 to 3 (the model's own default is 3)" in readme
     assert "{" not in readme
     assert (text_package[1] / "requirements.txt").read_text() == "numpy>=1.24\ntensorrt==10.16.1.11\n"
     listed = json.loads((text_package[1] / "package.json").read_text())["files"]

@@ -148,3 +148,18 @@ def test_the_histogram_shows_counts_and_edges():
         "    9 to    16         1  █",
         "   17 to    24         1  █  < profile ends at 24",
     ]
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_the_histogram_keeps_to_the_terminal(columns):
+    """Also where the longest bar is the one that profiles end in; only in a narrow one are words cut."""
+    lengths = [*[8] * 1000, *[30] * 990, 200, 250]
+    edges = [5, 8, 32, 256]
+    text = histogram_text(lengths, edges, columns=columns)
+    assert max(map(len, text.splitlines())) <= columns
+    if columns == 80:
+        assert "< profile ends at 5, 8" in text
+        assert "< profile ends at 256" in text
+    bars = [line.count("█") for line in text.splitlines()]
+    assert bars[0] == max(bars) >= 8
+    assert max(map(len, histogram_text(lengths, edges).splitlines())) > 80

@@ -88,6 +88,20 @@ def test_a_model_whose_tokenizer_cannot_be_used_takes_ids(marian, tmp_path, cli)
     assert not (tmp_path / "ours" / "tokenizer").exists()
 
 
+def test_a_marian_that_lost_target_spm_is_refused(marian, tmp_path, cli):
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    for path in marian.iterdir():
+        if path.name != "target.spm":
+            (lost / path.name).write_bytes(path.read_bytes())
+    for command in ("import", "export"):
+        code, out, err = cli(command, lost, tmp_path / "ours", "--quiet")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"error: {lost / 'target.spm'} is missing: ")
+        assert err.count("\n") == 1
+        assert not (tmp_path / "ours").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "name"),
     [

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.tokenizer_cases import lines, pieces, stored
+from support.tokenizer_cases import lines, pieces, processor, stored
 
-from seq2engine.errors import CheckpointError
+from seq2engine.errors import CheckpointError, MissingFileError
+from seq2engine.model.importers.imported import tokenizer_or_note
 from seq2engine.model.tokenizers.fairseq import FairseqTokenizer, Words
 from seq2engine.model.tokenizers.importing import tokenizer_from_hugging_face
 from seq2engine.model.tokenizers.subwords import MergeCodes
@@ -64,6 +67,50 @@ def test_damaged_folders(tmp_path: Path, files: dict[str, bytes | None], error: 
     assert error in message
     assert message.endswith("; download it again")
     assert "\n" not in message
+
+
+def marian_without_target(folder: Path, more: tuple[str, ...] = (), fewer: int = 0) -> bytes:
+    """A folder that declares a Marian tokenizer, with a vocabulary of source.spm's pieces; the bytes of source.spm."""
+    model = pieces("unigram")
+    read = processor(model)
+    text = [read.id_to_piece(i) for i in range(3 + fewer, read.get_piece_size())]
+    listed = ["</s>", "<unk>", *text, ">>fra<<", *more, "<pad>"]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "marian"}')
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(listed)}))
+    (folder / "source.spm").write_bytes(model)
+    return model
+
+
+def test_marian_with_one_sentencepiece_model_for_both_sides(tmp_path: Path) -> None:
+    model = marian_without_target(tmp_path)
+    alone = tokenizer_from_hugging_face(tmp_path)
+    assert alone is not None
+    (tmp_path / "target.spm").write_bytes(model)
+    both = tokenizer_from_hugging_face(tmp_path)
+    assert both is not None
+    for text in lines(3)[:20]:
+        assert alone.encode_source(text) == both.encode_source(text)
+        assert alone.encode_target(text) == both.encode_target(text)
+        assert alone.decode_target(alone.encode_target(text)) == both.decode_target(both.encode_target(text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"more": ("▁bonjour", "▁le")}, "has 2 pieces that source.spm does not have, and lacks 0 of its own"),
+        ({"fewer": 1}, "has 0 pieces that source.spm does not have, and lacks 1 of its own"),
+    ],
+)
+def test_marian_without_target_spm_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
+    """Other pieces are those of a second model: that is the file which is missing. It never becomes a note."""
+    marian_without_target(tmp_path, **changes)
+    with pytest.raises(MissingFileError) as caught:
+        tokenizer_or_note(lambda: tokenizer_from_hugging_face(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path / 'target.spm'} is missing: the target's vocabulary {said}; copy it from where the model comes "
+        "from, or, for a model of token ids, remove source.spm and vocab.json"
+    )
 
 
 def test_reading_imports_nothing_that_is_not_needed(tmp_path: Path) -> None:
