@@ -1,4 +1,4 @@
-"""README's measured table, made of a committed result: `python -m seq2engine.benchmarks.readme` writes it anew."""
+"""The measured table of docs/BENCHMARK.md, made of a committed result: `make readme` writes it anew."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..timing import ratio_interval
 from .tables import interval_of, number
 
 RESULT = SOURCES / "benchmarks" / "results" / "base.json"
-README = SOURCES / "README.md"
+PAGE = SOURCES / "docs" / "BENCHMARK.md"
 BEGIN, END = "<!-- measured: benchmarks/results/base.json -->\n", "<!-- end of measured -->\n"
 OURS = "onnxruntime"
 THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
@@ -85,10 +85,10 @@ def conditions(result: BenchResult) -> list[str]:
 
 
 def with_table(readme: str, table: str) -> str:
-    """The README with what stands between the two marks replaced."""
+    """The page with what stands between the two marks replaced."""
     before, _, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert end, "README has lost the marks of its measured table"
+    assert end, "the page has lost the marks of its measured table"
     return f"{before}{BEGIN}{table}{END}{after}"
 
 
@@ -97,8 +97,8 @@ def table_in(readme: str) -> str:
     return str(found)
 
 
-def main(result: Path = RESULT, readme: Path = README) -> None:
-    readme.write_text(with_table(readme.read_text(), readme_text(result_from_file(result))))
+def main(result: Path = RESULT, page: Path = PAGE) -> None:
+    page.write_text(with_table(page.read_text(), readme_text(result_from_file(result))))
 
 
 if __name__ == "__main__":
