@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..model.config import ModelConfig
+from .answers import Answer
 from .cache import TreeStep
 from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
 from .generate import padded
@@ -32,6 +33,32 @@ class ForcedRun:
 
     def tensor(self, name: str) -> np.ndarray:
         return self.session.tensor(self.state, name)
+
+
+class ForcedRuns:
+    """Several sessions as one `Step`: all are fed what a search chooses from the first one's answers.
+
+    So a leader's own outputs are forced through the others in one go, and the leader computes each step once.
+    """
+
+    def __init__(self, sessions: Sequence[Session], sources: Sequence[Sequence[int]], steps: int):
+        self.runs = [ForcedRun(session, sources, steps) for session in sessions]
+        self.answers: list[np.ndarray] = []  # of the latest step, [B,V] each
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        answers = [run.tree(tokens, parents) for run in self.runs]
+        self.answers = [answer.logits[:, 0] for answer in answers]
+        return answers[0]
+
+    def keep(self, rows: np.ndarray) -> None:
+        for run in self.runs:
+            run.tree.keep(rows)
+
+    def attention(self) -> np.ndarray:
+        return self.runs[0].tree.attention()
+
+    def tensors(self, name: str) -> list[np.ndarray]:
+        return [run.tensor(name) for run in self.runs]
 
 
 def forced_tokens(

@@ -37,16 +37,23 @@ from .company import companies_of
 from .cost import Baseline
 from .defaults import measured_options
 from .divergence import Judge
-from .drift import drift_of
 from .drives import compare_drives
 from .free_decodes import Arm, Outputs, compare_decodes, search_name
 from .graph_level import graphs_of
 from .hunt import finding_of
 from .parity_corpus import Corpus
 from .parity_quality import with_quality
-from .parity_result import ParityResult
+from .parity_result import ParityResult, Sampled
 from .parity_samples import samples_of
-from .parity_sources import FEWEST_SOURCES, random_sources, sample_of, sources_of, tensor_sources
+from .parity_sources import (
+    FEWEST_SOURCES,
+    random_sources,
+    sample_of,
+    sample_rows,
+    sources_of,
+    tensor_sources,
+    tree_sources,
+)
 from .quality import References
 from .sanity import decode_doubt
 from .search import SearchOptions
@@ -149,9 +156,11 @@ def group_parities(
         if sources is None:
             limit = compared[0].candidate.limits.source
             sources = sources_of(bundle, None, options.count, options.seed, limit)
+        speaking = sessions.speaker(speaker)
+        torch_threads = sessions.take_quickest_threads(compared[0], sources)
         found = parities_of_sessions(
             compared,
-            sessions.speaker(speaker),
+            speaking,
             sources,
             options.beam,
             options.max_length,
@@ -161,6 +170,7 @@ def group_parities(
             speaker.name,
         )
         searches = searches_of(compared[0].candidate, found[0].max_length, options.beam)
+    found = [dataclasses.replace(result, torch_threads=torch_threads) for result in found]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
     return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
 
@@ -241,6 +251,19 @@ class Sessions(ExitStack):
         excused = self.options.against is None and precision != "fp32"
         return Compared(self.torch(own[0]), self.torch(own[1]), candidate, judges, excused)
 
+    def take_quickest_threads(self, compared: Compared, sources: Sequence[Sequence[int]]) -> int:
+        """Has PyTorch compute with as many threads as were asked for, or as are quickest, as long as this is open."""
+        import torch
+
+        from .torch_threads import take_quickest_threads
+
+        if self.options.threads is not None:
+            return self.options.threads
+        self.callback(torch.set_num_threads, torch.get_num_threads())
+        three = (compared.oracle, compared.reference, compared.candidate)
+        most = min(FEWEST_SOURCES, self.options.batch, compared.candidate.limits.batch or FEWEST_SOURCES)
+        return take_quickest_threads(three, sample_of([list(source) for source in sources], most))
+
     def speaker(self, speaker: Speaker) -> Session:
         if speaker.backend == "torch" and speaker.bundle is self.bundle:
             return self.torch(speaker.precision)
@@ -293,15 +316,16 @@ def parities_of_sessions(
     if len(shown) < FEWEST_SOURCES:
         limit = min(session.limits.source for session in everyone)
         shown += random_sources(compared[0].candidate.config, FEWEST_SOURCES - len(shown), 0, limit)
-    fewer = sample_of(shown, FEWEST_SOURCES)
+    lasting = sample_rows(shown, FEWEST_SOURCES)
+    fewer = [shown[row] for row in lasting]
+    trees = min(len(fewer), tree_sources(compared[0].candidate.config, beam))
+    sampled = Sampled(len(shown), len(rows), len(fewer), longest, trees)
     found, arms = [], []
     for one in compared:
         three = (one.oracle, one.reference, one.candidate)
-        tensors, usual, next_token = compare_tensors(*three, shown, searches[0], batch, progress)
-        drift, at_length = drift_of(*three, fewer, longest, batch)
-        tensors += (*compare_drives(*three, fewer, longest, beam, batch), at_length)
-        if one.judges is not None:
-            usual = usual_spread(*one.judges, fewer, searches[0], batch)
+        level = compare_tensors(*three, shown, lasting, searches[0], longest, batch, progress)
+        drives = compare_drives(*three, fewer, longest, beam, batch)
+        usual = level.usual if one.judges is None else usual_spread(*one.judges, fewer, searches[0], batch)
         arms.append(Arm(one.candidate, Judge(*(one.judges or three[:2]), batch, usual)))
         found.append(
             ParityResult(
@@ -310,12 +334,13 @@ def parities_of_sessions(
                 cache_form=one.candidate.cache_form,
                 sources=len(rows),
                 max_length=longest,
-                tensors=tensors,
+                tensors=(*level.tensors, *drives, level.at_length),
                 decodes=(),
                 companies=companies_of(*three, fewer, longest, batch),
-                drift=drift,
-                next_token=next_token,
+                drift=level.drift,
+                next_token=level.next_token,
                 speaker=name,
+                sampled=sampled,
             )
         )
     for search in searches:
