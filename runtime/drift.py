@@ -60,7 +60,7 @@ class SquaresByStep:
 
 
 class DriftTally:
-    """Errors by layer and step, and the logits of all steps as one tensor with a verdict, over any number of batches."""
+    """Errors by layer and step, and the logits of all steps as one tensor with a verdict, over all batches."""
 
     def __init__(self, caches: Sequence[str], steps: int, precision: str):
         self.precision = precision

@@ -45,15 +45,7 @@ from .parity_corpus import Corpus
 from .parity_quality import with_quality
 from .parity_result import ParityResult, Sampled
 from .parity_samples import samples_of
-from .parity_sources import (
-    FEWEST_SOURCES,
-    random_sources,
-    sample_of,
-    sample_rows,
-    sources_of,
-    tensor_sources,
-    tree_sources,
-)
+from .parity_sources import FEWEST_SOURCES, compared_sources, sample_of, sources_of, tree_sources
 from .quality import References
 from .sanity import decode_doubt
 from .search import SearchOptions
@@ -147,6 +139,15 @@ def group_parities(
     progress: Progress,
 ) -> list[ParityResult]:
     """Precisions that are held against one speaker."""
+    speaker = next(iter(group.values()))
+    found, corpus = compared_group(bundle, backend, group, options, progress)
+    return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
+
+
+def compared_group(
+    bundle: Bundle, backend: str, group: dict[str, Speaker], options: ParityOptions, progress: Progress
+) -> tuple[list[ParityResult], Corpus]:
+    """What needs the sessions of the comparison. They are gone, with their models, before others are opened."""
     sources, references, outputs = options.sources, options.references, Outputs()
     if references is not None:
         sources = sources_of(bundle, references, options.count, options.seed)
@@ -172,7 +173,7 @@ def group_parities(
         searches = searches_of(compared[0].candidate, found[0].max_length, options.beam)
     found = [dataclasses.replace(result, torch_threads=torch_threads) for result in found]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
-    return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
+    return found, corpus
 
 
 def finished(
@@ -312,13 +313,10 @@ def parities_of_sessions(
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
         batch = min(batch, session.limits.batch or batch)
-    shown = sample_of(rows, tensor_sources(compared[0].candidate.config))
-    if len(shown) < FEWEST_SOURCES:
-        limit = min(session.limits.source for session in everyone)
-        shown += random_sources(compared[0].candidate.config, FEWEST_SOURCES - len(shown), 0, limit)
-    lasting = sample_rows(shown, FEWEST_SOURCES)
+    config, limit = compared[0].candidate.config, min(session.limits.source for session in everyone)
+    shown, lasting = compared_sources(rows, config, limit)
     fewer = [shown[row] for row in lasting]
-    trees = min(len(fewer), tree_sources(compared[0].candidate.config, beam))
+    trees = min(len(fewer), tree_sources(config, beam))
     sampled = Sampled(len(shown), len(rows), len(fewer), longest, trees)
     found, arms = [], []
     for one in compared:

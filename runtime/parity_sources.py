@@ -19,6 +19,16 @@ def tensor_sources(config: ModelConfig) -> int:
     return min(TENSOR_SOURCES, max(FEWEST_SOURCES, STEP_LOGITS // config.target_vocab))
 
 
+def compared_sources(sources: list[list[int]], config: ModelConfig, limit: int) -> tuple[list[list[int]], list[int]]:
+    """The sources that tensors are compared on, and the places of those that go on to the last step: some of the given
+    ones, with random ones of at most `limit` tokens where they are too few.
+    """
+    shown = sample_of(sources, tensor_sources(config))
+    if len(shown) < FEWEST_SOURCES:
+        shown += random_sources(config, FEWEST_SOURCES - len(shown), 0, limit)
+    return shown, sample_rows(shown, FEWEST_SOURCES)
+
+
 def tree_sources(config: ModelConfig, beam: int) -> int:
     """How many sources with `beam` rows each: by the same rule, but never fewer rows than the fewest sources have."""
     fewest = -(-FEWEST_SOURCES // beam)

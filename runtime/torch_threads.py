@@ -1,6 +1,6 @@
 """How many threads PyTorch computes with beside other sessions: as many as are quickest, here and now.
 
-With one step in three sessions in turn, threads of PyTorch and of ONNX Runtime wait for each other in busy loops. Beside
+Three sessions step in turn, and the threads of PyTorch and of ONNX Runtime wait for each other in busy loops. Beside
 another process two threads took up to five times the processor time of one, and longer by the clock; on a quiet machine
 they are quicker. So it is measured, on the steps that are to come.
 """
