@@ -20,6 +20,22 @@ def tensor_sources(config: ModelConfig) -> int:
     return min(TENSOR_SOURCES, max(FEWEST_SOURCES, STEP_LOGITS // config.target_vocab))
 
 
+def compared_sources(sources: list[list[int]], config: ModelConfig, limit: int) -> tuple[list[list[int]], list[int]]:
+    """The sources that tensors are compared on, and the places of those that go on to the last step: some of the given
+    ones, with random ones of at most `limit` tokens where they are too few.
+    """
+    shown = sample_of(sources, tensor_sources(config))
+    if len(shown) < FEWEST_SOURCES:
+        shown += random_sources(config, FEWEST_SOURCES - len(shown), 0, limit)
+    return shown, sample_rows(shown, FEWEST_SOURCES)
+
+
+def tree_sources(config: ModelConfig, beam: int) -> int:
+    """How many sources with `beam` rows each: by the same rule, but never fewer rows than the fewest sources have."""
+    fewest = -(-FEWEST_SOURCES // beam)
+    return min(FEWEST_SOURCES, max(fewest, STEP_LOGITS // (beam * config.target_vocab)))
+
+
 def sources_of(
     bundle: Bundle, references: References | None, count: int, seed: int, longest: int | None = None
 ) -> list[list[int]]:
@@ -52,8 +68,13 @@ def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int 
 
 def sample_of(sources: list[list[int]], count: int) -> list[list[int]]:
     """At most that many of the sources, evenly over their lengths, shortest and longest included, in their order."""
+    return [sources[row] for row in sample_rows(sources, count)]
+
+
+def sample_rows(sources: list[list[int]], count: int) -> list[int]:
+    """Where they are among the sources."""
     if len(sources) <= count:
-        return list(sources)
+        return list(range(len(sources)))
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     chosen = np.linspace(0, len(sources) - 1, count).round().astype(int)
-    return [sources[i] for i in sorted(by_length[place] for place in chosen)]
+    return sorted(by_length[place] for place in chosen)

@@ -10,6 +10,7 @@ import numpy as np
 from seq2engine.model.config import ModelConfig
 
 from ..generate import padded
+from ..search.step_output import Answer
 from ..session import Session
 from ..tree_cache import TreeStep
 from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
@@ -33,6 +34,32 @@ class ForcedRun:
 
     def tensor(self, name: str) -> np.ndarray:
         return self.session.tensor(self.state, name)
+
+
+class ForcedRuns:
+    """Several sessions as one `Step`: all are fed what a search chooses from the first one's answers.
+
+    So a leader's own outputs are forced through the others in one go, and the leader computes each step once.
+    """
+
+    def __init__(self, sessions: Sequence[Session], sources: Sequence[Sequence[int]], steps: int):
+        self.runs = [ForcedRun(session, sources, steps) for session in sessions]
+        self.answers: list[np.ndarray] = []  # of the latest step, [B,V] each
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+        answers = [run.tree(tokens, parents) for run in self.runs]
+        self.answers = [answer.logits[:, 0] for answer in answers]
+        return answers[0]
+
+    def keep(self, rows: np.ndarray) -> None:
+        for run in self.runs:
+            run.tree.keep(rows)
+
+    def attention(self) -> np.ndarray:
+        return self.runs[0].tree.attention()
+
+    def tensors(self, name: str) -> list[np.ndarray]:
+        return [run.tensor(name) for run in self.runs]
 
 
 def forced_tokens(
@@ -73,11 +100,25 @@ def scored(
     batch: int,
     usual: float = 0.0,
 ) -> list[Scored]:
-    """Scores one target of every source, in batches. No spread is put at less than `usual`."""
-    found: list[Scored] = []
-    for first in range(0, len(sources), batch):
-        found += _scored_batch(oracle, reference, sources[first : first + batch], targets[first : first + batch], usual)
-    return found
+    """Scores one target of every source, in batches. No spread is put at less than `usual`.
+
+    Targets of a source that differ only in their last tokens are fed alike, so they are run as one.
+    """
+    alike: dict[tuple[Tokens, Tokens], list[int]] = {}
+    for place, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        alike.setdefault((tuple(source), target[:-1]), []).append(place)
+    groups = list(alike.values())
+    found: dict[int, Scored] = {}
+    for first in range(0, len(groups), batch):
+        places = groups[first : first + batch]
+        rows = [[targets[place] for place in group] for group in places]
+        made = _scored_batch(oracle, reference, [sources[group[0]] for group in places], rows, usual)
+        found.update(
+            (place, one)
+            for group, ones in zip(places, made, strict=True)
+            for place, one in zip(group, ones, strict=True)
+        )
+    return [found[place] for place in range(len(targets))]
 
 
 def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: float = 0.0) -> np.ndarray:
@@ -95,20 +136,28 @@ def _scored_batch(
     oracle: Session,
     reference: Session,
     sources: Sequence[Sequence[int]],
-    targets: Sequence[Tokens],
+    targets: Sequence[Sequence[Tokens]],
     usual: float,
-) -> list[Scored]:
-    fed, _ = forced_tokens(targets, oracle.config, oracle.defaults.start)
-    said, _ = padded(targets, oracle.config.end_id)
+) -> list[list[Scored]]:
+    """Of every source some targets that differ only in their last tokens."""
+    firsts = [same[0] for same in targets]
+    fed, _ = forced_tokens(firsts, oracle.config, oracle.defaults.start)
+    said, _ = padded(firsts, oracle.config.end_id)
     runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
     log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)
+    lasts: list[np.ndarray] = [np.zeros(0)] * len(targets)  # log-probabilities of the last tokens
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
         log_probs[:, step] = log_probs_of(exact, said[:, step])
         spreads[:, step] = spreads_of(exact, rounded, reference.precision, usual)
         top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
-    lengths = [len(target) for target in targets]
+        for row, same in enumerate(targets):
+            if step == len(same[0]) - 1:
+                lasts[row] = log_probs_of(exact[[row] * len(same)], np.array([target[-1] for target in same]))
     return [
-        Scored(target, log_probs[row, :length], spreads[row, :length], top_two[row, :length])
-        for row, (target, length) in enumerate(zip(targets, lengths, strict=True))
+        [
+            Scored(target, np.append(log_probs[row, : n - 1], last), spreads[row, :n], top_two[row, :n])
+            for target, last in zip(same, lasts[row], strict=True)
+        ]
+        for row, (same, n) in enumerate((same, len(same[0])) for same in targets)
     ]

@@ -33,12 +33,17 @@ from seq2engine.export.contract import oracle_of
 
 from ..backends import with_defaults
 from ..model_options import measured_options
-from ..numerics.step_patterns import compare_drives
 from ..opening import open_session
 from ..quality.intervals import check_metrics
 from ..quality.metrics import References
 from ..requests import check_request
-from ..sample_sources import FEWEST_SOURCES, random_sources, sample_of, sources_of, tensor_sources
+from ..sample_sources import (
+    FEWEST_SOURCES,
+    compared_sources,
+    sample_of,
+    sources_of,
+    tree_sources,
+)
 from ..search.options import SearchOptions
 from ..session import Session
 from .levels.baseline import Against, Speaker, speaker_of
@@ -47,11 +52,11 @@ from .levels.corpus import Corpus
 from .levels.cost import Baseline
 from .levels.decodes import Arm, Outputs, compare_decodes, search_name
 from .levels.divergence import Judge
-from .levels.error_growth import drift_of
 from .levels.graphs import graphs_of
 from .levels.reference_quality import with_quality
-from .levels.result import ParityResult
+from .levels.result import ParityResult, Sampled
 from .levels.sanity import decode_doubt
+from .levels.step_patterns import compare_drives
 from .levels.tensors import compare_tensors, usual_spread
 from .locate.locate import finding_of
 from .report.samples import samples_of
@@ -143,6 +148,15 @@ def group_parities(
     progress: Progress,
 ) -> list[ParityResult]:
     """Precisions that are held against one speaker."""
+    speaker = next(iter(group.values()))
+    found, corpus = compared_group(bundle, backend, group, options, progress)
+    return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
+
+
+def compared_group(
+    bundle: Bundle, backend: str, group: dict[str, Speaker], options: ParityOptions, progress: Progress
+) -> tuple[list[ParityResult], Corpus]:
+    """What needs the sessions of the comparison. They are gone, with their models, before others are opened."""
     sources, references, outputs = options.sources, options.references, Outputs()
     if references is not None:
         sources = sources_of(bundle, references, options.count, options.seed)
@@ -152,9 +166,11 @@ def group_parities(
         if sources is None:
             limit = compared[0].candidate.limits.source
             sources = sources_of(bundle, None, options.count, options.seed, limit)
+        speaking = sessions.speaker(speaker)
+        torch_threads = sessions.take_quickest_threads(compared[0], sources)
         found = parities_of_sessions(
             compared,
-            sessions.speaker(speaker),
+            speaking,
             sources,
             options.beam,
             options.max_length,
@@ -164,8 +180,9 @@ def group_parities(
             speaker.name,
         )
         searches = searches_of(compared[0].candidate, found[0].max_length, options.beam)
+    found = [dataclasses.replace(result, torch_threads=torch_threads) for result in found]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
-    return [finished(result, corpus, options, speaker, baseline, progress) for result in found]
+    return found, corpus
 
 
 def finished(
@@ -244,6 +261,19 @@ class Sessions(ExitStack):
         excused = self.options.against is None and precision != "fp32"
         return Compared(self.torch(own[0]), self.torch(own[1]), candidate, judges, excused)
 
+    def take_quickest_threads(self, compared: Compared, sources: Sequence[Sequence[int]]) -> int:
+        """Has PyTorch compute with as many threads as were asked for, or as are quickest, as long as this is open."""
+        import torch
+
+        from ..torch_threads import take_quickest_threads
+
+        if self.options.threads is not None:
+            return self.options.threads
+        self.callback(torch.set_num_threads, torch.get_num_threads())
+        three = (compared.oracle, compared.reference, compared.candidate)
+        most = min(FEWEST_SOURCES, self.options.batch, compared.candidate.limits.batch or FEWEST_SOURCES)
+        return take_quickest_threads(three, sample_of([list(source) for source in sources], most))
+
     def speaker(self, speaker: Speaker) -> Session:
         if speaker.backend == "torch" and speaker.bundle is self.bundle:
             return self.torch(speaker.precision)
@@ -292,19 +322,17 @@ def parities_of_sessions(
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
         batch = min(batch, session.limits.batch or batch)
-    shown = sample_of(rows, tensor_sources(compared[0].candidate.config))
-    if len(shown) < FEWEST_SOURCES:
-        limit = min(session.limits.source for session in everyone)
-        shown += random_sources(compared[0].candidate.config, FEWEST_SOURCES - len(shown), 0, limit)
-    fewer = sample_of(shown, FEWEST_SOURCES)
+    config, limit = compared[0].candidate.config, min(session.limits.source for session in everyone)
+    shown, lasting = compared_sources(rows, config, limit)
+    fewer = [shown[row] for row in lasting]
+    trees = min(len(fewer), tree_sources(config, beam))
+    sampled = Sampled(len(shown), len(rows), len(fewer), longest, trees)
     found, arms = [], []
     for one in compared:
         three = (one.oracle, one.reference, one.candidate)
-        tensors, usual, next_token = compare_tensors(*three, shown, searches[0], batch, progress)
-        drift, at_length = drift_of(*three, fewer, longest, batch)
-        tensors += (*compare_drives(*three, fewer, longest, beam, batch), at_length)
-        if one.judges is not None:
-            usual = usual_spread(*one.judges, fewer, searches[0], batch)
+        level = compare_tensors(*three, shown, lasting, searches[0], longest, batch, progress)
+        drives = compare_drives(*three, fewer, longest, beam, batch)
+        usual = level.usual if one.judges is None else usual_spread(*one.judges, fewer, searches[0], batch)
         arms.append(Arm(one.candidate, Judge(*(one.judges or three[:2]), batch, usual)))
         found.append(
             ParityResult(
@@ -313,12 +341,13 @@ def parities_of_sessions(
                 cache_form=one.candidate.cache_form,
                 sources=len(rows),
                 max_length=longest,
-                tensors=tensors,
+                tensors=(*level.tensors, *drives, level.at_length),
                 decodes=(),
                 companies=companies_of(*three, fewer, longest, batch),
-                drift=drift,
-                next_token=next_token,
+                drift=level.drift,
+                next_token=level.next_token,
                 speaker=name,
+                sampled=sampled,
             )
         )
     for search in searches:

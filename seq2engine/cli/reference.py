@@ -8,7 +8,8 @@ from seq2engine.cli.main import make_parser
 
 OPENING = """# Command line
 
-Flags stand before or after the other arguments. Lists take commas or spaces, and flags may be repeated. Every reporting command has `--json`.
+Flags stand before or after the other arguments. Lists take commas or spaces, and flags may be repeated.
+Every reporting command has `--json`.
 Exit codes: 0 done, 1 an error or a failed parity or comparison, 2 wrong usage, 130 interrupted, 141 closed pipe.
 """
 
@@ -31,19 +32,11 @@ def section(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
 
 def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     """One argument. Values in its help, such as a default, are filled in as `--help` does it."""
-    value = (
-        parser._get_formatter()._format_args(action, action.metavar or action.dest.upper())
-        if takes_value(action)
-        else ""
-    )
     named = ", ".join(action.option_strings)
-    text = f"{named} {value}".strip() if named else value
-    meaning = (action.help or "") % {**vars(action), "prog": parser.prog} if action.help else ""
-    return f"| `{cell(text)}` | {cell(meaning)} |"
-
-
-def takes_value(action: argparse.Action) -> bool:
-    return action.nargs != 0
+    metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    value = parser._get_formatter()._format_args(action, metavar) if action.nargs != 0 else ""
+    meaning = (action.help or "") % {**vars(action), "prog": parser.prog}
+    return f"| `{cell(f'{named} {value}'.strip())}` | {cell(meaning)} |"
 
 
 def cell(text: str) -> str:

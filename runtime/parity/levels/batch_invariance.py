@@ -17,6 +17,7 @@ from ...numerics.budgets import WORST_FACTOR, ratio
 from ...numerics.error_scale import EPSILON, errors_of, normalised_logits
 from ...numerics.teacher_forcing import forced_tokens
 from ...search.options import SearchOptions
+from ...search.step import Emitted
 from ...session import Session
 from ...tree_cache import TreeStep
 
@@ -63,9 +64,8 @@ def companies_of(
     limits = candidate.limits
     rows = [list(source) for source in sources[: min(SAMPLE, batch)]]
     everyone = list(range(len(rows)))
-    said = [found[0].tokens for found in generate(oracle, rows, SearchOptions(min(longest, STEPS)))]
-    together = forced(candidate, rows, said, [everyone])
-    exact, rounded = (forced(session, rows, said, [everyone]) for session in (oracle, reference))
+    said, exact = outputs_with_logits(oracle, rows, min(longest, STEPS))
+    together, rounded = (forced(session, rows, said, [everyone]) for session in (candidate, reference))
     precision = candidate.precision
     error = max(EPSILON[precision], *(largest_error(a, a, b, precision) for a, b in zip(exact, rounded, strict=True)))
     arrangements = {"alone": ([[row] for row in everyone], 0)}
@@ -89,6 +89,20 @@ def largest_error(exact: np.ndarray, first: np.ndarray, second: np.ndarray, prec
     """Logits [T,V] -> the largest difference of two of them, in units of the oracle's scales."""
     _, one, other = normalised_logits(exact, (first, second), precision)
     return float(errors_of(one, other).max(initial=0.0))
+
+
+def outputs_with_logits(
+    oracle: Session, sources: Sequence[Sequence[int]], steps: int
+) -> tuple[list[tuple[int, ...]], list[np.ndarray]]:
+    """Its outputs, and the logits [T,V] that it chose each of them from."""
+    logits: list[list[np.ndarray]] = [[] for _ in sources]
+
+    def note(emitted: Emitted) -> None:
+        for source, row in zip(emitted.sources.tolist(), emitted.answer.logits[:, 0], strict=True):
+            logits[source].append(row.copy())
+
+    said = [found[0].tokens for found in generate(oracle, sources, SearchOptions(steps), note)]
+    return said, [np.stack(rows[: len(tokens)]) for rows, tokens in zip(logits, said, strict=True)]
 
 
 def forced(

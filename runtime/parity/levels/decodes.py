@@ -16,7 +16,7 @@ from ...numerics.budgets import DecodeResult, Divergence
 from ...numerics.teacher_forcing import Tokens
 from ...search.options import SearchOptions
 from ...session import Session
-from .divergence import Judge, Traced, parted_at, traced
+from .divergence import Judge, Parted, Traced, parted_at, traced
 
 MANY = 8  # batches from which on they are of like lengths
 
@@ -31,7 +31,7 @@ class Arm:
     candidate: Session
     judge: Judge
     said: dict[str, Said] = field(default_factory=dict)  # by search
-    divergences: list[Divergence] = field(default_factory=list)
+    parted: list[Parted] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -43,13 +43,28 @@ class Arm:
         pairs = zip(rows, wanted.tokens, given.tokens, strict=True)  # equal outputs are kept once for both sides
         self.said[search_name(options)].update((row, a if a == b else b) for row, a, b in pairs)
         end = self.candidate.config.end_id
-        parted = [
+        self.parted += [
             parted_at(wanted, given, i, row, source, end)
             for i, (row, source) in enumerate(zip(rows, chosen, strict=True))
             if wanted.tokens[i] != given.tokens[i]
         ]
-        found = self.judge.greedy(parted) if options.beam == 1 else self.judge.beams(parted, options.length_penalty)
-        self.divergences += found
+
+    def divergences(self, options: SearchOptions) -> list[Divergence]:
+        """All that parted, judged together: a step of many rows costs hardly more than one of a few."""
+        if options.beam == 1:
+            return self.judge.greedy(self.parted)
+        return self.judge.beams(self.parted, options.length_penalty)
+
+    def result(self, options: SearchOptions, sources: int, name: str) -> DecodeResult:
+        found: list[Divergence] = []
+        if not self.failure:
+            try:
+                found = self.divergences(options)
+            except RequestError as error:
+                self.failure = f"{name} stopped where it judges divergences: {error}"
+        if self.failure:
+            return DecodeResult(search_name(options), sources, failure=self.failure)
+        return DecodeResult(search_name(options), sources, tuple(sorted(found, key=lambda d: d.source)))
 
 
 def search_name(options: SearchOptions) -> str:
@@ -91,11 +106,11 @@ def compare_decodes(
     """
     search = search_name(options)
     for arm in arms:
-        arm.divergences, arm.failure = [], ""
+        arm.parted, arm.failure = [], ""
         arm.said[search] = {}
     batches = corpus_batches([len(source) for source in sources], batch)
     for done, rows in enumerate(batches):
-        parted = ", ".join(f"{arm.candidate.precision} {len(arm.divergences)} apart" for arm in arms)
+        parted = ", ".join(f"{arm.candidate.precision} {len(arm.parted)} apart" for arm in arms)
         progress(f"parity: {search}", done / len(batches), parted)
         chosen = [sources[row] for row in rows]
         # Requests were checked before, so where one is refused here it is a model's answer that is wrong.
@@ -113,10 +128,6 @@ def compare_decodes(
                     arm.compare(wanted, rows, chosen, options)
                 except RequestError as error:
                     arm.failure = f"{arm.candidate.backend} stopped in batch {done}: {error}"
+    found = [arm.result(options, len(sources), name) for arm in arms]
     progress(f"parity: {search}", 1.0)
-    return [
-        DecodeResult(search, len(sources), failure=arm.failure)
-        if arm.failure
-        else DecodeResult(search, len(sources), tuple(sorted(arm.divergences, key=lambda d: d.source)))
-        for arm in arms
-    ]
+    return found

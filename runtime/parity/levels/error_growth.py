@@ -10,12 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...generate import generate
 from ...numerics.budgets import ErrorTally, TensorResult, ratio
-from ...numerics.error_scale import EPSILON, errors_of, normalised, normalised_logits
-from ...numerics.teacher_forcing import ForcedRun, forced_tokens
-from ...search.options import SearchOptions
-from ...session import Session
+from ...numerics.error_scale import EPSILON, errors_of, normalised
 
 LOGITS = "logits"
 
@@ -63,40 +59,31 @@ class SquaresByStep:
             return tuple(np.sqrt(self.wrong[which] / self.squares).tolist())
 
 
-def drift_of(
-    oracle: Session,
-    reference: Session,
-    candidate: Session,
-    sources: Sequence[Sequence[int]],
-    steps: int,
-    batch: int,
-) -> tuple[Drift, TensorResult]:
-    """Errors by layer and step, and the logits of all steps as one tensor with a verdict."""
-    layers = [f"self_{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
-    sums = {name: SquaresByStep(steps) for name in (*layers, LOGITS)}
-    precision = candidate.precision
-    tally = ErrorTally(precision)
-    options = SearchOptions(steps, min_length=steps)
-    batches = -(-len(sources) // batch)
-    for first in range(batches):
-        rows = sources[first::batches]
-        fed, _ = forced_tokens([found[0].tokens for found in generate(oracle, rows, options)], oracle.config)
-        runs = [ForcedRun(session, rows, steps) for session in (oracle, reference, candidate)]
-        for step in range(steps):
-            exact, *others = (run.step(fed[:, step]) for run in runs)
-            sums[LOGITS].add(step, *normalised_logits(exact, others, precision))
-            tally.add_logits(exact, *others)
-        for name in layers:  # one beam: slot t is what step t wrote
-            exact, *others = (run.tensor(name).swapaxes(1, 2)[:, :steps] for run in runs)  # [B, T, H, E]
-            flat = normalised(as_rows(exact), [as_rows(other) for other in others], precision)
-            sums[name].add(slice(None), *(array.reshape(exact.shape) for array in flat))
-    drift = Drift(
-        rows=tuple(sums),
-        reference=tuple(found.relative(0) for found in sums.values()),
-        candidate=tuple(found.relative(1) for found in sums.values()),
-        floor=EPSILON[precision] / 4,
-    )
-    return drift, tally.result("steps", "logits, to the last step")
+class DriftTally:
+    """Errors by layer and step, and the logits of all steps as one tensor with a verdict, over all batches."""
+
+    def __init__(self, caches: Sequence[str], steps: int, precision: str):
+        self.precision = precision
+        self.caches = {name: SquaresByStep(steps) for name in caches}
+        self.by_step = [ErrorTally(precision) for _ in range(steps)]  # of logits
+
+    def add_cache(self, name: str, exact: np.ndarray, *others: np.ndarray) -> None:
+        """What all steps wrote, [B,T,H,E]."""
+        flat = normalised(as_rows(exact), [as_rows(other) for other in others], self.precision)
+        self.caches[name].add(slice(None), *(array.reshape(exact.shape) for array in flat))
+
+    def relative(self, which: int) -> tuple[tuple[float, ...], ...]:
+        logits = tuple(tally.errors(which).relative for tally in self.by_step)
+        return (*(sums.relative(which) for sums in self.caches.values()), logits)
+
+    def result(self) -> Drift:
+        return Drift((*self.caches, LOGITS), self.relative(0), self.relative(1), EPSILON[self.precision] / 4)
+
+    def at_length(self) -> TensorResult:
+        tally = ErrorTally(self.precision)
+        for step in self.by_step:
+            tally.merge(step)
+        return tally.result("steps", "logits, to the last step")
 
 
 def as_rows(cache: np.ndarray) -> np.ndarray:

@@ -35,6 +35,26 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """On how many of all sources tensors were compared, how many of those to the last step, and how many as trees."""
+
+    tensors: int
+    sources: int
+    lasting: int
+    steps: int
+    trees: int
+
+    @property
+    def text(self) -> str:
+        few = self.tensors > self.sources  # the rest is random
+        of = f"{self.sources} sources and {self.tensors - self.sources} random ones" if few else ""
+        return (
+            f"tensors were compared on {of or f'{self.tensors} of {self.sources} sources'}, on {self.lasting} of them "
+            f"up to step {self.steps}, on {self.trees} with beams"
+        )
+
+
+@dataclass(frozen=True)
 class ParityResult:
     """True if all errors and divergences are within budget and no output contradicts that.
 
@@ -65,6 +85,16 @@ class ParityResult:
     samples: tuple[Sample, ...] = ()
     about: tuple[tuple[str, str], ...] = ()  # model, date, versions: what tells this report from another
     against: str = ""  # the speaker, where `--against` named it
+    sampled: Sampled | None = None  # None where no tensors were compared
+    torch_threads: int | None = None  # that PyTorch computed with; None where nobody chose
+
+    @property
+    def effort(self) -> str:
+        """What was measured on how much; empty where nothing was."""
+        if self.sampled is None:
+            return ""
+        threads = "" if self.torch_threads is None else f"; PyTorch computed with {self.torch_threads} thread"
+        return self.sampled.text + threads + ("s" if (self.torch_threads or 1) > 1 else "")
 
     @property
     def candidate(self) -> str:

@@ -1,24 +1,99 @@
-"""The tensors of the contract, compared over encoder and teacher-forced steps; and how far PyTorch itself errs."""
+"""The tensors of the contract, compared over encoder and teacher-forced steps; and how far PyTorch itself errs.
+
+The oracle's own outputs are fed, each as long as it is. Some sources go on behind their ends, up to the last step that
+is asked for: they show how errors grow (drift.py), also of a model whose outputs are short.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 
 from seq2engine.common.progress import Progress, silent
 
-from ...generate import generate, padded
+from ...generate import generate, padded, search_over
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...numerics.error_scale import error_spread
-from ...numerics.teacher_forcing import ForcedRun, forced_tokens
+from ...numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
 from ...search.options import SearchOptions
 from ...session import Session
 from .decodes import mixed_batches
+from .error_growth import LOGITS, Drift, DriftTally
 from .next_token import NextToken, NextTokenTally
 
 # A step is judged by itself only while that many sources are not finished: ratios of single rows are a matter of luck.
 FEWEST_ROWS = 8
+
+
+@dataclass(frozen=True)
+class TensorLevel:
+    """`tensors` are in the order in which one error would cause the next; `usual` is the spread of the errors that
+    PyTorch usually makes in the logits of a step; `next_token` both sides' next tokens.
+    """
+
+    tensors: tuple[TensorResult, ...]
+    usual: float
+    next_token: dict[str, NextToken]
+    drift: Drift
+    at_length: TensorResult  # the logits of the sources that go on to the last step, of all steps
+
+
+class TensorTallies:
+    """What is counted over all batches."""
+
+    def __init__(self, candidate: Session, steps: int):
+        precision, layers = candidate.precision, range(candidate.config.decoder_layers)
+        caches = [f"{part}.{i}" for i in layers for part in "kv"]
+        self.steps, self.precision = steps, precision
+        self.encoder = {n: ErrorTally(precision) for n in ("encoder_states", *(f"cross_{cache}" for cache in caches))}
+        self.caches = {f"self_{cache}": ErrorTally(precision) for cache in caches}
+        self.by_step = [ErrorTally(precision) for _ in range(steps)]
+        self.drift = DriftTally(list(self.caches), steps, precision)
+        self.speakers = {f"{who} {precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
+        self.spreads: list[np.ndarray] = []
+
+    def add_batch(
+        self, sessions: Sequence[Session], sources: Sequence[Sequence[int]], options: SearchOptions, lasts: bool
+    ) -> None:
+        """One batch of sources, up to the last of its outputs' ends; with `lasts`, up to the last step."""
+        oracle, runs = sessions[0], ForcedRuns(sessions, sources, self.steps)
+        _, real = padded(sources, oracle.config.pad_id)
+        for name, tally in self.encoder.items():
+            tally.add(*(positions_of(tensor)[real] for tensor in runs.tensors(name)))
+        counts = np.zeros((len(sources), self.steps), dtype=bool)
+        going = np.ones(len(sources), dtype=bool)  # outputs that have not ended
+        rows = [list(source) for source in sources]
+        with closing(search_over(runs, rows, oracle.config, endless(options, self.steps))) as search:
+            for emitted in search:
+                counts[:, emitted.step] = going
+                self.add_step(emitted.step, runs.answers, going, lasts)
+                going = going & ~ended(runs.answers[0], emitted.tokens, emitted.step + 1, oracle.config.end_id, options)
+                if not (lasts or going.any()):
+                    break
+        for name, tally in self.caches.items():
+            # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
+            written = [positions_of(tensor)[:, : emitted.step + 1] for tensor in runs.tensors(name)]
+            tally.add(*(cache[counts[:, : emitted.step + 1]] for cache in written))
+            if lasts:
+                self.drift.add_cache(name, *written)
+
+    def add_step(self, step: int, answers: Sequence[np.ndarray], going: np.ndarray, lasts: bool) -> None:
+        """Logits [B,V] of all sessions; of sources whose outputs have ended only the drift is counted."""
+        now = ErrorTally(self.precision)
+        exact, *others = (answer[going] for answer in answers)
+        if len(exact):
+            now.add_logits(exact, *others)
+            self.spreads.append(error_spread(exact, others[0]))
+            for next_token, other in zip(self.speakers.values(), others, strict=True):
+                next_token.add(exact, other)
+            self.by_step[step].merge(now)
+        if lasts:
+            now.add_logits(*(answer[~going] for answer in answers))
+            self.drift.by_step[step].merge(now)
 
 
 def compare_tensors(
@@ -26,57 +101,65 @@ def compare_tensors(
     reference: Session,
     candidate: Session,
     sources: Sequence[Sequence[int]],
+    lasting: Sequence[int],
     options: SearchOptions,
+    steps: int,
     batch: int,
     progress: Progress = silent,
-) -> tuple[tuple[TensorResult, ...], float, dict[str, NextToken]]:
-    """The encoder's tensors and those of teacher-forced steps, in the order in which one error would cause the next;
-    the spread of the errors that PyTorch usually makes in the logits of a step; and both sides' next tokens.
-    """
-    layers = [f"{part}.{i}" for i in range(oracle.config.decoder_layers) for part in "kv"]
-    precision = candidate.precision
-    encoder = {name: ErrorTally(precision) for name in ("encoder_states", *(f"cross_{layer}" for layer in layers))}
-    caches = {f"self_{layer}": ErrorTally(precision) for layer in layers}
-    by_step = [ErrorTally(precision) for _ in range(options.max_length)]
-    spreads: list[np.ndarray] = []
-    speakers = {f"{who} {precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
-
-    batches = mixed_batches(len(sources), batch)
-    for done, rows in enumerate(batches):
+) -> TensorLevel:
+    """The encoder's tensors and those of teacher-forced steps. The `lasting` of the sources go on to the last step."""
+    tallies = TensorTallies(candidate, steps)
+    rest = sorted(set(range(len(sources))) - set(lasting))
+    batches = [
+        ([kind[place] for place in places], lasts)
+        for kind, lasts in ((list(lasting), True), (rest, False))
+        for places in mixed_batches(len(kind), batch)
+    ]
+    for done, (rows, lasts) in enumerate(batches):
         progress("parity: tensors", done / len(batches))
-        chosen = [sources[row] for row in rows]
-        targets = [found[0].tokens for found in generate(oracle, chosen, options)]
-        fed, counts = forced_tokens(targets, oracle.config, options.start)
-        runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference, candidate)]
-        _, real = padded(chosen, oracle.config.pad_id)
-        for name, tally in encoder.items():
-            tally.add(*(positions_of(run.tensor(name))[real] for run in runs))
-        for step in range(fed.shape[1]):
-            answers = [run.step(fed[:, step])[counts[:, step]] for run in runs]
-            by_step[step].add_logits(*answers)
-            spreads.append(error_spread(answers[0], answers[1]))
-            for next_token, answer in zip(speakers.values(), answers[1:], strict=True):
-                next_token.add(answers[0], answer)
-        for name, tally in caches.items():
-            # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
-            tally.add(*(positions_of(run.tensor(name))[:, : fed.shape[1]][counts] for run in runs))
+        tallies.add_batch((oracle, reference, candidate), [sources[row] for row in rows], options, lasts)
     progress("parity: tensors", 1.0)
 
-    logits = ErrorTally(precision)
-    for tally in by_step:
+    logits = ErrorTally(candidate.precision)
+    for tally in tallies.by_step:
         logits.merge(tally)
 
     def results(level: str, tallies: dict[str, ErrorTally]) -> Iterator[TensorResult]:
         return (tally.result(level, name) for name, tally in tallies.items())
 
-    steps = enumerate(by_step)
+    single = enumerate(tallies.by_step)
     found = (
-        *results("encoder", encoder),
-        *results("steps", {**caches, "logits": logits}),
-        *(t.result("steps", "logits", step) for step, t in steps if t.rows >= FEWEST_ROWS),
+        *results("encoder", tallies.encoder),
+        *results("steps", {**tallies.caches, LOGITS: logits}),
+        *(t.result("steps", LOGITS, step) for step, t in single if t.rows >= FEWEST_ROWS),
     )
-    said = {who: next_token.result() for who, next_token in speakers.items()}
-    return found, float(np.median(np.concatenate(spreads))), said
+    said = {who: next_token.result() for who, next_token in tallies.speakers.items()}
+    usual = float(np.median(np.concatenate(tallies.spreads)))
+    return TensorLevel(found, usual, said, tallies.drift.result(), tallies.drift.at_length())
+
+
+def endless(options: SearchOptions, steps: int) -> SearchOptions:
+    """The same choices, but none may end. A trie and phrases are left out: they say when an output has to."""
+    allowed = options.allowed if options.shortlist is None else options.shortlist
+    return dataclasses.replace(
+        options,
+        max_length=steps,
+        min_length=steps,
+        forced_eos=None,
+        trie=None,
+        phrases=(),
+        shortlist=None,
+        allowed=allowed,
+    )
+
+
+def ended(logits: np.ndarray, tokens: np.ndarray, length: int, end: int, options: SearchOptions) -> np.ndarray:
+    """Logits [B,V], and tokens [B,1] chosen though none could end: which outputs [B] end here if they may."""
+    if length >= options.max_length:
+        return np.ones(len(logits), dtype=bool)
+    if length <= len(options.forced_start) or length < options.min_length:
+        return np.zeros(len(logits), dtype=bool)
+    return logits[:, end] > np.take_along_axis(logits, tokens, axis=1)[:, 0]
 
 
 def positions_of(tensor: np.ndarray) -> np.ndarray:

@@ -23,7 +23,6 @@ from seq2engine.model.config import ModelConfig
 
 from ...generate import padded
 from ...numerics.budgets import TensorResult
-from ...numerics.step_patterns import DRIVES, driven, width_of
 from ...opening import open_session
 from ...sample_sources import FEWEST_SOURCES, random_sources, sample_of
 from ...torch_session import TorchSession
@@ -31,6 +30,7 @@ from ...tree_cache import TreeStep
 from ..levels.baseline import Speaker
 from ..levels.findings import Finding, layer_of
 from ..levels.result import ParityResult
+from ..levels.step_patterns import DRIVES, driven, width_of
 from .causes import cause_of
 from .evidence import Evidence
 from .three_way import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched

@@ -59,7 +59,9 @@ def parity_table(result: ParityResult) -> str:
         text_table(LEVEL_HEAD, level_rows(result)),
         text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed_text(result),
         text_table(DECODE_HEAD, decode_rows(result)),
-        f"decodes were compared with those of {result.speaker}",
+        "\n".join(
+            [f"decodes were compared with those of {result.speaker}", *([result.effort] if result.effort else [])]
+        ),
         *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
         *([text_table(rate_head(result), rate_rows(result.rates))] if result.rates else []),
         *cost_texts(result),
@@ -81,7 +83,7 @@ def parity_html(result: ParityResult) -> str:
         f"Decodes against {result.speaker}; errors against the same model in fp64, beside those of PyTorch "
         f"{result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache."
-    )
+    ) + (f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else "")
     blocks = [
         STYLE,
         plots.styles(),

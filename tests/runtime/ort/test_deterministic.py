@@ -21,6 +21,7 @@ from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 LENGTH, POOL = 40, 8
@@ -50,34 +51,58 @@ def options(beam):
     return SearchOptions(max_length=LENGTH, beam=beam, nbest=beam)
 
 
+def check_company(session):
+    """Every source gets what it gets alone, in all sorts of batches."""
+    alone = cache(lambda place, beam: generate(session, [SOURCES[place]], options(beam))[0])
+
+    @settings(max_examples=12, deadline=None, derandomize=True, database=None)
+    @given(
+        places=st.lists(st.integers(0, POOL - 1), min_size=1, max_size=9),
+        beam=st.sampled_from([1, 2, 4]),
+        fed=st.sampled_from([0, 0, 1, 3]),
+        stays=st.booleans(),
+    )
+    def holds(places, beam, fed, stays):
+        sources = [SOURCES[place] for place in places]
+        leave = (lambda done: None) if stays else greedy_module.staying_rows
+        with (
+            mock.patch.object(greedy_module, "staying_rows", leave),
+            mock.patch.object(beam_module, "staying_rows", leave),
+        ):
+            if fed:
+                results = dict(translate_many(session, sources, options(beam), fed))
+            else:
+                results = dict(enumerate(generate(session, sources, options(beam))))
+        for number, place in enumerate(places):
+            assert results[number] == alone(place, beam), f"source {place}"
+
+    holds()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_company_changes_no_bit(bundle, precision, threads):
     with open_session(bundle, precision=precision, threads=threads, deterministic=True) as session:
-        alone = cache(lambda place, beam: generate(session, [SOURCES[place]], options(beam))[0])
+        check_company(session)
 
-        @settings(max_examples=12, deadline=None, derandomize=True, database=None)
-        @given(
-            places=st.lists(st.integers(0, POOL - 1), min_size=1, max_size=9),
-            beam=st.sampled_from([1, 2, 4]),
-            fed=st.sampled_from([0, 0, 1, 3]),
-            stays=st.booleans(),
-        )
-        def holds(places, beam, fed, stays):
-            sources = [SOURCES[place] for place in places]
-            leave = (lambda done: None) if stays else greedy_module.staying_rows
-            with (
-                mock.patch.object(greedy_module, "staying_rows", leave),
-                mock.patch.object(beam_module, "staying_rows", leave),
-            ):
-                if fed:
-                    results = dict(translate_many(session, sources, options(beam), fed))
-                else:
-                    results = dict(enumerate(generate(session, sources, options(beam))))
-            for number, place in enumerate(places):
-                assert results[number] == alone(place, beam), f"source {place}"
 
-        holds()
+def test_one_bit_that_depends_on_the_company_is_seen(bundle, monkeypatch):
+    """On any CPU: a step that raises one logit to the next number if it has more rows than one."""
+    with open_session(bundle, precision="fp32", threads=1, deterministic=True) as session:
+        step = session.step
+
+        def moved(state, tokens, *rest):
+            logits = step(state, tokens, *rest).logits.copy()
+            if len(tokens) > 1:
+                best = logits.argmax(axis=-1)[..., None]
+                np.put_along_axis(
+                    logits, best, np.nextafter(logits.max(axis=-1, keepdims=True), np.float32(np.inf)), -1
+                )
+            return Answer(logits)
+
+        monkeypatch.setattr(session, "step", moved)
+        with pytest.raises(AssertionError, match="source"):
+            check_company(session)
 
 
 def test_without_it_shapes_are_those_of_the_company(bundle):

@@ -19,10 +19,11 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.levels.baseline import COARSENESS, Against, against_from_text, speaker_of
 from seq2engine.runtime.parity.levels.batch_invariance import companies_of
-from seq2engine.runtime.parity.levels.error_growth import drift_of
 from seq2engine.runtime.parity.levels.graphs import graphs_of
+from seq2engine.runtime.parity.levels.tensors import compare_tensors
 from seq2engine.runtime.parity.run import ParityOptions, parities_of
 from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.search.options import SearchOptions
 
 FEW = ParityOptions(count=16, max_length=6, batch=16, threads=1)
 
@@ -67,10 +68,17 @@ class TestGraphs:
         assert result.graphs == ()
 
 
+def drift_with(torches, candidate, batch):
+    options = SearchOptions(SMALL.max_target)
+    sources = random_sources(SMALL, 8)
+    level = compare_tensors(*torches, candidate, sources, range(8), options, SMALL.max_target, batch)
+    return level.drift, level.at_length
+
+
 class TestDrift:
     def test_reaches_the_last_step_though_outputs_end_before(self, bundle, torches):
         with open_session(bundle, threads=1) as candidate:
-            drift, tensor = drift_of(*torches, candidate, random_sources(SMALL, 8), SMALL.max_target, 8)
+            drift, tensor = drift_with(torches, candidate, batch=8)
         assert drift.rows == ("self_k.0", "self_v.0", "self_k.1", "self_v.1", "logits")
         assert drift.ratios.shape == (5, SMALL.max_target)
         assert (drift.ratios > 0).all()
@@ -83,7 +91,7 @@ class TestDrift:
             logits[position >= 20] += np.float32(0.01) * np.arange(SMALL.target_vocab, dtype=np.float32)
 
         with changed(bundle, answered=late) as candidate:
-            drift, tensor = drift_of(*torches, candidate, random_sources(SMALL, 8), SMALL.max_target, 4)
+            drift, tensor = drift_with(torches, candidate, batch=4)
         wrong = np.argwhere(drift.ratios > 100)
         assert {drift.rows[row] for row, _ in wrong} == {"logits"}
         assert {step for _, step in wrong} == {20, 21, 22, 23}

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..generate import padded
-from ..session import Session
-from ..tree_cache import TreeStep
-from .budgets import ErrorTally, TensorResult
+from ...generate import padded
+from ...numerics.budgets import ErrorTally, TensorResult
+from ...sample_sources import sample_of, tree_sources
+from ...session import Session
+from ...tree_cache import TreeStep
 
 DRIVES = ("greedy", "rows apart", "beams")
 DRIVEN_STEPS = 12  # a tree and two starts show in a few
@@ -51,7 +52,7 @@ def compare_drives(
     oracle: Session,
     reference: Session,
     candidate: Session,
-    sources: Sequence[Sequence[int]],
+    sources: list[list[int]],
     longest: int,
     beam: int,
     batch: int,
@@ -60,11 +61,12 @@ def compare_drives(
     drives = ["rows apart", *(["beams"] if beam > 1 else [])]
     tallies = {drive: ErrorTally(candidate.precision) for drive in drives}
     steps = min(longest, DRIVEN_STEPS)
-    batches = -(-len(sources) // batch)
-    for first in range(batches):
-        rows = sources[first::batches]  # short ones and long ones together
-        chosen = padded(rows, oracle.config.pad_id)
-        for drive, tally in tallies.items():
+    for drive, tally in tallies.items():
+        driving = sample_of(sources, tree_sources(oracle.config, width_of(drive, beam)))
+        batches = -(-len(driving) // batch)
+        for first in range(batches):
+            rows = driving[first::batches]  # short ones and long ones together
+            chosen = padded(rows, oracle.config.pad_id)
             trees = [
                 TreeStep(session, session.encode(*chosen), len(rows), width_of(drive, beam), steps)
                 for session in (oracle, reference, candidate)
