@@ -1,23 +1,33 @@
 # make demo   the shipped model through every stage, reports in out/demo
-# make test   lint, type check, all tests
+# make test   lint, type check, the tests
+# make test-all    the long proofs too
+# make docs   the documentation as a site, in out/docs
 # make test-cpus   the tests of numbers as other CPUs would run them: fewer instructions, more threads; an hour on two cores
 # make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
-# make measure     `base` against all peers, into benchmarks/results/base.json and README; an hour on two cores
+# make measure     `base` against all peers, into benchmarks/results/base.json and docs/BENCHMARK.md; an hour on two cores
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-cpus lint bench peers measure readme gpu-check gpu-present clean
+.PHONY: demo test test-all test-slow test-cpus lint bench peers measure readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
 	$(BIN)/seq2engine demo --out out/demo
 
+# A worker for each core. A file stays with one worker, so that what its tests share is made once. Benchmarks are `make bench`.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark
+
 test: lint
-	@# a worker a core; a file stays with one, so that what its tests share is made once; benchmarks are `make bench`
-	$(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark --junitxml=out/tests.xml
+	$(PYTEST) -m 'not gpu and not slow' --junitxml=out/tests.xml
 	@$(BIN)/python tests/support/summary.py out/tests.xml
+
+test-slow: $(VENV)/installed
+	$(PYTEST) -m 'slow and not gpu' --junitxml=out/tests-slow.xml
+	@$(BIN)/python tests/support/summary.py out/tests-slow.xml
+
+test-all: test test-slow
 
 # Each line is one CPU: what PyTorch (ATEN, oneDNN, MKL) is told, or what is hidden from it, from numpy and from ONNX Runtime,
 # which asks the processor itself (tests/support/fewer_instructions.c). TESTS="tests/runtime/search/test_beam.py" runs less.
@@ -64,7 +74,14 @@ measure: $(VENV)/installed peers
 	$(MAKE) readme
 
 readme: $(VENV)/installed
-	$(BIN)/python -m seq2engine.benchmarks.report.readme
+	$(BIN)/python docs/site/generated.py
+
+docs: $(VENV)/installed
+	cd docs/site && NO_MKDOCS_2_WARNING=1 $(CURDIR)/$(BIN)/mkdocs build --quiet --strict
+	@echo "open out/docs/index.html"
+
+pictures: $(VENV)/installed
+	$(BIN)/python docs/site/pictures.py out/pictures
 
 gpu-check: gpu-present $(VENV)/installed
 	$(BIN)/python -m seq2engine.commands.gpu_check out/gpu-check
