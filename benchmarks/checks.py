@@ -79,13 +79,13 @@ def draft_problems(bundle: Bundle, asked: Asked) -> list[str]:
         return [f"draft {asked.draft!r} without the backend onnxruntime, which is the one that takes drafts"]
     if asked.provider not in (None, "cpu"):
         return [f"draft {asked.draft!r} with provider {asked.provider!r}, expected the CPU"]
-    from seq2engine.runtime.ort.speculative import check_drafts
+    from seq2engine.runtime.ort.speculative import check_draft
 
     found = []
     for precision in asked.precisions:
         if precision in bundle.precisions and precision != asked.draft:
             try:
-                check_drafts(bundle, precision, asked.draft)
+                check_draft(bundle, precision, asked.draft)
             except Seq2EngineError as error:
                 found.append(f"draft {asked.draft!r}: {error}")
     return list(dict.fromkeys(found))

@@ -24,7 +24,7 @@ from seq2engine.export.artifact.default_precision import shared_precision
 from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import GRAPHS
 from seq2engine.runtime.backends import BACKENDS
-from seq2engine.runtime.generate import generate, padded, session_for
+from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.quality.metrics import Quality, References, quality_of_session
 from seq2engine.runtime.search.options import SearchOptions
@@ -290,7 +290,7 @@ def bench_case(
         progress(stage, done / len(sessions))
         with blaming(name, f"case {case.name}"):
             usual[name] = best_tokens(generate(session, sources, options))
-            fixed[name] = fixed_decode(session_for(session, options), sources, options)
+            fixed[name] = fixed_decode(session, sources, options)
     theirs = decode_with_peers(peers, case, sources)
     agreed = agreement(theirs, sessions[first], sources, options)
     progress(stage, 1.0)
@@ -301,7 +301,7 @@ def bench_case(
     for name, session in sessions.items():
         with blaming(name, f"case {case.name}"):
             calls["encoder"][name] = partial(session.encode, ids, mask)
-            calls["step"][name] = repeated_step(session_for(session, options), ids, mask, case, fixed[first].trail)
+            calls["step"][name] = repeated_step(session, ids, mask, case, fixed[first].trail)
             calls["end_to_end"][name] = partial(split_decode, splits[name], session, sources, options)
     calls["end_to_end"] |= {name: decode.worker.run for name, decode in theirs.items()}
     times = {

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from seq2engine.runtime.session import Session, State
+from seq2engine.runtime.session import Session, State, StepForm
 from seq2engine.runtime.tree_cache import TreeStep
 
 PIECES = ("encoder", "step", "search", "compaction", "copies")
@@ -51,9 +51,9 @@ class WatchedSession:
         self.spent["step"] += time.perf_counter_ns() - started
         return answer
 
-    def reserve(self, state: State, slots: int) -> None:
+    def reserve(self, state: State, slots: int, form: StepForm) -> None:
         with self.counted("copies"):
-            self.session.reserve(state, slots)
+            self.session.reserve(state, slots, form)
 
     def replace(self, state: State, *given: Any) -> None:
         with self.counted("copies"):

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from seq2engine.runtime.generate import padded, session_for
-from seq2engine.runtime.parallel import in_lanes
+from seq2engine.runtime.generate import form_from_options, padded
+from seq2engine.runtime.parallel import in_parallel
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step import Hypothesis, Special
+from seq2engine.runtime.search.step import Emitted, Hypothesis, Special, drain
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import Session, State
 from seq2engine.runtime.tree_cache import CacheCounts, TreeStep
@@ -49,17 +49,16 @@ def fixed_decode(
 ) -> FixedDecode:
     """`generate`, but no source ends before the maximum length: every arm does the same work, whatever it says."""
     state = session.encode(*padded(sources, session.config.pad_id))
-    step = tree(session, state, len(sources), options.beam, options.max_length)
+    form = form_from_options(options, session.config)
+    step = tree(session, state, len(sources), options.beam, options.max_length, form)
     search = greedy_search if options.beam == 1 else beam_search
     steps = search(step, len(sources), Special(session.config.start_id, NEVER), options)
-    trail = []
-    while True:
-        try:
-            emitted = next(steps)
-        except StopIteration as finished:
-            tokens = best_tokens(finished.value)
-            break
+    trail: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def follow(emitted: Emitted) -> None:
         trail.append((emitted.tokens, emitted.parents))
+
+    tokens = best_tokens(drain(steps, follow))
     assert all(len(row) == options.max_length for row in tokens)
     return FixedDecode(tokens, step.counts, trail)
 
@@ -67,14 +66,14 @@ def fixed_decode(
 def split_decode(
     splits: list[dict[str, int]], session: Session, sources: list[list[int]], options: SearchOptions
 ) -> None:
-    """A fixed decode, in lanes as a user's would be, whose pieces are added to the list: the mean of its lanes."""
+    """A fixed decode, by parallel workers where a user's would be; the mean of their pieces is added to the list."""
 
-    def part(lane: Session, numbers: list[int]) -> dict[str, int]:
-        watched = WatchedSession(session_for(lane, options))
+    def part(worker: Session, numbers: list[int]) -> dict[str, int]:
+        watched = WatchedSession(worker)
         fixed_decode(cast(Session, watched), [sources[number] for number in numbers], options, WatchedTree)
         return watched.split()
 
-    found = [split for _, split in in_lanes(session, sources, options.beam, part)]
+    found = [split for _, split in in_parallel(session, sources, options.beam, part)]
     splits.append({piece: sum(split[piece] for split in found) // len(found) for piece in PIECES})
 
 
@@ -94,14 +93,19 @@ class SeenSession:
 
 
 def repeated_step(
-    session: Session, ids: np.ndarray, mask: np.ndarray, case: Case, trail: list[tuple[np.ndarray, np.ndarray]]
+    session: Session,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    case: Case,
+    trail: list[tuple[np.ndarray, np.ndarray]],
 ) -> Callable[[], Answer]:
     """The step halfway through a decode that made these choices, to be called again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.
     """
     seen = SeenSession(session)
-    step = TreeStep(cast(Session, seen), session.encode(ids, mask), case.batch, case.beam, case.target)
+    form = form_from_options(options_of(case), session.config)
+    step = TreeStep(cast(Session, seen), session.encode(ids, mask), case.batch, case.beam, case.target, form)
     start = np.full((case.batch, case.beam), session.config.start_id, dtype=np.int64)
     step(start, np.tile(np.arange(case.beam), (case.batch, 1)))
     for tokens, parents in trail[: case.target // 2]:

@@ -63,6 +63,11 @@ class GraphSpec:
         return next(tensor for tensor in self.outputs if tensor.name == name)
 
 
+def attention_name(layer: int) -> str:
+    """The decoder step's output of one layer's cross-attention weights, in sessions that have it."""
+    return f"cross_attention.{layer}"
+
+
 def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = "static") -> dict[str, GraphSpec]:
     """Both graphs of a model, by name."""
     check_choices(precision, cache_form)

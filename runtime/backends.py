@@ -1,57 +1,73 @@
-"""Which class opens a bundle on which backend, and what does not go together in any bundle."""
+"""How a session is opened: which backend, with which options, and which of them contradict each other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.profiles import Workload
 
 from .defaults import defaults_of
 from .session import Session
 
-ATTENTION = {  # those that can put out their cross-attention weights
-    "torch": ("torch_attention", "TorchAttention"),
-    "onnxruntime": ("ort.session", "OrtAttention"),
+BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
+    "torch": "torch_session",
+    "onnxruntime": "ort.opening",
+    "tensorrt": "trt.session",
 }
+WITH_ATTENTION = ("torch", "onnxruntime")  # those that can put out their cross-attention weights
 
 
-BACKENDS = {  # name -> module and the class in it
-    "torch": ("torch_session", "TorchSession"),
-    "onnxruntime": ("ort.session", "OrtSession"),
-    "tensorrt": ("trt.session", "TrtSession"),
-}
+@dataclass(frozen=True)
+class SessionOptions:
+    """The options of `open_session`, which documents them."""
+
+    backend: str = "onnxruntime"
+    precision: str | None = None
+    threads: int | None = None
+    engine: str | None = None
+    attention: bool = False
+    deterministic: bool = False
+    provider: str | None = None
+    draft: str | None = None
+    workload: Workload | None = None
+
+
+def check_session(options: SessionOptions) -> None:
+    """Refuses options that contradict each other whatever the bundle."""
+    backend, threads = options.backend, options.threads
+    if backend not in BACKENDS:
+        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if options.provider is not None and backend != "onnxruntime":
+        raise SessionError(f"a provider is an option of onnxruntime, not of {backend}; leave --provider out")
+    if options.engine is not None and backend != "tensorrt":
+        raise SessionError(f"an engine is an option of tensorrt, not of {backend}; leave --engine out")
+    if threads is not None and threads < 1:
+        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    if options.draft is not None:
+        check_speculative(options)
+    if options.attention and backend not in WITH_ATTENTION:
+        raise SessionError(
+            f"backend {backend} has no cross-attention weights; for alignments or a coverage penalty run on: "
+            f"{' or '.join(WITH_ATTENTION)}"
+        )
+    if options.deterministic and backend != "onnxruntime":
+        raise SessionError(f"deterministic is an option of onnxruntime, not of {backend}; leave --deterministic out")
+
+
+def check_speculative(options: SessionOptions) -> None:
+    on_cpu = options.backend == "onnxruntime" and options.provider in (None, "cpu")
+    if not on_cpu or options.attention or options.deterministic:
+        raise SessionError(
+            "speculative decoding is for onnxruntime on the CPU, without alignments, coverage penalty or "
+            "deterministic; leave --draft out"
+        )
+    if options.precision == "auto":
+        raise SessionError("speculative decoding with precision auto, expected a named precision; leave --draft out")
 
 
 def with_defaults(session: Session, bundle: Bundle) -> Session:
-    """The session, which from now on knows how its model is decoded by default."""
+    """The session, with its model's own decoding options."""
     session.defaults = defaults_of(bundle)
     return session
-
-
-def check_session(
-    backend: str,
-    threads: int | None = None,
-    engine: str | None = None,
-    attention: bool = False,
-    deterministic: bool = False,
-    provider: str | None = None,
-    draft: str | None = None,
-) -> None:
-    """Refuses what does not go together in any bundle; `open_session` says what each means."""
-    if backend not in BACKENDS:
-        raise SessionError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if provider is not None and backend != "onnxruntime":
-        raise SessionError(f"a provider is a choice of onnxruntime, not of {backend}; leave --provider out")
-    if engine is not None and backend != "tensorrt":
-        raise SessionError(f"an engine is a choice of tensorrt, not of {backend}; leave --engine out")
-    if threads is not None and threads < 1:
-        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
-    if draft is not None and (backend != "onnxruntime" or provider not in (None, "cpu") or attention or deterministic):
-        raise SessionError(
-            "drafts are for onnxruntime on the CPU, without alignments, coverage penalty or deterministic; "
-            "leave --draft out"
-        )
-    if attention and backend not in ATTENTION:
-        raise SessionError(
-            f"backend {backend} does not tell where it looks; for alignments or a coverage penalty run on: "
-            f"{' or '.join(ATTENTION)}"
-        )

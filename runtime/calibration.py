@@ -22,11 +22,12 @@ from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import Coder
 
 from .generate import generate
-from .ort.session import OrtSession, inference_session
+from .ort.binding import OrtState
+from .ort.graphs import Placement, inference_session
 from .sample_sources import random_sources, sample_of
 from .search.options import SearchOptions
 from .search.step_output import Answer
-from .session import State
+from .session import EVERYTHING, Limits, Session, StepForm
 
 MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus, evenly over it: lines to look at, and of all lengths to decode
 RANDOM_SOURCES = 32  # without a corpus
@@ -35,32 +36,60 @@ BATCH, BEAM = 16, 4
 LARGEST = "largest/"  # an output of this name is the largest magnitude of the tensor behind it
 
 
-class RangeSession(OrtSession):
-    """The fp32 graphs, keeping the largest magnitude of every float tensor. It is made for looking, not for speed."""
+class RangeSession(Session):
+    """The portable fp32 graphs, keeping the largest magnitude of every float tensor. It is not made for speed.
+
+    It takes no forms: what fp16 must hold are the tensors that the portable graphs have.
+    """
+
+    backend, precision = "onnxruntime", "fp32"
 
     def __init__(self, graphs: dict[str, onnx.ModelProto], config: ModelConfig, cache_form: str):
-        super().__init__({}, graph_specs(config, "fp32", cache_form), config, "fp32", cache_form)
+        self.config, self.cache_form = config, cache_form
+        self.limits = Limits(None, None, config.max_source, config.max_target)
+        specs = graph_specs(config, "fp32", cache_form)
+        self.inputs = specs["decoder_step"].inputs
+        self.cache = [tensor for tensor in self.inputs if tensor.name.startswith("self_") and "." in tensor.name]
+        self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         self.largest: dict[str, dict[str, float]] = {name: {} for name in graphs}
         self.steps = 0
         self.sessions = {
-            name: inference_session(Path(f"{name}.onnx"), None, measuring(graph).SerializeToString())
+            name: inference_session(Path(f"{name}.onnx"), Placement(), changed=measuring(graph).SerializeToString())
             for name, graph in graphs.items()
         }
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> OrtState:
         found = self.measured("encoder", {"source_ids": source_ids, "source_mask": source_mask})
-        return {"source_mask": np.array(source_mask, order="C"), **found}
+        return OrtState(found, source_mask=np.array(source_mask, order="C"))
+
+    def reserve(self, state: OrtState, slots: int, form: StepForm = EVERYTHING) -> None:
+        assert form == EVERYTHING, "all tensors are measured"
+        state.reserve(self.cache, slots)
 
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
     ) -> Answer:
         self.steps += 1
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
-        feeds = {tensor.name: given[tensor.name] for tensor in self.specs["decoder_step"].inputs}
-        found = self.measured("decoder_step", feeds)
-        answer = Answer(found.pop("logits"))
+        found = self.measured("decoder_step", {tensor.name: given[tensor.name] for tensor in self.inputs})
+        output = Answer(found.pop("logits"))
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
-        return answer
+        return output
+
+    def select(self, state: OrtState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        state.select(self.cache, rows, slots)
+
+    def replace(self, state: OrtState, rows: np.ndarray, newcomers: OrtState, width: int) -> None:
+        state.replace(self.kept, rows, newcomers, width)
+
+    def tensor(self, state: OrtState, name: str) -> np.ndarray:
+        return state[name].copy()
+
+    def close(self) -> None:
+        self.sessions.clear()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def measured(self, graph: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a graph; what it measured is noted, what is left are the contract's outputs."""

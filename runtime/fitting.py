@@ -1,13 +1,20 @@
-"""Torch tensors of sources that are put together: their lengths made the same."""
+"""Tensors of sources that are put together: their lengths made the same."""
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn import functional
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+Tensor = TypeVar("Tensor", bound=Any)  # of numpy or torch
 
 
-def fitted(tensor: Tensor, width: int) -> Tensor:
-    """[B,S], [B,S,D] or [B,H,S,E] with S cut to a width, or filled up with zeros."""
-    behind = 1 if tensor.ndim > 2 else 0  # axes behind S
-    missing = width - tensor.shape[-1 - behind]
-    return functional.pad(tensor, (*[0, 0] * behind, 0, missing))  # a negative padding cuts
+def fitted(tensor: Tensor, axis: int, width: int, zeros: Callable[..., Any] = np.zeros) -> Tensor:
+    """Cut to a width along one axis, or filled up with zeros, which `zeros` makes by shape and dtype."""
+    if tensor.shape[axis] == width:
+        return tensor
+    front = (*[slice(None)] * axis, slice(min(width, tensor.shape[axis])))
+    result = zeros((*tensor.shape[:axis], width, *tensor.shape[axis + 1 :]), dtype=tensor.dtype)
+    result[front] = tensor[front]
+    return result

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 
 import numpy as np
 
 from seq2engine.model.config import ModelConfig
 
 from .model_options import options_from_session
-from .parallel import in_lanes
+from .parallel import in_parallel
 from .requests import check_request
 from .search.alternatives import alternatives_search
 from .search.beam import beam_search
 from .search.greedy import greedy_search
 from .search.options import SearchOptions
 from .search.sampling import sampling_search
-from .search.step import Emitted, Hypothesis, Search, Special, Start, Step
+from .search.step import Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
-from .session import Session
+from .session import Session, StepForm
 from .tree_cache import TreeStep
 
 
@@ -29,13 +28,23 @@ def decode(
     options: SearchOptions,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Search:
-    """The decode loop as a generator of steps; its return value are the n-best hypotheses of every source."""
+    """The decode loop as a generator of steps; it returns the n-best hypotheses of every source."""
     rows = [list(source) for source in sources]
     check_request(session.limits, session.config, rows, options, prefixes=prefixes)
-    session = session_for(session, options)
-    state = session.encode(*padded(rows, session.config.pad_id))
-    step = TreeStep(session, state, len(rows), options.width, options.max_length)
-    return (yield from search_over(step, rows, session.config, options, prefixes))
+    return (yield from decode_checked(session, rows, options, prefixes))
+
+
+def decode_checked(
+    session: Session,
+    sources: list[list[int]],
+    options: SearchOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
+    """The same for a request that was checked, or a part of one."""
+    state = session.encode(*padded(sources, session.config.pad_id))
+    form = form_from_options(options, session.config)
+    step = TreeStep(session, state, len(sources), options.width, options.max_length, form)
+    return (yield from search_over(step, sources, session.config, options, prefixes))
 
 
 def search_over(
@@ -53,13 +62,12 @@ def search_over(
     return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources, starts)
 
 
-def session_for(session: Session, options: SearchOptions) -> Session:
-    """The session with the vocabulary that the options ask for, and its shortcut where they ask for tokens alone."""
+def form_from_options(options: SearchOptions, config: ModelConfig) -> StepForm:
+    """What these options read of a step's output: their shortlist, and only candidates where no score is asked for."""
+    shortlist = None
     if options.shortlist is not None:
-        config = session.config
-        tokens = tuple(sorted({*options.shortlist, config.end_id}))
-        session = session.shortlisted(Shortlist(tokens, config.target_vocab))
-    return session.unscored(options.candidates) if options.unscored and options.candidates else session
+        shortlist = Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab)
+    return StepForm(shortlist, options.candidates if options.unscored else 0)
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:
@@ -76,37 +84,27 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """Decodes a batch of sources; n-best hypotheses each, best first (samples by number, alternatives by token).
 
-    Without `options`, as the model does by default (its bundle's generation.json); `options_from_session` changes parts
-    of that. SearchOptions that are given are taken at their word.
+    Without `options`, the model's own defaults apply (its bundle's generation.json); `options_from_session` changes
+    parts of them. SearchOptions that are given are taken as they are.
 
     `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
     decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every source (an empty
-    one for none), are forced like the options' `prefix`. A large batch may be decoded in lanes, if there
-    is no `on_step`.
+    one for none), are forced like the options' `prefix`. A large batch may be decoded by parallel workers if there is
+    no `on_step`.
     """
     options = options or options_from_session(session)
     if on_step is not None:
-        return run_through(decode(session, sources, options, prefixes), on_step)
-    check_request(session.limits, session.config, [list(source) for source in sources], options, prefixes=prefixes)
+        return drain(decode(session, sources, options, prefixes), on_step)
+    rows = [list(source) for source in sources]
+    check_request(session.limits, session.config, rows, options, prefixes=prefixes)
 
-    def part(lane: Session, numbers: list[int]) -> list[list[Hypothesis]]:
+    def part(worker: Session, numbers: list[int]) -> list[list[Hypothesis]]:
         own = None if prefixes is None else [prefixes[number] for number in numbers]
-        return run_through(decode(lane, [sources[number] for number in numbers], options, own))
+        return drain(decode_checked(worker, [rows[number] for number in numbers], options, own))
 
-    found = in_lanes(session, sources, options.width, part)
+    found = in_parallel(session, rows, options.width, part)
     by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}
-    return [by_number[number] for number in range(len(sources))]
-
-
-def run_through(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
-    with closing(search) as steps:
-        while True:
-            try:
-                emitted = next(steps)
-            except StopIteration as finished:
-                return finished.value
-            if on_step is not None:
-                on_step(emitted)
+    return [by_number[number] for number in range(len(rows))]
 
 
 def padded(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,7 @@
-"""Several decodes side by side: the sources of one batch dealt out to sessions of one thread each.
+"""Parallel decodes: the sources of one batch are divided among workers of one thread each.
 
-Threads that share one product wait for each other at the end of every one of some hundred nodes a step; with rows
-enough for all of them, each is better off with a decode of its own. What a source gets does not depend on its
-neighbours, so nothing but time changes.
+Threads that share one product wait for each other at the end of each of some hundred nodes a step. With enough rows
+for all of them, each is faster with a decode of its own. Decodes are batch-invariant, so only the time changes.
 """
 
 from __future__ import annotations
@@ -17,27 +16,32 @@ from .session import Session
 Found = TypeVar("Found")
 
 
-def in_lanes(
+def workers_for(session: Session, sources: int, rows: int) -> tuple[Session, ...]:
+    """The sessions that decode so many sources, rows of them in all, at the same time: workers, or this one alone."""
+    return (session.workers.for_batch(sources, rows) if session.workers is not None else ()) or (session,)
+
+
+def in_parallel(
     session: Session,
     sources: Sequence[Sequence[int]],
     width: int,
     decode: Callable[[Session, list[int]], Found],
 ) -> list[tuple[list[int], Found]]:
-    """Calls `decode` with the numbers of some of the sources, once, or once for each lane at the same time.
+    """Calls `decode` with a session and the numbers of its sources: once, or once for each worker at the same time.
 
     An error that names a source names it by its number here.
     """
-    lanes = session.lanes(len(sources), len(sources) * width)
+    workers = workers_for(session, len(sources), len(sources) * width)
     by_length = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    parts = [sorted(by_length[lane :: len(lanes)]) for lane in range(len(lanes))]  # all with short ones and long ones
+    parts = [sorted(by_length[first :: len(workers)]) for first in range(len(workers))]  # short and long ones in each
 
-    def run(lane: Session, part: list[int]) -> Found:
+    def run(worker: Session, part: list[int]) -> Found:
         try:
-            return decode(lane, part)
+            return decode(worker, part)
         except NotFiniteError as error:
             raise NotFiniteError(part[error.source]) from error
 
-    if len(lanes) == 1:
+    if len(workers) == 1:
         return [(parts[0], run(session, parts[0]))]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        return list(zip(parts, pool.map(run, lanes, parts), strict=True))
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(zip(parts, pool.map(run, workers, parts), strict=True))

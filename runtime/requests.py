@@ -1,4 +1,4 @@
-"""What a session can be asked for: every problem of a request in one message, before anything runs."""
+"""Checks of a request: every problem in one message, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from .session import Limits
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFields) -> list[str]:
-    """What a session with these limits cannot do, whatever the sources."""
+    """What these options ask for beyond a session's limits, whatever the sources."""
     problems = problems_with_model(options, config.target_vocab, config.end_id)
     if limits.beam is not None and options.width > limits.beam:
         name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
         problems.append(f"{name} {options.width}, at most {limits.beam}")
     if options.needs_attention and not limits.attention:
-        wish = "alignments" if options.alignments else "coverage penalty"
-        problems.append(f"{wish} asked for, but the session does not keep where it looks; open it with attention=True")
+        what = "alignments" if options.alignments else "coverage penalty"
+        problems.append(
+            f"{what} asked for, but the session keeps no cross-attention weights; open it with attention=True"
+        )
     if options.max_length > limits.target:
         problems.append(f"max length {options.max_length}, at most {limits.target}")
     return problems
@@ -37,8 +39,8 @@ def check_request(
 ) -> None:
     """Refuses what the graphs could not run, with every problem in one message, before anything is run.
 
-    Of sources that cannot be decoded the first five are named; `first` is the number of the first of these sources,
-    where they are some of many. `prefixes` are what the output of each begins with.
+    The first five sources that cannot be decoded are named; `first` is the number of the first source, where these are
+    part of a longer list. `prefixes` are what the output of each begins with.
     """
     problems = problems_with_limits(limits, config, options)
     if prefixes is not None and options.prefix:

@@ -1,22 +1,21 @@
-"""How many threads and workers a decode should have on this machine."""
+"""How many threads and workers a decode has on this machine."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from seq2engine.model.config import ModelConfig
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "max 100000" no limit
+THREAD_WORK = 500_000  # multiplications of a row that make a thread worth its synchronisation
+WORKER_WORK = 64_000_000  # multiplications of a step from which on Python's lock no longer holds workers up
 
-
-THREAD_WORK = 500_000  # products of a row that a thread should have, or waiting for it takes longer than it saves
-
-
-LANE_WORK = 64_000_000  # products of a step, from which on the loop around it is no longer what lanes wait for
+Opened = TypeVar("Opened")
 
 
 def usable_cores() -> int:
@@ -30,26 +29,47 @@ def usable_cores() -> int:
 
 
 def row_work(config: ModelConfig) -> int:
-    """Products of a decoder step for one row: its weights, without attention, which grows with the output."""
-    attention, feeding = 6 * config.d_model**2, 2 * config.d_model * config.d_ff
-    return config.decoder_layers * (attention + feeding) + config.d_model * config.target_vocab
+    """Multiplications of a decoder step for one row: its weights, without attention, which grows with the output."""
+    attention, feed_forward = 6 * config.d_model**2, 2 * config.d_model * config.d_ff
+    return config.decoder_layers * (attention + feed_forward) + config.d_model * config.target_vocab
 
 
 def sensible_threads(config: ModelConfig) -> int:
-    """How many threads to decode with: small models are done before many threads have begun."""
+    """How many threads to decode with: a small model's products end before many threads have started."""
     return min(usable_cores(), max(2, row_work(config) // THREAD_WORK))
 
 
-def rows_for_a_lane(config: ModelConfig, least: int) -> int:
-    """Rows from which on a lane pays: `least` of a large model, more of a small one.
+def rows_per_worker(config: ModelConfig, least: int) -> int:
+    """Rows from which on a worker pays: `least` for a large model, more for a small one.
 
-    Lanes share Python's lock, which the loop around a small model's step holds for most of the time.
+    Workers share Python's lock, which the loop around a small model's step holds most of the time.
     """
-    return max(least, -(-LANE_WORK // row_work(config)))
+    return max(least, -(-WORKER_WORK // row_work(config)))
+
+
+class Workers(Generic[Opened]):
+    """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
+    first has `least_rows` rows. One is enough for all: every decode has its own state."""
+
+    def __init__(self, count: int, least_rows: int, open_session: Callable[[], Opened]):
+        self.count, self.least_rows, self.open_session = count, least_rows, open_session
+        self.opened: list[Opened] = []
+
+    def for_batch(self, sources: int, rows: int) -> tuple[Opened, ...]:
+        """A session for each worker; none where the batch is better decoded in one piece."""
+        if sources < self.count or rows < self.least_rows:
+            return ()
+        if not self.opened:
+            self.opened.append(self.open_session())
+        return (self.opened[0],) * self.count
+
+    def close(self) -> None:
+        """Drops the session; it has no resources but those that go with it."""
+        self.opened.clear()
 
 
 class Turns:
-    """Lanes that share an encoder take turns at it, and none goes on before all that are waiting have had theirs.
+    """Workers that share an encoder use it one after another, and none goes on before all that wait have used it.
 
     One that went on would decode on a core that the encoder's threads are using for the next.
     """

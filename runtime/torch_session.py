@@ -1,13 +1,15 @@
 """The reference model as a session: the same protocol over plain PyTorch, in fp64, fp32, fp16 or bf16 on the CPU.
 
-Of a precision with quantised weights the reference has the weights that its graphs have, and computes in fp16; the
+In a precision with quantised weights the reference has the weights of that precision's graphs and computes in fp16; the
 oracle (`fp64:int8`) has them, too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,16 +18,17 @@ from torch import nn
 
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED
+from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED, attention_name
 from seq2engine.export.ort_forms.int8_matmul import STEPS
 from seq2engine.export.precision.quantise import scheme_of, weights_from_graph
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.layers import append_slots, write_slots
 from seq2engine.model.transformer import Transformer
 
+from .backends import SessionOptions
 from .fitting import fitted
 from .search.step_output import Answer, Shortlist
-from .session import Limits, Session, State
+from .session import EVERYTHING, Limits, Session, StepForm
 from .torch_weights import model_at
 
 DTYPES = {
@@ -38,14 +41,21 @@ DTYPES = {
 STORES = {"static": write_slots, "growing": append_slots}
 
 
+class TorchState(dict[str, torch.Tensor]):
+    """The tensors of one batch; from `reserve` on also the model whose output projection its decode needs."""
+
+    model: Transformer
+    shortlist: Shortlist | None = None
+
+
 class TorchSession(Session):
     """Runs a model in fp32, or at another precision over the weights of one in fp32, which stay as they are.
 
-    Nodes of the graphs named in `in_fp32` are computed in fp32 whatever the precision.
+    Nodes of the graphs named in `in_fp32` are computed in fp32 whatever the precision. With `attention`, a state has
+    the cross-attention weights `cross_attention.i` [B,H,K,S] of every layer after a step.
     """
 
     backend = "torch"
-    looks = False  # whether its states keep the cross-attention of the latest step
 
     def __init__(
         self,
@@ -53,6 +63,7 @@ class TorchSession(Session):
         precision: str = "fp32",
         cache_form: str = "static",
         in_fp32: Collection[str] = (),
+        attention: bool = False,
     ):
         if precision not in DTYPES:
             raise SessionError(f"PyTorch runs {', '.join(DTYPES)} here, not {precision!r}")
@@ -62,12 +73,17 @@ class TorchSession(Session):
         self.model = model if precision == "fp32" else model_at(model, self.dtype, in_fp32)
         if precision == "w8a8":
             round_rows(self.model)
-        self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=self.looks)
-        self.view: TorchSession | None = None  # with the latest shortlist
+        self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=attention)
+        self.latest: tuple[Shortlist, Transformer] | None = None  # the model with the latest shortlist's projection
 
     @classmethod
     def from_bundle(
-        cls, bundle: Bundle, precision: str, threads: int | None = None, model: Transformer | None = None
+        cls,
+        bundle: Bundle,
+        precision: str,
+        threads: int | None = None,
+        attention: bool = False,
+        model: Transformer | None = None,
     ) -> TorchSession:
         """`model` is what `model_with_weights_of` gave for the same bundle and weights, to have them only once."""
         if threads is not None:
@@ -76,27 +92,30 @@ class TorchSession(Session):
         graphs = GRAPHS if computes_in in bundle.precisions else ()
         fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).islands}
         weights = model or model_with_weights_of(bundle, weights_of(precision))
-        return cls(weights, computes_in, bundle.cache_form, fallbacks)
+        return cls(weights, computes_in, bundle.cache_form, fallbacks, attention)
 
-    def shortlisted(self, shortlist: Shortlist) -> TorchSession:
-        if self.view is None or self.view.shortlist != shortlist:
+    def model_for(self, shortlist: Shortlist | None) -> Transformer:
+        """The model with an output projection of these tokens alone; the latest is kept."""
+        if shortlist is None:
+            return self.model
+        if self.latest is None or self.latest[0] != shortlist:
             model = copy.copy(self.model)  # shares all modules but the output
             model._modules = {**self.model._modules, "output": projection_of(self.model.output, shortlist)}
-            self.view = copy.copy(self)
-            self.view.model, self.view.shortlist = model, shortlist
-        return self.view
+            self.latest = shortlist, model
+        return self.latest[1]
 
     @torch.inference_mode()
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> TorchState:
         mask = torch.from_numpy(source_mask)
         states, cross = self.model.encode(torch.from_numpy(source_ids), mask)
-        state: State = {"source_mask": mask, "encoder_states": states}
+        state = TorchState(source_mask=mask, encoder_states=states)
         for i, (k, v) in enumerate(cross):
             state[f"cross_k.{i}"], state[f"cross_v.{i}"] = k, v
         return state
 
     @torch.inference_mode()
-    def reserve(self, state: State, slots: int) -> None:
+    def reserve(self, state: TorchState, slots: int, form: StepForm = EVERYTHING) -> None:
+        state.shortlist, state.model = form.shortlist, self.model_for(form.shortlist)
         shape = (len(state["source_mask"]), self.config.heads, slots, self.config.head_dim)
         for i in range(self.config.decoder_layers):
             for part in "kv":
@@ -104,27 +123,52 @@ class TorchSession(Session):
 
     @torch.inference_mode()
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: TorchState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
     ) -> Answer:
         layers = range(self.config.decoder_layers)
-        logits, cache = self.model.decode_step(
-            torch.from_numpy(tokens),
-            torch.from_numpy(position),
-            torch.from_numpy(write_index),
-            torch.from_numpy(self_mask),
-            state["source_mask"],
-            [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
-            [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
-            STORES[self.cache_form],
-        )
+        with self.attention_weights() as weights:
+            logits, cache = state.model.decode_step(
+                torch.from_numpy(tokens),
+                torch.from_numpy(position),
+                torch.from_numpy(write_index),
+                torch.from_numpy(self_mask),
+                state["source_mask"],
+                [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
+                [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
+                STORES[self.cache_form],
+            )
+        state.update(weights)
         for i, (k, v) in enumerate(cache):
             state[f"self_k.{i}"], state[f"self_v.{i}"] = k, v
-        # An oracle in fp64 answers in fp64; everything else leaves in fp32, as the graphs do.
+        # Logits of an oracle are fp64; all others are fp32, as those of the graphs.
         raw = logits.numpy() if self.precision == "fp64" else logits.float().numpy()
-        return Answer(raw, shortlist=self.shortlist)
+        return Answer(raw, shortlist=state.shortlist)
+
+    @contextmanager
+    def attention_weights(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The cross-attention weights of what runs inside the block, by name; none where they are not asked for."""
+        weights: dict[str, torch.Tensor] = {}
+
+        def hook_of(name: str) -> Any:
+            def hook(module: Any, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+                x, k, _, mask = given
+                weights[name] = module.looks(x, k, mask)
+
+            return hook
+
+        with ExitStack() as hooks:
+            for i in range(self.config.decoder_layers if self.limits.attention else 0):
+                attention = self.model.get_submodule(f"decoder.{i}.cross_attn")
+                hooks.enter_context(attention.register_forward_hook(hook_of(attention_name(i))))
+            yield weights
 
     @torch.inference_mode()
-    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+    def select(self, state: TorchState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         if rows is not None:
             kept = torch.from_numpy(rows)
             state.update({name: tensor.index_select(0, kept) for name, tensor in state.items()})
@@ -135,12 +179,14 @@ class TorchSession(Session):
                 state[name] = tensor.gather(2, index.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
 
     @torch.inference_mode()
-    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+    def replace(self, state: TorchState, rows: np.ndarray, newcomers: TorchState, width: int) -> None:
         index = torch.from_numpy(rows)
         for name, coming in newcomers.items():
-            state[name] = fitted(state[name], width).index_copy(0, index, fitted(coming, width))
+            axis = 1 if coming.ndim < 4 else 2  # of S in [B,S], [B,S,D] and [B,H,S,E]
+            wide = fitted(state[name], axis, width, torch.zeros)
+            state[name] = wide.index_copy(0, index, fitted(coming, axis, width, torch.zeros))
 
-    def tensor(self, state: State, name: str) -> np.ndarray:
+    def tensor(self, state: TorchState, name: str) -> np.ndarray:
         found = state[name]
         return np.array((found.float() if found.dtype == torch.bfloat16 else found).numpy())  # numpy has no bfloat16
 
@@ -207,3 +253,8 @@ def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -
                     f"export again with: seq2engine export CHECKPOINT {bundle.root} --force"
                 )
             weight.copy_(given)
+
+
+def session_from_bundle(bundle: Bundle, precision: str, options: SessionOptions) -> Session:
+    """The session of a bundle that the options ask for."""
+    return TorchSession.from_bundle(bundle, precision, options.threads, attention=options.attention)

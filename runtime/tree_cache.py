@@ -20,7 +20,7 @@ import numpy as np
 from seq2engine.errors import RequestError
 
 from .search.step_output import Answer
-from .session import Session, State
+from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
 OWN_TIME = 16  # steps after which a source of a deterministic session sheds its dead slots
@@ -42,9 +42,17 @@ class CacheCounts:
 class TreeStep:
     """A `Step` over a session: tokens and parents in, an answer out. Owns the state it was given until it is gone."""
 
-    def __init__(self, session: Session, state: State, batch: int, beams: int, max_steps: int):
-        self.session, self.state, self.beams = session, state, beams
-        self.max_steps, self.fixed_slots, self.on_time = max_steps, session.slots_for(beams), session.deterministic
+    def __init__(
+        self,
+        session: Session,
+        state: State,
+        batch: int,
+        beams: int,
+        max_steps: int,
+        form: StepForm = EVERYTHING,
+    ):
+        self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
+        self.fixed_slots, self.on_time = session.limits.slots_for(beams), session.deterministic
         self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
@@ -55,7 +63,7 @@ class TreeStep:
             self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
         self.stand_at(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
-        session.reserve(state, self.capacity)
+        session.reserve(state, self.capacity, form)
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         self.descend(parents)
@@ -77,7 +85,7 @@ class TreeStep:
         return answer
 
     def attention(self) -> np.ndarray:
-        return self.session.attention(self.state)
+        return cross_attention(self.session, self.state)
 
     @property
     def counts(self) -> CacheCounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from seq2engine.cli.main import main
-from seq2engine.runtime.ort import session as ort_session
+from seq2engine.runtime.ort import graphs as ort_graphs
 from seq2engine.runtime.torch_session import TorchSession
 
 # The models are tiny: a second thread costs more than it brings, and very much more on a busy machine. Whether results
@@ -22,18 +23,19 @@ torch.set_num_threads(THREADS)
 @pytest.fixture(scope="session", autouse=True)
 def _threads_of_sessions():
     """Sessions compute on at least so many threads, also those that a test opens with one."""
-    read, open_graph = TorchSession.from_bundle.__func__, ort_session.inference_session
+    read, open_graph = TorchSession.from_bundle.__func__, ort_graphs.inference_session
 
-    def from_bundle(cls, bundle, precision, threads=None):
-        return read(cls, bundle, precision, threads and max(threads, THREADS))
+    def from_bundle(cls, bundle, precision, threads=None, **named):
+        return read(cls, bundle, precision, threads and max(threads, THREADS), **named)
 
-    def inference_session(path, threads, *rest):
-        return open_graph(path, threads and max(threads, THREADS), *rest)
+    def inference_session(path, placement, *rest, **named):
+        threads = placement.threads and max(placement.threads, THREADS)
+        return open_graph(path, dataclasses.replace(placement, threads=threads), *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         if THREADS > 1:
             patch.setattr(TorchSession, "from_bundle", classmethod(from_bundle))
-            patch.setattr(ort_session, "inference_session", inference_session)
+            patch.setattr(ort_graphs, "inference_session", inference_session)
         yield
 
 

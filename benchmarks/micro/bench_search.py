@@ -13,7 +13,7 @@ import pytest
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step import Hypothesis, Search, Special
+from seq2engine.runtime.search.step import Special, drain
 from seq2engine.runtime.search.step_output import Answer
 
 VOCAB, LENGTH = 32000, 8
@@ -39,23 +39,15 @@ class RecitedStep:
         raise AssertionError("nobody asks where it looks")
 
 
-def finish(search: Search) -> list[list[Hypothesis]]:
-    while True:
-        try:
-            next(search)
-        except StopIteration as finished:
-            return finished.value
-
-
 @pytest.mark.parametrize("batch", [1, 8])
 def test_greedy(benchmark: Any, batch: int) -> None:
     step, options = RecitedStep(batch, 1), SearchOptions(max_length=LENGTH)
-    found = benchmark(lambda: finish(greedy_search(step, batch, SPECIAL, options)))
+    found = benchmark(lambda: drain(greedy_search(step, batch, SPECIAL, options)))
     assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_beam(benchmark: Any, batch: int) -> None:
     step, options = RecitedStep(batch, 4), SearchOptions(max_length=LENGTH, beam=4)
-    found = benchmark(lambda: finish(beam_search(step, batch, SPECIAL, options)))
+    found = benchmark(lambda: drain(beam_search(step, batch, SPECIAL, options)))
     assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch

@@ -13,10 +13,7 @@ from onnx import helper, shape_inference
 from seq2engine.errors import ExportError
 
 from ..audit import axes_of, without_weight_data
-
-
-def attention_name(layer: int) -> str:
-    return f"cross_attention.{layer}"
+from ..contract import attention_name
 
 
 def attention_graph(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:

@@ -24,7 +24,7 @@ from .int8_matmul import row_products
 from .screened_argmax import screened_graph
 from .shortlist import shortlist_graph
 from .top_candidates import candidate_graph
-from .transposed_keys import specs_with_turned_keys, turned_keys
+from .transposed_keys import specs_with_transposed_keys, transposed_keys
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OrtForm:
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
         """What goes into and comes out of the two graphs, as far as the contract has it."""
         if self.transposed_keys:
-            specs = specs_with_turned_keys(specs)
+            specs = specs_with_transposed_keys(specs)
         if self.beam_positions:
             specs = {**specs, "decoder_step": spec_with_beam_positions(specs["decoder_step"])}
         return specs
@@ -58,14 +58,14 @@ class OrtForm:
 def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
     """The portable encoder -> the one that a session runs."""
     if form.transposed_keys:
-        model = turned_keys(model)
+        model = transposed_keys(model)
     return row_products(model) if form.int8_products else model
 
 
 def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.ModelProto:
     """The portable decoder step -> the one that a session runs. Weights that are not loaded lie in `folder`."""
     if form.transposed_keys:
-        model = turned_keys(model)
+        model = transposed_keys(model)
     if form.beam_positions:
         model = beam_positions(model)
     if form.attention_layers:

@@ -3,8 +3,8 @@
     encoder       ... -> cross_k [B,H,S,E] -> Transpose -> cross_k [B,H,E,S]
     decoder step  q * scale -> heads -> MatMul <- Transpose <- cross_k     becomes     MatMul <- cross_k
 
-ONNX Runtime multiplies one row by a matrix without copying it first, if the matrix is not to be turned and the product
-is not scaled: so q is scaled before it is cut into heads. A form derived for ONNX Runtime on the CPU.
+ONNX Runtime multiplies one row by a matrix without copying the matrix first if it is not transposed and the product is
+not scaled: so q is scaled before it is cut into heads. A form for ONNX Runtime on the CPU.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..audit import axes_of
 from ..contract import GraphSpec, TensorSpec
 
 KEYS = "cross_k."
-TURN = [0, 1, 3, 2]
+TRANSPOSED = [0, 1, 3, 2]
 
 
-def specs_with_turned_keys(specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
+def specs_with_transposed_keys(specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
     """What goes into and comes out of the two graphs in this form."""
 
-    def turned(tensor: TensorSpec) -> TensorSpec:
+    def transposed(tensor: TensorSpec) -> TensorSpec:
         if not tensor.name.startswith(KEYS):
             return tensor
-        return dataclasses.replace(tensor, axes=tuple(tensor.axes[axis] for axis in TURN))
+        return dataclasses.replace(tensor, axes=tuple(tensor.axes[axis] for axis in TRANSPOSED))
 
     return {
-        name: GraphSpec(spec.name, tuple(map(turned, spec.inputs)), tuple(map(turned, spec.outputs)))
+        name: GraphSpec(spec.name, tuple(map(transposed, spec.inputs)), tuple(map(transposed, spec.outputs)))
         for name, spec in specs.items()
     }
 
 
-def turned_keys(model: onnx.ModelProto) -> onnx.ModelProto:
-    """An encoder or a decoder step, its weights loaded or not -> the same with turned keys."""
+def transposed_keys(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An encoder or a decoder step, its weights loaded or not -> the same with transposed keys."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     graph = made.graph
@@ -46,31 +46,35 @@ def turned_keys(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in keys:
         axes = axes_of(value)
         element = value.type.tensor_type.elem_type
-        value.CopyFrom(helper.make_tensor_value_info(value.name, element, [axes[axis] for axis in TURN]))
+        value.CopyFrom(helper.make_tensor_value_info(value.name, element, [axes[axis] for axis in TRANSPOSED]))
     written = [value.name for value in keys if value in graph.output]
-    nodes = turning(list(graph.node), written) if written else reading(list(graph.node))
+    nodes = writing(list(graph.node), written) if written else reading(list(graph.node))
     del graph.node[:]
     graph.node.extend(nodes)
     return made
 
 
-def turning(nodes: list[NodeProto], keys: list[str]) -> list[NodeProto]:
+def writing(nodes: list[NodeProto], keys: list[str]) -> list[NodeProto]:
+    """Transposes the keys where they leave the encoder."""
     for node in nodes:
-        node.output[:] = [f"{name}/unturned" if name in keys else name for name in node.output]
+        node.output[:] = [f"{name}/untransposed" if name in keys else name for name in node.output]
     return [
         *nodes,
-        *(helper.make_node("Transpose", [f"{k}/unturned"], [k], name=f"{k}/Transpose", perm=TURN) for k in keys),
+        *(
+            helper.make_node("Transpose", [f"{k}/untransposed"], [k], name=f"{k}/Transpose", perm=TRANSPOSED)
+            for k in keys
+        ),
     ]
 
 
 def reading(nodes: list[NodeProto]) -> list[NodeProto]:
-    """Scales move to the front of the heads they scale, and nobody turns the keys."""
+    """Scales move to the front of the heads they scale, and no node transposes the keys."""
     makers = {name: node for node in nodes for name in node.output}
     unread: list[NodeProto] = []
-    early: dict[str, NodeProto] = {}  # scales, by the node that they stand before from now on
+    early: dict[str, NodeProto] = {}  # scales, by the node that they now stand before
     for product in nodes:
-        turn = makers.get(product.input[1]) if product.op_type == "MatMul" else None
-        if turn is None or turn.op_type != "Transpose" or not turn.input[0].startswith(KEYS):
+        transpose = makers.get(product.input[1]) if product.op_type == "MatMul" else None
+        if transpose is None or transpose.op_type != "Transpose" or not transpose.input[0].startswith(KEYS):
             continue
         scaling = makers[product.input[0]]
         heads = makers.get(scaling.input[0])
@@ -81,9 +85,9 @@ def reading(nodes: list[NodeProto]) -> list[NodeProto]:
                 f"{product.name} multiplies keys by {kinds}, expected a scaled Transpose of a Reshape: it is no "
                 "decoder step of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
             )
-        product.input[:] = [heads.output[0], turn.input[0]]
+        product.input[:] = [heads.output[0], transpose.input[0]]
         scaling.input[0], cut.input[0] = cut.input[0], scaling.output[0]
-        unread.append(turn)
+        unread.append(transpose)
         early[cut.name] = scaling
     moved = {scaling.name for scaling in early.values()}
     return [

@@ -20,8 +20,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
-from seq2engine.export.contract import oracle_of
-from seq2engine.export.ort_forms.attention_outputs import attention_name
+from seq2engine.export.contract import attention_name, oracle_of
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 
@@ -31,13 +30,8 @@ from ..numerics.budgets import WORST_FACTOR, finite, ratio, times
 from ..numerics.error_scale import EPSILON
 from ..numerics.teacher_forcing import ForcedRun, Tokens
 from ..opening import open_session
-from ..ort.session import OrtAttention
 from ..search.options import SearchOptions
 from ..session import Session
-from ..torch_attention import TorchAttention
-
-# The candidate, the reference and the oracle.
-LOOKERS: tuple[type[OrtAttention | TorchAttention], ...] = (OrtAttention, TorchAttention, TorchAttention)
 
 
 @dataclass(frozen=True)
@@ -138,11 +132,12 @@ def attention_of(
         said = generate(session, [source], options)[0][0].tokens
     progress("attention: decode", 1.0)
     seen = []
-    computes_in = (precision, precision, oracle_of(precision))
-    for done, (kind, computing) in enumerate(zip(LOOKERS, computes_in, strict=True)):
-        progress("attention: look", done / len(LOOKERS))
-        with kind.from_bundle(opened, computing, threads) as looking:
-            seen.append(looks_of(looking, source, said, options))
+    # The candidate, the reference and the oracle.
+    arms = (("onnxruntime", precision), ("torch", precision), ("torch", oracle_of(precision)))
+    for done, (backend, computes_in) in enumerate(arms):
+        progress("attention: look", done / len(arms))
+        with open_session(opened, backend, computes_in, threads, attention=True) as session:
+            seen.append(looks_of(session, source, said, options))
     progress("attention: look", 1.0)
     candidate, reference, oracle = seen
     return AttentionView(

@@ -1,17 +1,16 @@
-"""Single sources decoded with drafts: a cheaper precision guesses the next tokens, one step checks them all.
+"""Speculative decoding: a cheaper precision drafts the next tokens of a single source, and one step verifies them all.
 
-One row reads every weight to make one token, and five rows read them once as well. So the drafts' precision says what
-it would say next, four times, and the step of this session takes the token it was asked about together with the four
-that were guessed, each at its own position:
+A step with one row reads every weight to make one token; with five rows it reads them once as well. So the draft
+session decodes four tokens ahead, and the target session's step takes the latest token together with the four drafted
+ones, each at its own position:
 
-    slots      ... | w    w+1  w+2  w+3  w+4      written by the drafts, then once more by the step
-    asked          | t    .    .    .    .        the answer that is given now
-    guess 1        | t    a    .    .    .        given without any work if the search then chooses a, and so on
-    guess 2        | t    a    b    .    .
+    slots      ... | w    w+1  w+2  w+3  w+4      written by the draft, then again by the target
+    latest         | t    .    .    .    .        the output that is returned now
+    draft 1        | t    a    .    .    .        returned without any work if the search then chooses a, and so on
+    draft 2        | t    a    b    .    .
 
-Nobody outside can tell: an answer is always this session's own to the tokens that were really chosen. A wrong guess
-costs time, and is overwritten. Searches with several beams, and several sources, are not drafted: there a step has rows
-enough to earn its reading.
+Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
+overwritten. Steps of several beams or several sources are not drafted: they have rows enough to use what they read.
 """
 
 from __future__ import annotations
@@ -25,132 +24,159 @@ from seq2engine.export.artifact.bundle import Bundle
 
 from ..search.option_fields import LEAST_CANDIDATES
 from ..search.step_output import Answer, Candidates, Reduced
-from ..session import State
-from .session import OrtSession, check_precision
+from ..session import EVERYTHING, Session, StepForm
+from .binding import OrtState
+from .graphs import model_from_bundle
+from .session import OrtSession, OrtSettings
 
-AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few guesses are wrong (docs/LOG.md)
-PATIENCE = 3  # steps with a wrong guess more than right guesses, after which a decode goes on without
+AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few drafts are wrong (docs/LOG.md)
+PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on without
 
 
 @dataclass
-class Drafts:
-    """What one state knows ahead: answers to tokens that have not been asked about, and how its guesses fared."""
+class Verified:
+    """Outputs of drafted tokens that the search has not asked for yet, and how drafts fared so far."""
 
-    guesses: State = field(default_factory=dict)  # the state's own tensors, as the drafting session binds them
-    known: list[tuple[int, np.ndarray, Answer]] = field(default_factory=list)  # token, its mask, and the answer to it
+    outputs: list[tuple[int, np.ndarray, Answer]] = field(default_factory=list)  # token, its mask, its output
     right: int = 0
     wrong: int = 0
-    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong guess, as they come in flocks
+    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, as wrong ones come in runs
 
-    def answer_to(self, token: int, mask: np.ndarray) -> Answer | None:
-        """The answer, where the next token is the one that was guessed, in the place it was guessed for."""
-        if not self.known:
+    def output_of(self, token: int, mask: np.ndarray) -> Answer | None:
+        """The output, where the next token is the drafted one, in the place it was drafted for."""
+        if not self.outputs:
             return None
-        guess, guessed_mask, answer = self.known.pop(0)
-        if guess != token or not np.array_equal(guessed_mask, mask):
+        drafted, drafted_mask, output = self.outputs.pop(0)
+        if drafted != token or not np.array_equal(drafted_mask, mask):
             self.wrong += 1
-            self.ahead = max(2, self.ahead - 1 - len(self.known))
-            self.known.clear()
+            self.ahead = max(2, self.ahead - 1 - len(self.outputs))
+            self.outputs.clear()
             return None
         self.right += 1
-        if not self.known:  # all of them
+        if not self.outputs:  # all were right
             self.ahead = min(AHEAD, self.ahead + 2)
-        return answer
+        return output
 
     @property
     def worth_it(self) -> bool:
         return self.wrong <= self.right + PATIENCE
 
 
-class RestingSession(OrtSession):
-    resting = ("decoder_step",)
+@dataclass
+class SpeculativeState:
+    """The target's state, and the same arrays as the draft's step binds them, once it is needed."""
+
+    target: OrtState
+    verified: Verified = field(default_factory=Verified)
+    draft: OrtState | None = None
 
 
-class DraftedSession(OrtSession):
-    """An ONNX Runtime session whose decoder step is asked less often than the search asks it."""
+class SpeculativeSession(Session):
+    """Two ONNX Runtime sessions as one: `target` gives all outputs, `draft` only makes it step less often.
 
-    resting = ("encoder", "decoder_step")  # it takes turns with the drafts' session
-    speculative = True
-    drafting: OrtSession
+    The two must have caches of one type; the target's tokens of a step have positions of their own.
+    """
+
+    def __init__(self, target: OrtSession, draft: OrtSession):
+        assert target.settings.beam_positions
+        self.target, self.draft = target, draft
+        self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
+        self.config, self.limits = target.config, target.limits
 
     @classmethod
-    def with_drafts(cls, bundle: Bundle, precision: str, draft: str, threads: int | None = None) -> DraftedSession:
-        """`draft` is a precision of the bundle that keeps its cache in the same type; the better, the fewer slips."""
-        check_precision(precision)
-        check_drafts(bundle, precision, draft)
-        session = cls.from_bundle(bundle, precision, threads)
-        assert isinstance(session, DraftedSession)
-        rest = (bundle.config, draft, bundle.cache_form, threads)
-        step = {"decoder_step": bundle.graph_path(draft, "decoder_step")}
-        session.drafting = RestingSession(step, bundle.specs(draft), *rest)
-        return session
+    def from_bundle(cls, bundle: Bundle, precision: str, draft: str, threads: int | None = None) -> SpeculativeSession:
+        """`draft` is a precision of the bundle with the same cache; the closer it is, the more drafts are right."""
+        model = model_from_bundle(bundle, precision)
+        check_draft(bundle, precision, draft)
+        # They work in turns, so the threads of each must rest while the other works.
+        resting = ("encoder", "decoder_step")
+        target = OrtSession(model, OrtSettings(threads, beam_positions=True, resting=resting))
+        settings = OrtSettings(threads, resting=resting)
+        return cls(target, OrtSession(model_from_bundle(bundle, draft), settings, target.encoder))
 
-    def reserve(self, state: State, slots: int) -> None:
-        state["drafts"] = Drafts()
-        super().reserve(state, slots)
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> SpeculativeState:
+        return SpeculativeState(self.target.encode(source_ids, source_mask))
 
-    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        before = state.pop("drafts", None)  # none in a state that was only encoded
-        super().select(state, rows, slots)
-        if before is not None:
-            state["drafts"] = Drafts(right=before.right, wrong=before.wrong, ahead=before.ahead)
+    def reserve(self, state: SpeculativeState, slots: int, form: StepForm = EVERYTHING) -> None:
+        self.target.reserve(state.target, slots, form)
+        state.verified, state.draft = Verified(), None
 
-    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
-        state["drafts"] = Drafts()
-        super().replace(state, rows, newcomers, width)
+    def select(self, state: SpeculativeState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self.target.select(state.target, rows, slots)
+        state.verified.outputs.clear()
+        state.draft = None
+
+    def replace(self, state: SpeculativeState, rows: np.ndarray, newcomers: SpeculativeState, width: int) -> None:
+        self.target.replace(state.target, rows, newcomers.target, width)
+        state.verified, state.draft = Verified(), None
 
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: SpeculativeState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
     ) -> Answer:
         if tokens.size > 1:
-            return super().step(state, tokens, position[:, None], write_index, self_mask)
-        drafts: Drafts = state["drafts"]
-        known = drafts.answer_to(tokens.item(), self_mask[0, 0])
+            return self.target.step(state.target, tokens, position[:, None], write_index, self_mask)
+        verified = state.verified
+        known = verified.output_of(tokens.item(), self_mask[0, 0])
         if known is not None:
             return known
-        room = min(drafts.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
-        if room == 1 or not drafts.worth_it:
-            return super().step(state, tokens, position[:, None], write_index, self_mask)
-        said, masks = self.guessed(state, tokens, position, write_index, self_mask, room)
-        places = position[:, None] + np.arange(room)
-        answer = super().step(state, said, places, write_index, masks)
-        first, *others = (answer_of_beam(answer, beam) for beam in range(room))
-        drafts.known = list(zip(said[0, 1:].tolist(), masks[0, 1:], others, strict=True))
+        count = min(verified.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
+        if count == 1 or not verified.worth_it:
+            return self.target.step(state.target, tokens, position[:, None], write_index, self_mask)
+        drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, count)
+        positions = position[:, None] + np.arange(count)
+        output = self.target.step(state.target, drafted, positions, write_index, masks)
+        first, *others = (output_of_beam(output, beam) for beam in range(count))
+        verified.outputs = list(zip(drafted[0, 1:].tolist(), masks[0, 1:], others, strict=True))
         return first
 
-    def guessed(
+    def drafted(
         self,
-        state: State,
+        state: SpeculativeState,
         tokens: np.ndarray,
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
         count: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A token and its likely followers [1,count], each with the slots it comes after [1,count,L]."""
-        guesses = state["drafts"].guesses
-        if not guesses:  # the same memory: a draft sees the cache as it is, and what it writes is written again
-            names = [tensor.name for tensor in self.specs["decoder_step"].inputs]
-            guesses.update({name: state[name] for name in names if name in state})
-        said = np.repeat(tokens, count, axis=1)
+        """A token and its drafted followers [1,count], and their masks [1,count,L]."""
+        if state.draft is None:
+            state.draft = self.draft_state(state.target)
+        drafted = np.repeat(tokens, count, axis=1)
         masks = np.repeat(self_mask, count, axis=1)
         for ahead in range(1, count):
             masks[:, ahead:, write_index.item() + ahead] = True
         for ahead in range(count - 1):
             now = slice(ahead, ahead + 1)
-            answer = self.drafting.step(guesses, said[:, now], position + ahead, write_index + ahead, masks[:, now])
-            said[0, ahead + 1] = answer.candidates.tokens[0, 0, 0]
-        return said, masks
+            output = self.draft.step(state.draft, drafted[:, now], position + ahead, write_index + ahead, masks[:, now])
+            drafted[0, ahead + 1] = output.candidates.tokens[0, 0, 0]
+        return drafted, masks
+
+    def draft_state(self, target: OrtState) -> OrtState:
+        """The same memory: the draft reads the cache as it is, and the target overwrites what the draft writes."""
+        shared = OrtState(target)
+        self.draft.take(shared, StepForm(target.form.shortlist))
+        return shared
+
+    def tensor(self, state: SpeculativeState, name: str) -> np.ndarray:
+        return self.target.tensor(state.target, name)
 
     def close(self) -> None:
-        super().close()
-        self.drafting.close()
+        self.target.close()
+        self.draft.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
-def check_drafts(bundle: Bundle, precision: str, draft: str) -> None:
+def check_draft(bundle: Bundle, precision: str, draft: str) -> None:
     if bundle.cache_form != "static":
         raise SessionError(
-            f"drafts with a {bundle.cache_form} cache, expected a static one; export with: "
+            f"speculative decoding with a {bundle.cache_form} cache, expected a static one; export with: "
             "seq2engine export CHECKPOINT BUNDLE --cache static"
         )
     own, theirs = (bundle.specs(name)["decoder_step"].inputs for name in (precision, draft))
@@ -161,12 +187,12 @@ def check_drafts(bundle: Bundle, precision: str, draft: str) -> None:
         )
 
 
-def answer_of_beam(answer: Answer, beam: int) -> Answer:
-    """What an answer says of one of its beams, as if there were no others."""
+def output_of_beam(output: Answer, beam: int) -> Answer:
+    """The output of one beam of a step, as if there were no others."""
     only = slice(beam, beam + 1)
-    assert answer.reduced is not None
-    best = answer.reduced.candidates
-    count = LEAST_CANDIDATES if answer.raw.shape[-1] else best.tokens.shape[-1]
+    assert output.reduced is not None
+    best = output.reduced.candidates
+    count = LEAST_CANDIDATES if output.raw.shape[-1] else best.tokens.shape[-1]
     found = Candidates(best.tokens[:, only, :count], best.logits[:, only, :count])
-    reduced = Reduced(found, answer.reduced.exp_sum[:, only])
-    return Answer(answer.raw[:, only], reduced, answer.shortlist)
+    reduced = Reduced(found, output.reduced.exp_sum[:, only])
+    return Answer(output.raw[:, only], reduced, output.shortlist)

@@ -5,7 +5,8 @@ Greedy search, beam search and sampling are generators over a `Step`. They know 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,3 +79,15 @@ class Emitted:
 
 
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first
+
+
+def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
+    """Runs a search to its end, shows `on_step` every step, and gives back what the search returns."""
+    with closing(search) as steps:
+        while True:
+            try:
+                emitted = next(steps)
+            except StopIteration as finished:
+                return finished.value
+            if on_step is not None:
+                on_step(emitted)

@@ -20,12 +20,12 @@ import numpy as np
 
 from seq2engine.errors import RequestError
 
-from ..generate import padded, search_over, session_for, start_of
+from ..generate import form_from_options, padded, search_over, start_of
 from ..model_options import options_from_session
 from ..requests import check_request
 from ..search.leaving import staying_rows
 from ..search.options import SearchOptions
-from ..search.step import Hypothesis
+from ..search.step import Emitted, Hypothesis, drain
 from ..search.step_output import Answer
 from ..session import Session, State
 from ..tree_cache import TreeStep, rounded
@@ -55,7 +55,6 @@ def translate_many(
     options = options or options_from_session(session)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    session = session_for(session, options)
     given = None if prefixes is None else iter(prefixes)
     return _fed(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
 
@@ -145,7 +144,8 @@ class _Rows:
         self.free = np.zeros(batch, dtype=bool)
         self.tokens = np.full((batch, options.width), start_of(session.config, options), dtype=np.int64)
         self.parents = np.tile(np.arange(options.width), (batch, 1))
-        self.tree = TreeStep(session, self.first_state(sources), batch, options.width, options.max_length)
+        state, form = self.first_state(sources), form_from_options(options, session.config)
+        self.tree = TreeStep(session, state, batch, options.width, options.max_length, form)
         self.answer = Answer(np.zeros(0))
 
     def first_state(self, sources: list[_Source]) -> State:
@@ -224,11 +224,11 @@ class _Cohort:
 
     def finish(self) -> list[list[Hypothesis]]:
         """All are done: what they found."""
-        try:
-            next(self.search)
-        except StopIteration as finished:
-            return finished.value
-        raise AssertionError("a search goes on although all its sources are done")
+
+        def goes_on(emitted: Emitted) -> None:
+            raise AssertionError("a search goes on although all its sources are done")
+
+        return drain(self.search, goes_on)
 
 
 def like_lengths(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:

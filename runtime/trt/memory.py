@@ -20,6 +20,7 @@ from torch import Tensor
 
 from seq2engine.export.artifact.passport import EngineTensor
 
+from ..session import EVERYTHING
 from .device import ALIGNMENT, Device
 
 Shape = tuple[int, ...]
@@ -190,7 +191,7 @@ class TrtState(dict[str, DeviceArray]):
     """The named tensors of one batch, and the memory they live in, which goes back to its session when this dies.
 
     `rows` are its sources; its tensors may have more rows than that, whose content is of no interest. `plan` is what
-    the session worked out for the latest step and may use again while shapes stay.
+    the session worked out for the latest step and may use again while shapes stay; `form` is what is read of its steps.
     """
 
     def __init__(self, memory: BatchMemory, pool: list[BatchMemory], rows: int):
@@ -198,4 +199,5 @@ class TrtState(dict[str, DeviceArray]):
         self.memory = memory
         self.rows = rows
         self.plan: Any = None
+        self.form = EVERYTHING
         weakref.finalize(self, pool.append, memory).atexit = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from ..fitting import fitted
 from .device import Device
 from .memory import Shape, Slab
 
@@ -64,15 +64,10 @@ def put_rows(
     def work() -> None:
         old, new = slab.together(shape), slab.together(result)
         if shape != result:
-            new.copy_(fitted(old, axis + 1, width))
+            new.copy_(fitted(old, axis + 1, width, old.new_zeros))
         row = rows.to(old.device, non_blocking=True)
-        new.index_copy_(1, row, fitted(coming.together(coming_shape)[:, : len(rows)], axis + 1, width))
+        given = coming.together(coming_shape)[:, : len(rows)]
+        new.index_copy_(1, row, fitted(given, axis + 1, width, given.new_zeros))
 
     device.run(work)
     return result
-
-
-def fitted(tensor: Tensor, axis: int, width: int) -> Tensor:
-    """A copy with one axis cut to a width, or filled up with zeros."""
-    behind = tensor.ndim - 1 - axis
-    return functional.pad(tensor, (*[0, 0] * behind, 0, width - tensor.shape[axis]))  # a negative padding cuts

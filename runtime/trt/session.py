@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from seq2engine.export.artifact.passport import Passport
 from seq2engine.export.artifact.profiles import Workload
 from seq2engine.model.config import ModelConfig
 
-from ..search.step_output import Answer, Shortlist
-from ..session import Limits, Session, State
+from ..backends import SessionOptions
+from ..search.step_output import Answer
+from ..session import EVERYTHING, Limits, Session, StepForm
 from .device import CudaDevice, Device
 from .engine import Binding, Engine
 from .memory import BatchMemory, DeviceArray, Parcel, Post, Shape, Transfer, TrtState, allocate, room_for, shape_of
@@ -63,10 +63,10 @@ class TrtSession(Session):
             source=max(r.source.max for r in ranges),
             target=max(r.target.max for r in ranges),
             slots=passport.slots if self.static else None,
+            # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
+            # would keep it.
+            least_beams=passport.ranges.beam.min if self.static else 1,
         )
-        # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
-        # would keep it.
-        self.fewest_beams = passport.ranges.beam.min if self.static else 1
         self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
         self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
@@ -110,13 +110,7 @@ class TrtSession(Session):
         check_machine(folder, passport, trt, device)
         return cls(trt, device, folder, passport, bundle.config)
 
-    def shortlisted(self, shortlist: Shortlist) -> TrtSession:
-        """An engine computes all logits, whatever becomes of them."""
-        view = copy.copy(self)
-        view.shortlist = shortlist
-        return view
-
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> TrtState:
         engine = self.opened("encoder")
         values = {"source_ids": source_ids, "source_mask": source_mask}
         check_dtypes("encoder", engine.entry, values)
@@ -144,26 +138,20 @@ class TrtSession(Session):
     def new_memory(self) -> BatchMemory:
         return BatchMemory(self.device, self.kept, self.cache, self.most, self.cache_form)
 
-    def slots_for(self, beams: int) -> int | None:
-        """Spare beams need room behind the last slot."""
-        return self.passport.slots - max(0, self.fewest_beams - beams) if self.static else None
-
-    def reserve(self, state: State, slots: int) -> None:
+    def reserve(self, state: TrtState, slots: int, form: StepForm = EVERYTHING) -> None:
         self.opened("decoder_step")
-        state = own(state)
-        if self.static and self.passport.slots - self.fewest_beams < slots < self.passport.slots:
+        if self.static and self.passport.slots - self.limits.least_beams < slots < self.passport.slots:
             slots = self.passport.slots
         check_reserved(self.folder, self.passport, slots)
         for slab in state.memory.cache[0]:
             state.update(slab.arrays({"B": physical_rows(state), "L": slots}))
             clear(self.device, slab, state[slab.names[0]].shape)
-        state.plan = None
+        state.plan, state.form = None, form
 
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self, state: TrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
     ) -> Answer:
         engine = self.opened("decoder_step")
-        state = own(state)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         values = {t.name: given[t.name] for t in self.sent}
         plan: StepPlan | None = state.plan
@@ -182,7 +170,8 @@ class TrtSession(Session):
             state.update(plan.written)
             state.plan = None  # the next step has other shapes and the buffers change places
         logits = plan.logits.values[: state.rows, : tokens.shape[1]]
-        return Answer(logits if self.shortlist is None else logits[..., self.shortlist.ids], shortlist=self.shortlist)
+        shortlist = state.form.shortlist  # an engine computes all logits, whatever becomes of them
+        return Answer(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
 
     def plan_step(self, engine: Engine, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
         if self.cache[0].name not in state:
@@ -207,15 +196,14 @@ class TrtSession(Session):
 
     def padded_shape(self, name: str, shape: Shape) -> Shape:
         """The shape [B,K] or [B,K,L] of a step's input with as many beams as the engine has at least."""
-        spare = self.fewest_beams - shape[1] if len(shape) > 1 else 0
+        spare = self.limits.least_beams - shape[1] if len(shape) > 1 else 0
         if spare <= 0:
             return shape
         slots = [self.passport.slots if size == self.passport.slots - spare else size for size in shape[2:]]
-        return (shape[0], self.fewest_beams, *slots)
+        return (shape[0], self.limits.least_beams, *slots)
 
-    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+    def select(self, state: TrtState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.opened("decoder_step")
-        state = own(state)
         kept = np.arange(state.rows) if rows is None else rows
         check_places("rows", kept, state.rows)
         if len(kept) > self.most_rows:
@@ -248,9 +236,8 @@ class TrtSession(Session):
             now //= 2
         return max(now, staying)
 
-    def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
+    def replace(self, state: TrtState, rows: np.ndarray, newcomers: TrtState, width: int) -> None:
         self.opened("decoder_step")
-        state, newcomers = own(state), own(newcomers)
         check_places("rows", rows, state.rows)
         index = staged(self.device, rows)
         for slab, coming in zip(state.memory.kept, newcomers.memory.kept, strict=True):
@@ -259,9 +246,8 @@ class TrtSession(Session):
             state.update((name, slab.array(name, shape)) for name in slab.names)
         state.plan = None
 
-    def tensor(self, state: State, name: str) -> np.ndarray:
+    def tensor(self, state: TrtState, name: str) -> np.ndarray:
         self.opened("decoder_step")
-        state = own(state)
         array = state[name]
         dtype = torch.float32 if array.dtype == torch.bfloat16 else array.dtype  # numpy has no bfloat16
         copy = torch.empty(array.shape, dtype=dtype)
@@ -306,11 +292,6 @@ def signature_of(values: Iterable[np.ndarray]) -> tuple[tuple[Shape, np.dtype], 
     return tuple((value.shape, value.dtype) for value in values)
 
 
-def own(state: State) -> TrtState:
-    assert isinstance(state, TrtState), "a state is only good for the session that made it"
-    return state
-
-
 def physical_rows(state: TrtState) -> int:
     """Rows of its tensors."""
     return state["source_mask"].shape[0]
@@ -319,3 +300,8 @@ def physical_rows(state: TrtState) -> int:
 def padded_rows(index: np.ndarray, count: int) -> np.ndarray:
     """Indices [B] or [B,L] for `count` rows: those that are nobody's repeat the last."""
     return index[np.minimum(np.arange(count), len(index) - 1)] if len(index) else index
+
+
+def session_from_bundle(bundle: Bundle, precision: str, options: SessionOptions) -> Session:
+    """The session of a bundle that the options ask for."""
+    return TrtSession.from_bundle(bundle, precision, options.engine, options.workload)

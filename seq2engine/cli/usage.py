@@ -104,16 +104,23 @@ def sessions(args: argparse.Namespace) -> Iterator[str]:
     """Of commands that open a session on a backend; `bench` opens one on each, with what each can use."""
     if "backend" not in args:
         return
-    from seq2engine.runtime.backends import check_session
+    from seq2engine.runtime.backends import SessionOptions, check_session
 
     for backend in given(args, "backend"):
         if args.command_name == "bench":
-            yield from problem(partial(check_session, backend))
+            yield from problem(partial(check_session, SessionOptions(backend)))
         else:
             attention = bool(getattr(args, "alignments", None) or getattr(args, "coverage_penalty", None))
             draft = getattr(args, "draft", None)
-            options = (None, args.engine, attention, args.deterministic, args.provider, draft)
-            yield from problem(partial(check_session, backend, *options))
+            options = SessionOptions(
+                backend,
+                engine=args.engine,
+                attention=attention,
+                deterministic=args.deterministic,
+                provider=args.provider,
+                draft=draft,
+            )
+            yield from problem(partial(check_session, options))
 
 
 def ranges(args: argparse.Namespace) -> Iterator[str]:

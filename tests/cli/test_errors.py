@@ -165,7 +165,7 @@ def test_no_threads(refused, name, threads):
 
 @pytest.mark.parametrize("name", ["run", "score", "parity"])
 def test_an_engine_for_a_backend_that_has_none(refused, name):
-    assert "an engine is a choice of tensorrt, not of onnxruntime" in refused(
+    assert "an engine is an option of tensorrt, not of onnxruntime" in refused(
         (*COMMANDS[name], "--engine", "sm89"), code=2
     )
 

@@ -16,7 +16,6 @@ SCALARS = [  # command, option, value, what is said of it
     ("run B 5", "--precision", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
     ("run B 5", "--draft", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
     ("run B 5", "--provider", "cdua", "unknown provider 'cdua', expected one of cpu, cuda"),
-    ("run B 5", "--engine", "x", "an engine is a choice of tensorrt, not of onnxruntime"),
     ("run B 5", "--beam", "0", "error: --beam 0, expected at least 1"),
     ("run B 5", "--nbest", "0", "error: --nbest 0, expected at least 1"),
     ("run B 5", "--min-length", "-1", "error: --min-length -1, expected 0 or more"),
@@ -25,6 +24,7 @@ SCALARS = [  # command, option, value, what is said of it
     ("bench B", "--backend", "tourch", "unknown backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
     ("bench B", "--precision", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
     ("bench B", "--scenario", "foo", "unknown scenario foo, expected some of single, offline, server"),
+    ("run B 5", "--engine", "x", "an engine is an option of tensorrt, not of onnxruntime"),
     ("score B", "--batch", "-3", "--batch -3, expected at least 1"),
     ("parity B", "--count", "-1", "--count -1, expected at least 1"),
     ("parity B", "--metrics", "rouge", "unknown metric 'rouge', expected one of errors, bleu, chrf"),
@@ -59,11 +59,11 @@ def test_a_value_that_never_works(cli, tmp_path, monkeypatch, command, option, v
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("run B 5 --backend torch --provider cuda", "a provider is a choice of onnxruntime, not of torch"),
-        ("run B 5 --draft w8a8 --deterministic", "drafts are for onnxruntime on the CPU"),
-        ("run B 5 --draft w8a8 --alignments", "drafts are for onnxruntime on the CPU"),
-        ("run B 5 --backend tensorrt --alignments", "backend tensorrt does not tell where it looks"),
-        ("parity B --backend tensorrt --provider cuda", "a provider is a choice of onnxruntime, not of tensorrt"),
+        ("run B 5 --backend torch --provider cuda", "a provider is an option of onnxruntime, not of torch"),
+        ("run B 5 --draft w8a8 --deterministic", "speculative decoding is for onnxruntime on the CPU"),
+        ("run B 5 --draft w8a8 --alignments", "speculative decoding is for onnxruntime on the CPU"),
+        ("run B 5 --backend tensorrt --alignments", "backend tensorrt has no cross-attention weights"),
+        ("parity B --backend tensorrt --provider cuda", "a provider is an option of onnxruntime, not of tensorrt"),
     ],
 )
 def test_options_that_never_go_together(cli, line, reason):

@@ -32,10 +32,7 @@ class TellingSession:
         total = np.exp(logits - best[..., :1]).sum(axis=-1)
         self.answer = logits, Reduced(Candidates(tokens, best), total)
 
-    def slots_for(self, beams):
-        return self.limits.slots
-
-    def reserve(self, state, slots):
+    def reserve(self, state, slots, form):
         pass
 
     def select(self, state, rows, slots):

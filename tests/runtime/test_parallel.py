@@ -1,4 +1,4 @@
-"""Lanes: the same outputs, in the same order, whoever decodes them; and errors that name the right source."""
+"""Parallel decodes: the same outputs, in the same order, whoever decodes them; errors that name the right source."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import parallel as lanes_module
+from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.session import LANE_ROWS, MOST_LANE_ROWS, OrtSession
-from seq2engine.runtime.parallel import in_lanes
+from seq2engine.runtime.ort.session import MOST_WORKER_ROWS, WORKER_ROWS, OrtSession
+from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer, NotFiniteError
-from seq2engine.runtime.threads import Turns, row_work, rows_for_a_lane, sensible_threads, usable_cores
+from seq2engine.runtime.threads import Turns, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
 from seq2engine.runtime.torch_session import TorchSession
 
 MODEL = random_model("tiny", seed=5)
@@ -28,13 +29,13 @@ MODEL = random_model("tiny", seed=5)
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return onnx_from_model(MODEL, tmp_path_factory.mktemp("lanes") / "bundle", ("fp32", "w8a8"))
+    return onnx_from_model(MODEL, tmp_path_factory.mktemp("parallel") / "bundle", ("fp32", "w8a8"))
 
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch):
-    """The model of these tests is far too small for lanes."""
-    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
+    """The model of these tests is far too small for workers."""
+    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
 
 
 def sources_of(count, seed=0):
@@ -53,7 +54,7 @@ def test_outputs_are_those_of_one_decode(bundle, precision, shortlist, beam):
         open_session(bundle, precision=precision, threads=2) as several,
         open_session(bundle, precision=precision, threads=1) as alone,
     ):
-        assert len(several.lanes(len(sources), len(sources) * beam)) == 2
+        assert len(workers_for(several, len(sources), len(sources) * beam)) == 2
         found, expected = generate(several, sources, options), generate(alone, sources, options)
     assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
 
@@ -66,34 +67,34 @@ def test_prefixes_go_with_their_sources(bundle):
     assert all(nbest[0].tokens[: len(prefix)] == tuple(prefix) for nbest, prefix in zip(found, prefixes, strict=True))
 
 
-def test_who_gets_lanes(bundle):
-    enough = 2 * MOST_LANE_ROWS
+def test_who_gets_workers(bundle):
+    enough = 2 * MOST_WORKER_ROWS
     with open_session(bundle, threads=2) as session:
-        assert session.lanes(enough, enough - 1) == (session,)
-        assert session.lanes(1, enough) == (session,)  # one source cannot be dealt out
-        lanes = session.lanes(2, enough)
-        assert [lane.threads for lane in lanes] == [1, 1]
-        assert lanes[0] is lanes[1], "weights are there once for all lanes"
+        assert workers_for(session, enough, enough - 1) == (session,)
+        assert workers_for(session, 1, enough) == (session,)  # one source cannot be dealt out
+        workers = workers_for(session, 2, enough)
+        assert [worker.threads for worker in workers] == [1, 1]
+        assert workers[0] is workers[1], "weights are there once for all workers"
     with open_session(bundle, precision="w8a8", threads=2) as session:
-        assert len(session.lanes(4, 2 * LANE_ROWS["w8a8"])) == 2
+        assert len(workers_for(session, 4, 2 * WORKER_ROWS["w8a8"])) == 2
     with open_session(bundle, threads=1) as session:
-        assert session.lanes(enough, enough) == (session,)
+        assert workers_for(session, enough, enough) == (session,)
     with open_session(bundle, threads=2, deterministic=True) as session:
-        assert session.lanes(enough, enough) == (session,)
+        assert workers_for(session, enough, enough) == (session,)
     with open_session(bundle, "torch") as session:
-        assert session.lanes(enough, enough) == (session,)
+        assert workers_for(session, enough, enough) == (session,)
 
 
-def test_a_small_model_has_lanes_only_for_many_rows(bundle, monkeypatch):
+def test_a_small_model_has_workers_only_for_many_rows(bundle, monkeypatch):
     """Two loops in Python hold each other up where the graph is quick."""
     monkeypatch.undo()
     with open_session(bundle, precision="w8a8", threads=2) as session:
-        rows = 2 * rows_for_a_lane(session.config, LANE_ROWS["w8a8"])
+        rows = 2 * rows_per_worker(session.config, WORKER_ROWS["w8a8"])
         assert rows > 1000
-        assert session.lanes(64, rows - 1) == (session,)
-        assert len(session.lanes(64, rows)) == 2
-    assert rows_for_a_lane(PRESETS["base"], 2) == 2
-    assert rows_for_a_lane(PRESETS["base"], 32) == 32
+        assert workers_for(session, 64, rows - 1) == (session,)
+        assert len(workers_for(session, 64, rows)) == 2
+    assert rows_per_worker(PRESETS["base"], 2) == 2
+    assert rows_per_worker(PRESETS["base"], 32) == 32
 
 
 def test_row_work_is_the_weights_of_all_products():
@@ -120,98 +121,89 @@ def test_row_work_is_the_weights_of_all_products():
 def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, said, cores):
     limit = tmp_path / "cpu.max"
     limit.write_text(said)
-    monkeypatch.setattr(lanes_module, "CGROUP_LIMIT", limit)
-    monkeypatch.setattr(lanes_module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(threads_module, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert usable_cores() == cores
     limit.unlink()
     assert usable_cores() == 8
 
 
 def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
-    monkeypatch.setattr(lanes_module, "usable_cores", lambda: 64)
+    monkeypatch.setattr(threads_module, "usable_cores", lambda: 64)
     assert sensible_threads(PRESETS["tiny"]) == 2
     assert sensible_threads(PRESETS["base"]) == 64
     with open_session(bundle) as session:
         assert session.threads == 2
     with open_session(bundle, threads=5) as session:
         assert session.threads == 5
-    monkeypatch.setattr(lanes_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(threads_module, "usable_cores", lambda: 1)
     assert sensible_threads(PRESETS["base"]) == 1
 
 
 def test_nobody_goes_on_while_another_waits_for_its_turn():
-    turns, told = Turns(), []
+    turns, order = Turns(), []
 
-    def lane(name, fails=False):
+    def worker(name, fails=False):
         try:
             with turns.taken():
-                while not told and turns.waiting < 3:  # the first one, until all three want it
+                while not order and turns.waiting < 3:  # the first one, until all three want it
                     time.sleep(0.001)
-                told.append("in")
+                order.append("in")
                 if fails:
                     raise ValueError(name)
         except ValueError:
             pass
-        told.append("on")
+        order.append("on")
 
-    lanes = [threading.Thread(target=lane, args=(name, name == 1)) for name in range(3)]
-    for each in lanes:
+    workers = [threading.Thread(target=worker, args=(name, name == 1)) for name in range(3)]
+    for each in workers:
         each.start()
-    for each in lanes:
+    for each in workers:
         each.join(timeout=600)
-    assert told == ["in"] * 3 + ["on"] * 3
+    assert order == ["in"] * 3 + ["on"] * 3
 
 
-class ThreeLanes(TorchSession):
+class ThreeWorkers(TorchSession):
     """Runs in three threads, and goes wrong on sources that begin with 13."""
 
     def __init__(self):
         super().__init__(random_model("tiny", seed=5))
-        self.threads_seen = set()
-
-    def lanes(self, sources, rows):
-        return (self,) * min(3, sources)
+        self.workers = Workers(3, 1, lambda: self)
 
     def encode(self, source_ids, source_mask):
-        self.threads_seen.add(threading.get_ident())
-        return super().encode(source_ids, source_mask) | {"wrong": source_ids[:, 0] == 13}
-
-    def select(self, state, rows, slots):
-        wrong = state.pop("wrong")
-        super().select(state, rows, slots)
-        state["wrong"] = wrong if rows is None else wrong[rows]
+        state = super().encode(source_ids, source_mask)
+        state["wrong"] = torch.from_numpy(source_ids[:, 0] == 13)
+        return state
 
     def step(self, state, *given):
-        logits = super().step({k: v for k, v in state.items() if k != "wrong"}, *given).logits
-        logits[state["wrong"]] = np.nan
+        logits = super().step(state, *given).logits
+        logits[state["wrong"].numpy()] = np.nan
         return Answer(logits)
 
 
 def test_an_error_names_the_source_by_its_number_in_the_request():
     sources = sources_of(11)
     sources[7] = [13, 5, 6]
-    with ThreeLanes() as session, pytest.raises(NotFiniteError, match=r"source 7: the model's logits are not finite"):
+    with ThreeWorkers() as session, pytest.raises(NotFiniteError, match=r"source 7: the model's logits are not finite"):
         generate(session, sources, SearchOptions(max_length=4))
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 5))
-def test_every_source_is_dealt_out_once_and_lanes_are_even(lengths, count):
+def test_every_source_is_dealt_out_once_and_parts_are_even(lengths, count):
     class Dealt:
-        def lanes(self, sources, rows):
-            assert (sources, rows) == (len(lengths), 3 * len(lengths))
-            return (self,) * min(count, sources)
+        workers = Workers(min(count, len(lengths)), 3 * len(lengths), object)
 
-    found = in_lanes(Dealt(), [[0] * length for length in lengths], 3, lambda lane, part: list(part))
+    found = in_parallel(Dealt(), [[0] * length for length in lengths], 3, lambda worker, part: list(part))
     assert sorted(number for part, _ in found for number in part) == list(range(len(lengths)))
     assert all(part == got for part, got in found)
     sizes = [len(part) for part, _ in found]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_session_of_lanes_closes_with_its_owner(bundle):
+def test_the_session_of_workers_goes_with_its_owner(bundle):
     session = open_session(bundle, threads=2)
-    (narrow, _) = session.lanes(64, 64)
-    assert isinstance(narrow, OrtSession)
+    (worker, _) = workers_for(session, 64, 64)
+    assert isinstance(worker, OrtSession)
     session.close()
-    assert not session.narrow
+    assert not session.workers.opened

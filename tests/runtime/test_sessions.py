@@ -16,6 +16,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import decode, generate, padded
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.search.options import SearchOptions
 
@@ -152,8 +153,9 @@ def test_an_unknown_precision_is_refused_with_the_known_ones(bundle, precision):
 def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\x08\x07garbage")
+    model = model_from_bundle(bundle, "fp32")
     with pytest.raises(SessionError, match="cannot load"):
-        OrtSession({name: broken}, bundle.specs("fp32"), SMALL, "fp32", "static")
+        OrtSession(dataclasses.replace(model, graphs={**model.graphs, name: broken}))
 
 
 def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
@@ -181,15 +183,26 @@ def test_a_compaction_in_place_leaves_the_step_bound_and_another_does_not(tmp_pa
         mask = np.zeros((2, 1, 8), dtype=bool)
         mask[..., 0] = True
         session.step(state, tokens, place, place, mask)
-        bound, cache = state["binding"], state["self_k.0"]
+        bound, cache = state.bound, state["self_k.0"]
         assert cache[:, :, 0].any()
         assert not cache[:, :, 1:].any()
         session.select(state, None, np.tile(np.arange(8), (2, 1)))
-        assert state["binding"] is bound
+        assert state.bound is bound
         assert state["self_k.0"] is cache
         session.select(state, None, np.zeros((2, 16), dtype=np.int64))
-        assert state["binding"].binding is None, "it let go of the cache"
+        assert state.bound.binding is None, "it let go of the cache"
         session.step(state, tokens, place + 1, place + 1, np.pad(mask, ((0, 0), (0, 0), (0, 8))))
         assert (state["self_k.0"][:, :, 1] != state["self_k.0"][:, :, 0]).any()
         session.select(state, np.array([1]), None)
-        assert "binding" not in state
+        assert state.bound is None
+
+
+def test_a_closed_session_says_so(bundle):
+    ids, mask = padded(sources_of(2, 1), SMALL.pad_id)
+    session = open_session(bundle, threads=1)
+    state = session.encode(ids, mask)
+    session.close()
+    with pytest.raises(SessionError, match="this session is closed; open it again with: open_session"):
+        session.encode(ids, mask)
+    with pytest.raises(SessionError, match="this session is closed"):
+        session.reserve(state, 4)

@@ -131,12 +131,17 @@ def test_samples_and_fed_batches_know_the_shortlist(session: Session) -> None:
     same([nbest for _, nbest in fed], [nbest for _, nbest in again], session, beams)
 
 
-def test_the_session_itself_is_as_before_and_keeps_one_view(session: Session) -> None:
+def test_decodes_without_a_shortlist_are_as_before_and_the_latest_is_kept(session: Session) -> None:
     plain = generate(session, SOURCES, SearchOptions(max_length=6))
-    first = session.shortlisted(Shortlist((END, 7, 9), TINY.target_vocab))
-    assert session.shortlisted(Shortlist((END, 7, 9), TINY.target_vocab)) is first
-    assert session.shortlisted(Shortlist((END, 7), TINY.target_vocab)) is not first
+    kept = [kept_after(session, tokens) for tokens in ((7, 9), (7, 9), (7,), (7, 9))]
+    assert [one is kept[0] for one in kept] == [True, True, False, False]
     assert generate(session, SOURCES, SearchOptions(max_length=6)) == plain
+
+
+def kept_after(session: Any, tokens: tuple[int, ...]) -> object:
+    """What the session keeps for a shortlist that it was given."""
+    generate(session, SOURCES, SearchOptions(max_length=2, shortlist=tokens))
+    return (session.latest if session.backend == "torch" else session.decoders.latest)[1]
 
 
 @pytest.mark.parametrize("tokens", [(END,), (7,), (7, 7, 9)])

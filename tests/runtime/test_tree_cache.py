@@ -22,10 +22,7 @@ class PathSession:
         self.config = PRESETS["tiny"]
         self.limits = Limits(None, None, 64, 64, slots)
 
-    def slots_for(self, beams):
-        return self.limits.slots
-
-    def reserve(self, state, slots):
+    def reserve(self, state, slots, form):
         state["self_k.0"] = np.full((len(state["source_mask"]), slots), -1)
 
     def step(self, state, tokens, position, write_index, self_mask):

@@ -14,7 +14,7 @@ from ctranslate2.converters.transformers import MarianMTLoader
 from transformers import MarianMTModel
 
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
-from seq2engine.runtime.torch_attention import TorchAttention
+from seq2engine.runtime.torch_session import TorchSession
 from support.hugging_face_models import wandering_marian
 
 VOCAB, END, PAD = 41, 0, 40  # CTranslate2 drops the padding token, which has to be the last one
@@ -45,7 +45,7 @@ class Pair:
     """One model twice: in CTranslate2, and imported by us."""
 
     theirs: ctranslate2.Translator
-    ours: TorchAttention
+    ours: TorchSession
 
 
 @cache
@@ -70,4 +70,4 @@ def pair(name: str, zero_start: bool = True) -> Pair:
         translator = ctranslate2.Translator(
             str(Path(folder, "ctranslate2")), compute_type="float32", inter_threads=1, intra_threads=1
         )
-    return Pair(translator, TorchAttention(imported.model, "fp32"))
+    return Pair(translator, TorchSession(imported.model, "fp32", attention=True))

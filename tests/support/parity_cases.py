@@ -12,6 +12,7 @@ from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.run import parity_of_sessions
 from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.session import EVERYTHING
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 
@@ -40,8 +41,8 @@ class Changed(OrtSession):
         self.largest = max(self.largest, len(source_ids))
         return self.encoded(super().encode(source_ids, source_mask), source_mask)
 
-    def reserve(self, state, slots):
-        super().reserve(state, slots)
+    def reserve(self, state, slots, form=EVERYTHING):
+        super().reserve(state, slots, form)
         self.reserved(state)
 
     def step(self, state, tokens, position, write_index, self_mask):

@@ -18,9 +18,10 @@ from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbe
 
 from ...generate import padded
 from ...numerics.budgets import ErrorTally, TensorResult
-from ...ort.session import gathered_slots, inference_session
-from ...search.step_output import Answer, Shortlist
-from ...session import Limits, Session, State
+from ...ort.binding import gathered_slots
+from ...ort.graphs import Placement, inference_session
+from ...search.step_output import Answer
+from ...session import EVERYTHING, Limits, Session, State, StepForm
 from ...torch_session import TorchSession
 
 MASKED = -65504.0  # model.layers has it: what a score becomes that may not be looked at
@@ -41,7 +42,7 @@ class GraphFile:
 
     def opened(self, names: Iterable[str]) -> OpenFile:
         changed = exposed_graph(self.model, names).SerializeToString()
-        return OpenFile(inference_session(self.path, self.threads, changed))
+        return OpenFile(inference_session(self.path, Placement(self.threads), changed=changed))
 
     def weight(self, name: str) -> np.ndarray:
         return onnx.numpy_helper.to_array(self.weights[name], str(self.path.parent))
@@ -148,7 +149,8 @@ class Lockstep(Session):
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         return {who.precision: who.encode(source_ids, source_mask) for who in (self.oracle, self.reference)}
 
-    def reserve(self, state: State, slots: int) -> None:
+    def reserve(self, state: State, slots: int, form: StepForm = EVERYTHING) -> None:
+        assert form == EVERYTHING, "all tensors are compared"
         for who in (self.oracle, self.reference):
             who.reserve(state[who.precision], slots)
         rounded = state[self.reference.precision]
@@ -177,9 +179,6 @@ class Lockstep(Session):
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         raise NotImplementedError("drives keep all their rows")
-
-    def shortlisted(self, shortlist: Shortlist) -> Lockstep:
-        raise NotImplementedError("drives take no shortlist")
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         return self.oracle.tensor(state[self.oracle.precision], name)

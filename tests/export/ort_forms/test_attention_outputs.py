@@ -9,7 +9,8 @@ from support.rounding import apart, exp_sum_error, tensor_error, unit
 
 from seq2engine.errors import ExportError
 from seq2engine.export.audit import axes_of, dtype_of
-from seq2engine.export.ort_forms.attention_outputs import attention_graph, attention_name
+from seq2engine.export.contract import attention_name
+from seq2engine.export.ort_forms.attention_outputs import attention_graph
 
 SIZES = {"B": 2, "K": 3, "S": 5, "L": 16, "M": 19}
 NAMES = [attention_name(0), attention_name(1)]

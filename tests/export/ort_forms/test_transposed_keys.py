@@ -9,7 +9,7 @@ from onnx import helper
 from support.rounding import tensor_error
 
 from seq2engine.errors import ExportError
-from seq2engine.export.ort_forms.transposed_keys import KEYS, TURN, specs_with_turned_keys, turned_keys
+from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED, specs_with_transposed_keys, transposed_keys
 
 SIZES = {"B": 2, "K": 3, "S": 5, "L": 16, "M": 19}
 
@@ -24,34 +24,34 @@ def graph_of(bundle, precision, name):
 def test_numbers_are_the_same(bundles, feeds_for, run_onnx, cache_form, precision, name):
     bundle = bundles("tiny", cache_form)
     plain = graph_of(bundle, precision, name)
-    made = turned_keys(plain)
+    made = transposed_keys(plain)
     onnx.checker.check_model(made, full_check=True)
     spec = bundle.specs(precision)[name]
     feeds = feeds_for(spec, SIZES)
-    turned = {key: array.transpose(TURN) if key.startswith(KEYS) else array for key, array in feeds.items()}
-    expected, found = run_onnx(plain, feeds), run_onnx(made, turned)
+    transposed = {key: array.transpose(TRANSPOSED) if key.startswith(KEYS) else array for key, array in feeds.items()}
+    expected, found = run_onnx(plain, feeds), run_onnx(made, transposed)
     for tensor in spec.outputs:
         array = found[tensor.name]
-        array = array.transpose(TURN) if tensor.name.startswith(KEYS) else array
+        array = array.transpose(TRANSPOSED) if tensor.name.startswith(KEYS) else array
         near = tensor_error(bundle.config, expected[tensor.name], precision)
         assert np.allclose(array, expected[tensor.name], rtol=0, atol=near), tensor.name
 
 
-def test_no_node_of_the_step_turns_keys(bundles):
-    made = turned_keys(graph_of(bundles("tiny", "static"), "fp32", "decoder_step"))
+def test_no_node_of_the_step_transposes_keys(bundles):
+    made = transposed_keys(graph_of(bundles("tiny", "static"), "fp32", "decoder_step"))
     readers = [node.op_type for node in made.graph.node if any(name.startswith(KEYS) for name in node.input)]
     assert readers == ["MatMul"] * len(readers)
     assert readers
 
 
-def test_the_contract_turned(bundles):
+def test_the_contract_transposed(bundles):
     specs = bundles("tiny", "static").specs("fp32")
-    turned = specs_with_turned_keys(specs)
+    transposed = specs_with_transposed_keys(specs)
     heads, width = specs["encoder"].output("cross_k.0").axes[1::2]
-    assert turned["encoder"].output("cross_k.0").axes == ("B", heads, width, "S")
-    assert turned["decoder_step"].input("cross_k.1").axes == ("B", heads, width, "S")
-    assert turned["encoder"].output("cross_v.0") == specs["encoder"].output("cross_v.0")
-    assert specs_with_turned_keys(turned) == specs
+    assert transposed["encoder"].output("cross_k.0").axes == ("B", heads, width, "S")
+    assert transposed["decoder_step"].input("cross_k.1").axes == ("B", heads, width, "S")
+    assert transposed["encoder"].output("cross_v.0") == specs["encoder"].output("cross_v.0")
+    assert specs_with_transposed_keys(transposed) == specs
 
 
 def test_another_graph_is_refused(bundles):
@@ -62,4 +62,4 @@ def test_another_graph_is_refused(bundles):
     product.input[0] = "other"
     graph.graph.node.insert(0, helper.make_node("Identity", ["self_k.0"], ["other"], name="other"))
     with pytest.raises(ExportError, match="no decoder step of ours"):
-        turned_keys(graph)
+        transposed_keys(graph)

@@ -21,9 +21,8 @@ from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_text
 from seq2engine.runtime.attention.view import AttentionView, LayerCheck, attention_of, checks_of, looks_of
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.session import OrtAttention
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.torch_attention import TorchAttention
+from seq2engine.runtime.torch_session import TorchSession
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
 SMALL = dataclasses.replace(
@@ -87,16 +86,16 @@ def test_any_output_of_any_source_is_seen_alike(bundle, source, count, seed):
 
 
 def sessions_of(bundle):
-    yield OrtAttention.from_bundle(bundle, "fp32", threads=1)
-    yield TorchAttention.from_bundle(bundle, "fp32")
-    yield TorchAttention.from_bundle(bundle, "fp64")
+    yield open_session(bundle, threads=1, attention=True)
+    yield open_session(bundle, "torch", "fp32", attention=True)
+    yield open_session(bundle, "torch", "fp64", attention=True)
 
 
 def test_the_formula_gives_the_same():
     """The first layer by hand: softmax(q k / sqrt(E)) of every head, from what `forward` feeds its cross-attention."""
     model = random_model(SMALL, 4)
     source, said = [5, 9, 17, 30], (8, 3, 25)
-    seen = looks_of(TorchAttention(random_model(SMALL, 4), "fp64"), source, said, SearchOptions())
+    seen = looks_of(TorchSession(random_model(SMALL, 4), "fp64", attention=True), source, said, SearchOptions())
     model = model.double()
     cross = model.decoder[0].cross_attn
     fed = []
@@ -116,16 +115,16 @@ def test_the_formula_gives_the_same():
 def test_looking_changes_nothing_of_what_is_said(bundle):
     options = SearchOptions(max_length=24, beam=3)
     sources = [[5, 6, 7], [8], [9, 10, 11, 12]]
-    plain, looking = open_session(bundle, threads=1), OrtAttention.from_bundle(bundle, "fp32", threads=1)
+    plain, looking = open_session(bundle, threads=1), open_session(bundle, threads=1, attention=True)
     said, torch_said = (
         [[found.tokens for found in nbest] for nbest in generate(session, sources, options)]
-        for session in (looking, TorchAttention.from_bundle(bundle, "fp32"))
+        for session in (looking, open_session(bundle, "torch", "fp32", attention=True))
     )
     assert said == torch_said == [[found.tokens for found in n] for n in generate(plain, sources, options)]
 
 
 def test_no_hook_stays_behind(bundle):
-    session = TorchAttention.from_bundle(bundle, "fp32")
+    session = open_session(bundle, "torch", "fp32", attention=True)
     looks_of(session, [5, 6], (7,), SearchOptions())
     assert not any(module._forward_hooks for module in session.model.modules())
 
@@ -153,7 +152,7 @@ def test_text_is_decoded_as_the_model_wishes(text_bundle):
 
 def test_the_start_token_of_the_search_is_fed(text_bundle):
     view = attention_of(text_bundle, "abc")
-    session = TorchAttention.from_bundle(text_bundle, "fp32")
+    session = open_session(text_bundle, "torch", "fp32", attention=True)
     own, default = (
         looks_of(session, view.source_ids, view.target_ids, SearchOptions(start=start)) for start in (4, None)
     )

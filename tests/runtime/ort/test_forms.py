@@ -14,10 +14,11 @@ from seq2engine.export.ort_forms import screened_argmax as screened_graph
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import parallel as lanes
+from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.calibration import RangeSession
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
@@ -141,20 +142,18 @@ def test_the_command_that_ended_in_a_key_error(cli, bundle, precision):
     assert "coverage penalty together with beam 1" in err
 
 
-def test_lanes_keep_their_attention(bundle, monkeypatch):
+def test_workers_keep_their_attention(bundle, monkeypatch):
     """Several sources a thread, in a batch large enough for two threads to have a decode each."""
     rows = [[3 + (7 * i + j) % 90 for j in range(1 + i % 9)] for i in range(40)]
-    monkeypatch.setattr(lanes, "LANE_WORK", 1)
+    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
     options = SearchOptions(6, alignments=True)
     with open_session(bundle, precision="w8a8", threads=2, attention=True) as session:
-        assert len(session.lanes(len(rows), len(rows))) == 2
+        assert len(workers_for(session, len(rows), len(rows))) == 2
         found = generate(session, rows, options)
         alone = [generate(session, [row], options)[0] for row in rows[:5]]
     assert [(n[0].tokens, n[0].alignments) for n in found[:5]] == [(n[0].tokens, n[0].alignments) for n in alone]
 
 
-def test_a_session_without_graph_files_has_no_lanes(monkeypatch):
-    monkeypatch.setattr(lanes, "LANE_WORK", 1)
+def test_a_session_without_graph_files_has_no_workers():
     with RangeSession(graphs_from_model(random_model(CONFIG, 3)), CONFIG, "static") as session:
-        session.threads = 2
-        assert session.lanes(64, 256) == (session,)
+        assert workers_for(session, 64, 10**9) == (session,)

@@ -1,4 +1,4 @@
-"""What a large batch needed goes back with the next one; lanes share what they can; arrays are as numpy's."""
+"""What a large batch needed goes back with the next one; workers share what they can; arrays are as numpy's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, Holding, resized, rows_of, zeros
+from seq2engine.runtime.parallel import workers_for
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
 WIDE = dataclasses.replace(
@@ -31,8 +32,9 @@ DECODES = """
 import sys
 from seq2engine.benchmarks.timed_decode import fixed_decode
 from seq2engine.runtime.generate import generate
-from seq2engine.runtime.search.step import SearchOptions
-from seq2engine.runtime.session import open_session
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parallel import workers_for
+from seq2engine.runtime.search.options import SearchOptions
 
 def resident():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) * 1024
@@ -40,8 +42,8 @@ def resident():
 beam, sources = int(sys.argv[2]), int(sys.argv[3])
 options = SearchOptions(max_length=4, beam=beam)
 with open_session(sys.argv[1], threads=2) as session:
-    assert len(session.lanes(sources, sources * beam)) == 2
-    decode = {"lanes": generate, "alone": fixed_decode}[sys.argv[4]]
+    assert len(workers_for(session, sources, sources * beam)) == 2
+    decode = {"workers": generate, "alone": fixed_decode}[sys.argv[4]]
     held = []
     for count in (1, sources, 1):
         decode(session, [[5, 6, 7]] * count, options)
@@ -57,7 +59,7 @@ def bundle(tmp_path_factory):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
-@pytest.mark.parametrize("how", ["lanes", "alone"])
+@pytest.mark.parametrize("how", ["workers", "alone"])
 def test_what_a_large_batch_needed_goes_back_with_the_next(bundle, how):
     command = [sys.executable, "-c", DECODES, str(bundle.root), str(BEAM), str(SOURCES), how]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -66,12 +68,12 @@ def test_what_a_large_batch_needed_goes_back_with_the_next(bundle, how):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_lanes_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision):
+def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision):
     with open_session(bundle, precision=precision, threads=2) as session:
-        lane = session.lanes(SOURCES, SOURCES * BEAM)[0]
-        assert (lane.sessions["encoder"] is session.sessions["encoder"]) is (precision == "fp32")
-        assert (lane.turns is None) is (precision == "w8a8")
-        assert lane.sessions["decoder_step"] is not session.sessions["decoder_step"]
+        worker = workers_for(session, SOURCES, SOURCES * BEAM)[0]
+        assert (worker.encoder is session.encoder) is (precision == "fp32")
+        assert (worker.encoder.turns is None) is (precision == "w8a8")
+        assert worker.decoders.whole.session is not session.decoders.whole.session
 
 
 def test_memory_is_given_back_before_batches_unlike_those_before():

@@ -55,7 +55,9 @@ def test_one_that_is_not_installed(provider: str, bundles: dict[str, Path], cli:
 def test_one_that_nobody_knows(bundles: dict[str, Path]) -> None:
     with pytest.raises(SessionError, match="unknown provider 'abacus', expected one of cpu, cuda, tensorrt, nv_tensor"):
         open_session(bundles["static"], provider="abacus")
-    with pytest.raises(SessionError, match="a provider is a choice of onnxruntime, not of torch; leave --provider out"):
+    with pytest.raises(
+        SessionError, match="a provider is an option of onnxruntime, not of torch; leave --provider out"
+    ):
         open_session(bundles["static"], "torch", provider="cuda")
 
 

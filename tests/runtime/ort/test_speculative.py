@@ -1,4 +1,4 @@
-"""Drafts: the tokens and scores of the precision that was asked for, whatever guesses are worth; and fewer steps."""
+"""Speculative decoding: the tokens and scores of the target precision, whatever drafts are worth; and fewer steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
-from seq2engine.runtime.ort.speculative import AHEAD, PATIENCE, DraftedSession
+from seq2engine.runtime.ort.speculative import AHEAD, PATIENCE, SpeculativeSession
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
@@ -81,26 +81,26 @@ OPTIONS = [
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
-def test_outputs_are_those_without_drafts(sessions, positions, options):
-    plain, drafted = sessions[positions]
+def test_outputs_are_those_of_the_target(sessions, positions, options):
+    plain, speculative = sessions[positions]
     for source in sources_of(6):
-        assert told(generate(drafted, [source], options)) == expected_of(plain, [source], options)
+        assert told(generate(speculative, [source], options)) == expected_of(plain, [source], options)
 
 
 @pytest.mark.parametrize(("count", "beam"), [(1, 4), (5, 1), (5, 3)])
 def test_several_rows_go_without(sessions, count, beam):
-    plain, drafted = sessions["rotary"]
+    plain, speculative = sessions["rotary"]
     options, sources = SearchOptions(max_length=12, beam=beam, nbest=beam), sources_of(count)
-    assert told(generate(drafted, sources, options)) == expected_of(plain, sources, options)
+    assert told(generate(speculative, sources, options)) == expected_of(plain, sources, options)
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.data())
-def test_wrong_guesses_change_nothing(sessions, seed, length, data):
-    """Whatever the drafts say, the step's own tokens come out."""
-    plain, drafted = sessions["learned"]
+def test_wrong_drafts_change_nothing(sessions, seed, length, data):
+    """Whatever is drafted, the target's own tokens come out."""
+    plain, speculative = sessions["learned"]
     rng = np.random.default_rng(seed)
-    honest = drafted.drafting.step
+    honest = speculative.draft.step
     wrong = data.draw(st.floats(0, 1))
 
     def lying(state, tokens, *rest):
@@ -110,25 +110,25 @@ def test_wrong_guesses_change_nothing(sessions, seed, length, data):
         return answer
 
     options, (source,) = SearchOptions(max_length=length, min_length=length), sources_of(1, seed)
-    drafted.drafting.step = lying
+    speculative.draft.step = lying
     try:
-        found = generate(drafted, [source], options)
+        found = generate(speculative, [source], options)
     finally:
-        del drafted.drafting.step
+        del speculative.draft.step
     assert told(found) == expected_of(plain, [source], options)
 
 
 class Counted:
     """How often a session's own steps were run, and with how many tokens."""
 
-    def __init__(self, monkeypatch, drafted):
+    def __init__(self, monkeypatch, speculative):
         self.steps: list[int] = []
-        self.guesses = 0
+        self.drafted = 0
         honest = OrtSession.step
 
         def counting(session, state, tokens, *rest):
-            if session is drafted.drafting:
-                self.guesses += 1
+            if session is speculative.draft:
+                self.drafted += 1
             else:
                 self.steps.append(tokens.size)
             return honest(session, state, tokens, *rest)
@@ -136,31 +136,31 @@ class Counted:
         monkeypatch.setattr(OrtSession, "step", counting)
 
 
-def test_right_guesses_save_steps(sessions, monkeypatch):
+def test_right_drafts_save_steps(sessions, monkeypatch):
     """A draft that is always right: the session itself."""
-    plain, drafted = sessions["sinusoidal"]
-    counted = Counted(monkeypatch, drafted)
-    monkeypatch.setattr(drafted.drafting, "sessions", plain.sessions)
-    generate(drafted, sources_of(1), SearchOptions(max_length=40, min_length=40))
+    plain, speculative = sessions["sinusoidal"]
+    counted = Counted(monkeypatch, speculative)
+    monkeypatch.setattr(speculative.draft, "decoders", plain.decoders)
+    generate(speculative, sources_of(1), SearchOptions(max_length=40, min_length=40))
     assert sum(counted.steps) >= 40
-    assert len(counted.steps) <= 40 // AHEAD + 4  # less where the cache ends before the guesses do
+    assert len(counted.steps) <= 40 // AHEAD + 4  # less where the cache ends before the drafts do
     assert max(counted.steps) == AHEAD
 
 
 def test_a_draft_that_is_never_right_is_given_up(sessions, monkeypatch):
-    _, drafted = sessions["sinusoidal"]
-    counted = Counted(monkeypatch, drafted)
-    honest = drafted.drafting.step
+    _, speculative = sessions["sinusoidal"]
+    counted = Counted(monkeypatch, speculative)
+    honest = speculative.draft.step
 
     def lying(state, *given):
         answer = honest(state, *given)
         answer.reduced.candidates.tokens[..., 0] = 7
         return answer
 
-    monkeypatch.setattr(drafted.drafting, "step", lying)
-    generate(drafted, sources_of(1), SearchOptions(max_length=40, min_length=40, banned=((7,),)))
+    monkeypatch.setattr(speculative.draft, "step", lying)
+    generate(speculative, sources_of(1), SearchOptions(max_length=40, min_length=40, banned=((7,),)))
     assert len(counted.steps) == 40
-    assert counted.guesses <= (PATIENCE + 1) * (AHEAD - 1)
+    assert counted.drafted <= (PATIENCE + 1) * (AHEAD - 1)
 
 
 def test_threads_rest_while_the_other_works(bundles):
@@ -182,9 +182,9 @@ def test_threads_rest_while_the_other_works(bundles):
         ({"draft": "fp16"}, "fp16 cannot draft for fp32, expected another precision with the same cache"),
         ({"draft": "fp32"}, "fp32 cannot draft for fp32"),
         ({"draft": "int8"}, "int8"),
-        ({"draft": "w8a8", "backend": "torch"}, "drafts are for onnxruntime on the CPU"),
-        ({"draft": "w8a8", "attention": True}, "drafts are for onnxruntime on the CPU"),
-        ({"draft": "w8a8", "deterministic": True}, "drafts are for onnxruntime on the CPU"),
+        ({"draft": "w8a8", "backend": "torch"}, "speculative decoding is for onnxruntime on the CPU"),
+        ({"draft": "w8a8", "attention": True}, "speculative decoding is for onnxruntime on the CPU"),
+        ({"draft": "w8a8", "deterministic": True}, "speculative decoding is for onnxruntime on the CPU"),
     ],
 )
 def test_what_cannot_be_drafted(bundles, given, reason):
@@ -193,17 +193,17 @@ def test_what_cannot_be_drafted(bundles, given, reason):
     assert "seq2engine" in type(caught.value).__module__
 
 
-def test_a_growing_cache_has_no_drafts(tmp_path):
+def test_a_growing_cache_is_refused(tmp_path):
     bundle = onnx_from_model(random_model(SMALL), tmp_path / "b", ("fp32", "w8a8"), "growing")
-    with pytest.raises(SessionError, match="drafts with a growing cache, expected a static one"):
-        DraftedSession.with_drafts(bundle, "fp32", "w8a8")
+    with pytest.raises(SessionError, match="speculative decoding with a growing cache, expected a static one"):
+        SpeculativeSession.from_bundle(bundle, "fp32", "w8a8")
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_continuous_batching_with_speculative_decoding(sessions, batch):
-    """A source that joins is encoded in a state that has no drafts yet."""
-    plain, drafted = sessions["sinusoidal"]
+    """A source that joins is encoded in a state that has nothing drafted yet."""
+    plain, speculative = sessions["sinusoidal"]
     sources, options = sources_of(7, seed=5), SearchOptions(max_length=12, scores=False)
     expected = [nbest[0].tokens for nbest in generate(plain, sources, options)]
-    found = dict(translate_many(drafted, sources, options, batch))
+    found = dict(translate_many(speculative, sources, options, batch))
     assert [found[row][0].tokens for row in range(len(sources))] == expected

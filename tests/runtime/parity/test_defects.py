@@ -10,7 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 from support.parity_cases import SMALL, bundle_of, parity_with
 
-from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.graphs import OrtModel
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def edited(bundle, precision, folder, edit, graph):
             edit(model.graph)
         paths[name] = folder / f"{name}.onnx"
         onnx.save(model, paths[name])
-    return OrtSession(paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form, threads=1)
+    model = OrtModel(paths, bundle.specs(precision), bundle.config, precision, bundle.cache_form)
+    return OrtSession(model, OrtSettings(threads=1))
 
 
 def nodes_of(graph, kind, where):

@@ -240,7 +240,7 @@ def test_what_the_model_cannot_do_is_one_error_before_anything_runs(
         "token 40, 41, 43, 44, 99 asked for, but the vocabulary has 0 to 39; "
         f"the prefix has the end token {END}, expected it nowhere in a prefix; "
         "forced eos is 7, which is banned; forced eos is 7, which is not allowed; beam 4, at most 3; "
-        "coverage penalty asked for, but the session does not keep where it looks; open it with attention=True; "
+        "coverage penalty asked for, but the session keeps no cross-attention weights; open it with attention=True; "
         "max length 25, at most 24; 3 sources in a batch, at most 2; "
         "source 1 is empty; source 2 has 21 tokens, at most 20"
     )
@@ -250,8 +250,8 @@ def test_what_the_model_cannot_do_is_one_error_before_anything_runs(
         generate(session, [[3]], SearchOptions(4, 2, alternatives=True, nbest=2, phrases=((40, END),), alignments=True))
     assert str(raised.value) == (
         f"token 40 asked for, but the vocabulary has 0 to 39; a phrase has the end token {END}, expected it nowhere in "
-        "a phrase; nbest times beam 4, at most 3; alignments asked for, but the session does not keep where it looks; "
-        "open it with attention=True"
+        "a phrase; nbest times beam 4, at most 3; alignments asked for, but the session keeps no cross-attention "
+        "weights; open it with attention=True"
     )
     with pytest.raises(RequestError) as raised:
         generate(session, [[3]], SearchOptions(max_length=4, trie=trie_from_sequences([(3, END), (77,)])))

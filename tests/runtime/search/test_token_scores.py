@@ -25,7 +25,7 @@ from seq2engine.runtime.search.coverage import LEAST, Coverage
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.trie import trie_from_sequences
-from seq2engine.runtime.session import Session
+from seq2engine.runtime.session import Session, cross_attention
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
 
@@ -131,13 +131,15 @@ def test_coverage_by_hand() -> None:
     assert nothing.penalty() == pytest.approx(2 * np.log(LEAST))
 
 
-def test_a_session_that_does_not_look_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_session_without_attention_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     bundle = bundle_in(tmp_path_factory.getbasetemp(), "static")
     with open_session(bundle, "onnxruntime", threads=1) as session:
         for options in (SearchOptions(max_length=4, alignments=True), SearchOptions(4, 2, coverage_penalty=1.0)):
-            with pytest.raises(RequestError, match="session does not keep where it looks; open it with attention=True"):
+            with pytest.raises(
+                RequestError, match="session keeps no cross-attention weights; open it with attention=True"
+            ):
                 generate(session, SOURCES, options)
-        with pytest.raises(SessionError, match="this session does not keep where it looks"):
-            session.attention({})
-    with pytest.raises(SessionError, match="backend tensorrt does not tell where it looks"):
+        with pytest.raises(SessionError, match="this session keeps no cross-attention weights"):
+            cross_attention(session, {})
+    with pytest.raises(SessionError, match="backend tensorrt has no cross-attention weights"):
         open_session(bundle, "tensorrt", attention=True)

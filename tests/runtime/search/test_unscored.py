@@ -11,12 +11,14 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import parallel as lanes_module
-from seq2engine.runtime.generate import generate, session_for
+from seq2engine.runtime import threads as threads_module
+from seq2engine.runtime.generate import form_from_options, generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.binding import candidates_of
+from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import NotFiniteError
+from seq2engine.runtime.search.step_output import NotFiniteError, Shortlist
+from seq2engine.runtime.session import StepForm
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 VOCAB = 32000  # small otherwise, but the table is worth a shortcut
@@ -41,6 +43,13 @@ def tokens_of(found):
     return [[h.tokens for h in nbest] for nbest in found]
 
 
+def shortcut_of(session, options):
+    """How many candidates a step puts out instead of logits; 0 where it has no shortcut."""
+    state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
+    session.reserve(state, 8, form_from_options(options, session.config))
+    return candidates_of(state)
+
+
 def both(options):
     return options, dataclasses.replace(options, scores=False)
 
@@ -52,7 +61,7 @@ def test_tokens_are_those_with_scores(bundles, cache, precision, count):
     sources = sources_of(count)
     scored, unscored = both(SearchOptions(max_length=24))
     with open_session(bundles[cache], precision=precision, threads=1) as session:
-        assert session_for(session, unscored) is not session, "there is a shortcut"
+        assert shortcut_of(session, unscored), "there is a shortcut"
         expected, found = generate(session, sources, scored), generate(session, sources, unscored)
     assert tokens_of(found) == tokens_of(expected)
     assert all(math.isnan(nbest[0].score) and nbest[0].log_probs == () for nbest in found)
@@ -110,7 +119,7 @@ def test_what_would_be_said_is_barred(bundles, name):
             "min_length": {"min_length": 12},
         }
         scored, unscored = both(SearchOptions(max_length=12, **rules[name]))
-        assert session_for(session, unscored) is not session
+        assert shortcut_of(session, unscored)
         if name == "min_length":  # an end token that is what they say: they have to say something else
             config = dataclasses.replace(session.config, end_id=said[0][3])
             session.config = config
@@ -120,12 +129,12 @@ def test_what_would_be_said_is_barred(bundles, name):
     assert [nbest[0].tokens for nbest in found] != said
 
 
-def test_prefixes_lanes_feeding_and_drafts(bundles, monkeypatch):
-    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
+def test_prefixes_workers_continuous_batching_and_speculative_decoding(bundles, monkeypatch):
+    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
     sources = sources_of(66, seed=2)
     scored, unscored = both(SearchOptions(max_length=10))
     with open_session(bundles["static"], threads=2) as session:
-        assert len(session.lanes(len(sources), len(sources))) == 2
+        assert len(workers_for(session, len(sources), len(sources))) == 2
         expected = generate(session, sources, scored)
         assert tokens_of(generate(session, sources, unscored)) == tokens_of(expected)
         fed = dict(translate_many(session, sources, unscored, batch=8))
@@ -140,29 +149,30 @@ def test_prefixes_lanes_feeding_and_drafts(bundles, monkeypatch):
             assert tokens_of(generate(session, [source], unscored)) == tokens_of([wanted])
 
 
-def test_views_share_states(bundles):
-    """A state may be stepped with and without scores in turn."""
+def test_one_session_decodes_in_several_forms_at_once(bundles):
+    """A form belongs to a state; the other states of the session stay as they are."""
+    mask = np.zeros((1, 1, 8), dtype=bool)
+    mask[..., 0] = True
+    given = np.array([[1]]), np.array([0]), np.array([0]), mask
+    shortlist = Shortlist((2, 7, 900, 31999), VOCAB)
     with open_session(bundles["static"], threads=1) as session:
-        assert isinstance(session, OrtSession)
-        short = session.unscored(2)
-        state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
-        session.reserve(state, 8)
-        mask = np.zeros((1, 1, 8), dtype=bool)
-        mask[..., 0] = True
-        given = np.array([[1]]), np.array([0]), np.array([0]), mask
-        whole = session.step(state, *given)
-        best = whole.candidates.tokens.copy()
+        forms = (StepForm(), StepForm(candidates=2), StepForm(shortlist), StepForm(shortlist, 2))
+        states = [session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool)) for _ in forms]
+        for state, form in zip(states, forms, strict=True):
+            session.reserve(state, 8, form)
+        whole, short, listed, both_ways = (session.step(state, *given) for state in states)
         assert whole.logits.shape == (1, 1, VOCAB)
-        answer = short.step(state, *given)
-        assert np.array_equal(answer.candidates.tokens, best)
-        assert answer.logits.size == 0, "nothing that could be taken for logits"
-        assert session.step(state, *given).logits.shape == (1, 1, VOCAB)
+        assert np.array_equal(short.candidates.tokens, whole.candidates.tokens)
+        assert short.logits.size == 0, "nothing that could be taken for logits"
+        best = shortlist.tokens[whole.logits[0, 0, list(shortlist.tokens)].argmax()]
+        assert listed.candidates.tokens[0, 0, 0] == both_ways.candidates.tokens[0, 0, 0] == best
+        assert session.step(states[0], *given).logits.shape == (1, 1, VOCAB)
 
 
 def test_where_every_bit_counts_there_is_no_shortcut(bundles):
     options = SearchOptions(max_length=4, scores=False)
     with open_session(bundles["static"], deterministic=True) as session:
-        assert session_for(session, options) is session
+        assert shortcut_of(session, options) == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
@@ -176,13 +186,12 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path, precision):
         generate(session, [[5, 6]], SearchOptions(max_length=4, scores=False))
 
 
-def test_lanes_of_views_have_the_shortcut_too(bundles, monkeypatch):
-    monkeypatch.setattr(lanes_module, "LANE_WORK", 1)
-    tokens = tuple(range(3, 2000))
-    with open_session(bundles["static"], precision="w8a8", threads=2) as session:
-        assert isinstance(session, OrtSession)
-        shortlisted = session_for(session, SearchOptions(shortlist=tokens))
-        assert not shortlisted.lanes(64, 64)[0].has_shortcut
-        assert session.lanes(64, 64)[0].has_shortcut, "whoever asked for lanes first"
-        assert session.unscored(2).lanes(64, 64)[0].wanted == 2
-        assert session.lanes(64, 64)[0].wanted == 0
+def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monkeypatch):
+    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
+    options = SearchOptions(max_length=4, scores=False)
+    listed = dataclasses.replace(options, shortlist=tuple(range(3, 2000)))
+    for precision, wanted in (("w8a8", 2), ("fp32", 0)):
+        with open_session(bundles["static"], precision=precision, threads=2) as session:
+            worker = workers_for(session, 64, 64)[0]
+            assert (shortcut_of(worker, options), shortcut_of(worker, listed)) == (wanted, 0)
+            assert shortcut_of(session, options) == 2

@@ -20,7 +20,7 @@ from seq2engine.runtime.parity.run import parity_of_sessions
 from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
-from seq2engine.runtime.session import Limits, Session
+from seq2engine.runtime.session import EVERYTHING, Limits, Session
 from seq2engine.runtime.torch_session import TorchSession
 
 
@@ -106,7 +106,7 @@ class Scripted(Session):
     def encode(self, source_ids, source_mask):
         return {"batch": len(source_ids)}
 
-    def reserve(self, state, slots):
+    def reserve(self, state, slots, form=EVERYTHING):
         state["said"] = np.zeros((state["batch"], slots), dtype=np.int64)
 
     def step(self, state, tokens, position, write_index, self_mask):
