@@ -11,7 +11,7 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import parallel as lanes_module
+from seq2engine.runtime import threads as lanes_module
 from seq2engine.runtime.generate import generate, session_for
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
@@ -80,7 +80,7 @@ RULES = {
     "first_banned": {"first_banned": (5, 9), "min_length": 3, "banned": ((7,),)},
     "many_banned": {"banned": tuple((token,) for token in range(3, 40))},
     "beam": {"beam": 3, "nbest": 3},
-    "ctranslate2": {"semantics": "ctranslate2"},
+    "ctranslate2": {"beam_style": "ctranslate2"},
     "sample": {"sample": True, "seed": 3, "nbest": 2},
     "alternatives": {"alternatives": True, "nbest": 3},
 }
