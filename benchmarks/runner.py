@@ -341,14 +341,14 @@ def agreement(
     No peer can be told to ignore the end token; at a fixed length it is forbidden until the last position instead.
     """
     ours: dict[tuple[str, int], Tokens] = {}
-    for semantics in dict.fromkeys(decode.semantics for decode in theirs.values()):
+    for beam_style in dict.fromkeys(decode.beam_style for decode in theirs.values()):
         for least in (0, options.max_length):
-            asked = dataclasses.replace(options, min_length=least, semantics=semantics)
-            ours[semantics, least] = best_tokens(generate(session, sources, asked))
+            asked = dataclasses.replace(options, min_length=least, beam_style=beam_style)
+            ours[beam_style, least] = best_tokens(generate(session, sources, asked))
     return {
         name: (
-            count_equal(decode.usual, ours[decode.semantics, 0]),
-            count_equal(decode.fixed, ours[decode.semantics, options.max_length]),
+            count_equal(decode.usual, ours[decode.beam_style, 0]),
+            count_equal(decode.fixed, ours[decode.beam_style, options.max_length]),
         )
         for name, decode in theirs.items()
     }

@@ -10,6 +10,7 @@ INSTALLED_BY = {
     "cmudict": "seq2engine[data]",
     "numpy": "numpy",
     "onnx": "onnx",
+    "rapidfuzz": "rapidfuzz",
     "safetensors": "safetensors",
     "torch": "torch",
 }

@@ -57,7 +57,7 @@ class PeerDecode:
     """What a peer said in a case, and its best worker, which is ready to say it again."""
 
     worker: Worker
-    semantics: str
+    beam_style: str
     usual: Tokens
     fixed: Tokens
 
@@ -131,7 +131,7 @@ def decode_with_peer(peer: Peer, case: Case, sources: list[list[int]]) -> PeerDe
         worker.prepare(sources, case.beam, case.target, forced=True)
     best = peer.best_for(seconds_of)
     best.run()
-    return PeerDecode(best, peer.kind.semantics, usual, best.tokens())
+    return PeerDecode(best, peer.kind.beam_style, usual, best.tokens())
 
 
 def seconds_of(call: Callable[[], object]) -> float:

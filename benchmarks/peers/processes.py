@@ -25,7 +25,7 @@ class PeerKind:
     worker: str
     environment: str
     precision: str
-    semantics: str  # whose beam search it has
+    beam_style: str  # whose beam search it has
     settings: tuple[dict[str, Any], ...]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from seq2engine.common.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.common.tables import text_table
-from seq2engine.runtime.quality.metrics import QUALITY_HEAD
 
 from ..result import BenchResult, CaseResult, Curve
 from .charts import bars_html, curves_svg, heat_html, split_html
@@ -33,6 +32,7 @@ from .tables import (
     interrupted_text,
     measures,
     outputs_text,
+    quality_heads,
     quality_rows,
     scenario_rows,
     settings_text,
@@ -66,7 +66,7 @@ def bench_table(result: BenchResult) -> str:
     if curves := result.curves():
         lines += [text_table(CURVE_HEAD, curve_rows(curves)), ""]
     if result.quality:
-        lines += [text_table(("arm", *QUALITY_HEAD), quality_rows(result)), ""]
+        lines += [text_table(quality_heads(result), quality_rows(result)), ""]
     for scenario, figure_head in SCENARIO_HEADS.items():
         if figures := scenario_rows(result, scenario):
             lines += [text_table(figure_head, figures), ""]
@@ -110,7 +110,7 @@ def bench_html(result: BenchResult) -> str:
         blocks += [
             heading_html("Quality"),
             note_html(f"Error rates of every arm on {sources} sources with references, decoded as a user would."),
-            table_html(("arm", *QUALITY_HEAD), quality_rows(result)),
+            table_html(quality_heads(result), quality_rows(result)),
         ]
     blocks += [
         heading_html("Memory, size and time to make"),

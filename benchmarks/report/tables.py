@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from seq2engine.runtime.quality.metrics import quality_row
+from seq2engine.runtime.quality.metrics import quality_head, quality_row
 
 from ..intervals import COVERAGE, fewest_rounds
 from ..result import PARTS, BenchResult, CaseResult, Curve, slots_of_greedy, winner
@@ -189,6 +189,10 @@ def winner_text(case: CaseResult, part: str) -> str:
     if ratio.verdict == "unsure":
         return f"unsure whether {best} or {second} is faster, {interval_text(ratio)}{caution}"
     return f"{best} is fastest, {interval_text(ratio)} over {second}{caution}"
+
+
+def quality_heads(result: BenchResult) -> tuple[str, ...]:
+    return ("arm", *quality_head(next(iter(result.quality.values()))))
 
 
 def quality_rows(result: BenchResult) -> list[tuple[str, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,24 +17,6 @@ from greedy import NOTHING_LEFT, check_decode, decode_for, decoded
 from model_engines import ModelEngines
 from output_rules import allowed_logits, forced_token
 from package_files import PackageError
-
-
-@dataclass(frozen=True)
-class Style:
-    """What sets a library's beam search apart."""
-
-    first_come: bool = False  # K hypotheses may end and none replaces another; else the best K of all are kept
-    shrinks: bool = False  # an ended hypothesis takes its place along: K - ended candidates of a step are looked at
-    forces_end: bool = False  # at the maximum length only the end token may be said, at its own price
-    renormalises: bool = False  # what rules leave of the vocabulary is a distribution again
-
-
-STYLES = {
-    "huggingface": Style(),
-    "fairseq": Style(first_come=True, forces_end=True),
-    "ctranslate2": Style(renormalises=True),
-    "marian": Style(shrinks=True),
-}
 
 
 def beams_for(package: Any, asked: int | None) -> tuple[int, str]:
@@ -64,7 +45,7 @@ def decoded_by_beam(
 ) -> Iterator[list[int]]:
     """The best output of every source, as `greedy.decoded`, which serves where one beam has no rules of its own."""
     decode = decode_for(model.package, beams, first, longest)
-    if beams == 1 and decode["semantics"] == "huggingface":
+    if beams == 1 and decode["beam_style"] == "huggingface":
         yield from decoded(model, sources, first, longest)
         return
     most = model.package["ranges"][0]["batch"]["max"]
@@ -87,7 +68,8 @@ class Beams:
     """The beams of one source: what each has said, from the start token on, and the K best that have ended."""
 
     def __init__(self, decode: Any, source: Sequence[int], beams: int):
-        self.decode, self.source, self.beams, self.style = decode, source, beams, STYLES[decode["semantics"]]
+        self.decode, self.source, self.beams = decode, source, beams
+        self.renormalises = decode["beam_style"] == "ctranslate2"  # log-probabilities of the tokens that rules leave
         self.said = [[decode["start"]] for _ in range(beams)]
         self.running = np.full(beams, -np.inf)
         self.running[0] = 0.0  # the beams are still one and the same: only the first may have children
@@ -114,16 +96,10 @@ class Beams:
     def advance(self, logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         last = length == self.decode["max_length"]
         scores, tokens, parents = self.continuations(logits, length)
-        rank = np.arange(len(scores))
         stops = np.ones(len(tokens), dtype=bool) if last else tokens == self.decode["end"]
-        heard = stops & (rank < self.beams)  # candidates past the first K are there to keep K beams running
-        room = self.beams - self.count
-        if self.style.shrinks:
-            heard &= rank < room
-            stops = stops | (rank >= room)
-        elif self.style.first_come:
-            heard &= heard.cumsum() <= room
-        self.end(np.flatnonzero(heard & (scores > -np.inf)), scores, tokens, parents, length)
+        ended = stops & (scores > -np.inf)
+        ended[self.beams :] = False  # candidates past the first K only keep K beams running
+        self.end(np.flatnonzero(ended), scores, tokens, parents, length)
         go_on = np.argsort(stops, kind="stable")[: self.beams]  # those that do not stop, still best first
         self.running = np.where(stops, -np.inf, scores)[go_on]
         self.done = last or self.running[0] == -np.inf or (bool(self.ended) and self.settled(length))
@@ -140,12 +116,10 @@ class Beams:
     def settled(self, length: int) -> bool:
         """Whether no more steps are needed, of a source of which some hypothesis has ended."""
         decode = self.decode
-        if decode["semantics"] == "ctranslate2":
+        if decode["beam_style"] == "ctranslate2":
             if decode["length_penalty"] == 0:
                 return self.topped
             return self.count >= (1 if self.beams == 1 else math.floor(self.beams * decode["patience"] + 0.5))
-        if decode["semantics"] != "huggingface":
-            return self.count >= self.beams
         if len(self.ended) < self.beams:
             return False
         if decode["early_stopping"] is True:
@@ -158,11 +132,9 @@ class Beams:
         """Scores, tokens and beams [C] of the best continuations, best first, up to 2K."""
         normaliser = log_sum_exp(logits)  # [K]
         allowed = self.allowed(logits, normaliser, length)
-        if self.style.renormalises:
+        if self.renormalises:
             dead = allowed.max(axis=-1) == -np.inf
             normaliser = log_sum_exp(np.where(dead[:, None], logits, allowed))
-        if self.style.forces_end and length == self.decode["max_length"]:
-            allowed[:, np.arange(allowed.shape[1]) != self.decode["end"]] = -np.inf
         columns = [best_columns(row, self.beams + 1) for row in allowed]
         parents = np.repeat(np.arange(self.beams), [len(found) for found in columns])
         tokens = np.concatenate(columns)
@@ -172,7 +144,7 @@ class Beams:
 
     def allowed(self, logits: np.ndarray, normaliser: np.ndarray, length: int) -> np.ndarray:
         """Logits [K,V] as the rules leave them; a forced token costs nothing."""
-        shift = np.zeros_like(normaliser) if self.style.renormalises else normaliser
+        shift = np.zeros_like(normaliser) if self.renormalises else normaliser
         if (forced := forced_token(self.decode, length)) is not None:
             found = np.full_like(logits, -np.inf)
             found[:, forced] = shift

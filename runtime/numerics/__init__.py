@@ -1,1 +1,1 @@
-"""How far two computations of the same tensor may lie apart, and teacher forcing to measure it."""
+"""Error budgets, the unit that errors are measured in, and teacher forcing to measure them."""

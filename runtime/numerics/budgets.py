@@ -1,10 +1,10 @@
-"""Comparing: what makes two runs of a model the same. Results are data with a truth value and a reason.
+"""Error budgets: how far a backend may be from the model, in tensors and decodes. Results have a truth value and a reason.
 
-Nothing here runs a model. Every budget is taken from the error that PyTorch itself makes at the same precision, on the
-same inputs, against the same model in fp64 (the oracle):
+Nothing here runs a model. The budget is the error that PyTorch itself makes at the same precision on the same inputs,
+times a factor; errors are against the same model in fp64 (the oracle):
 
-    |candidate - oracle|   against   |PyTorch - oracle|      at the median, at nine tenths and at the worst element,
-                                                             each element in units of its own scale (error_scale.py)
+    |candidate - oracle|   against   |PyTorch - oracle|      median, 90th percentile and maximum over the elements, each
+                                                             in units of its own scale (error_scale.py)
     the oracle's margin    against   PyTorch's error there   where two decodes choose differently
 """
 
@@ -23,36 +23,35 @@ from .error_scale import EPSILON, errors_of, normalised, normalised_logits, row_
 
 @dataclass(frozen=True)
 class Factors:
-    """How many times PyTorch's own error a candidate may make: at the median and at nine tenths, and at the worst."""
+    """How many times PyTorch's own error is allowed: for the median and the 90th percentile, and for the maximum."""
 
     median: float
     worst: float
 
 
-# Per precision, because what PyTorch's error is taken from is PyTorch at that precision. docs/LOG.md has the table that
-# they rest on (every preset, position scheme and norm). The worst element has more room because a ratio of two maxima
-# is a ratio of two single draws.
+# By precision, as the reference is PyTorch at that precision. docs/LOG.md has the measurements behind the factors (all
+# presets, position schemes and norms). The maximum has a larger factor: a ratio of two maxima is one of single draws.
 MEDIAN_FACTOR, WORST_FACTOR = 4.0, 16.0
 FACTORS = dict.fromkeys(PRECISIONS, Factors(MEDIAN_FACTOR, WORST_FACTOR))
-# Where decodes part, the candidate may likewise err four times as much as PyTorch. Of 1300 decodes of good exports that
-# parted in fp16, one in a hundred did so by more than 1.2 times PyTorch's error, the widest by 2.6 times.
+# Where decodes diverge, the candidate may likewise err four times as much as PyTorch. Of 1300 divergent fp16 decodes of
+# correct exports, one in a hundred had a margin above 1.2 times PyTorch's error; the largest was 2.6 times.
 DIVERGENCE_FACTOR = MEDIAN_FACTOR
 
 LOWEST, PER_OCTAVE, BINS = -96, 16, 16 * 144  # errors from 2^-96 to 2^48 in bins of 1/16 octave (4 %)
 
 
 class ErrorTally:
-    """Errors of one tensor in units of each element's scale, counted over any number of batches in constant memory.
+    """Errors of one tensor in units of each element's scale, over any number of batches in constant memory.
 
-    The worst error is exact; the median and nine tenths are those of a histogram, good to 2 %.
+    The maximum is exact; the median and the 90th percentile come from a histogram and are good to 2 %.
     """
 
     def __init__(self, precision: str) -> None:
         self.precision = precision
         self.counts = np.zeros((2, BINS), dtype=np.int64)  # of the reference and of the candidate
         self.worst = np.zeros(2)
-        self.wrong = np.zeros(2)  # sums of squared errors
-        self.along = np.zeros(2)  # sums of products with the oracle
+        self.squared_errors = np.zeros(2)  # sums
+        self.products = np.zeros(2)  # sums of products with the oracle
         self.own = np.zeros(2)  # sums of squares
         self.squares = 0.0
         self.elements = 0
@@ -63,9 +62,9 @@ class ErrorTally:
     def add(
         self, oracle: np.ndarray, reference: np.ndarray, candidate: np.ndarray, counts: np.ndarray | None = None
     ) -> None:
-        """Three arrays of one shape; the first axis counts rows (positions, sources) that err independently.
+        """Three arrays of one shape; the first axis counts rows (positions, sources) with errors of their own.
 
-        `counts` says which elements do; those that do not must be zeros.
+        `counts` selects the elements that count; all others must be zeros.
         """
         if oracle.size:
             arrays = normalised(oracle, (reference, candidate), self.precision)
@@ -84,9 +83,9 @@ class ErrorTally:
             errors = errors_of(exact, values)
             self.worst[which] = max(self.worst[which], float(errors.max(initial=0.0)))
             self.counts[which] += np.bincount(bins_of(errors).ravel(), minlength=BINS)
-            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite makes sums that are not
-                self.wrong[which] += float(np.square(errors).sum())
-                self.along[which] += float((values * exact).sum())
+            with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite make sums that are not
+                self.squared_errors[which] += float(np.square(errors).sum())
+                self.products[which] += float((values * exact).sum())
                 self.own[which] += float(np.square(values).sum())
         self.squares += float(np.square(exact).sum())
         self.elements += exact.size
@@ -95,8 +94,8 @@ class ErrorTally:
         self.scaled_rows += int(np.count_nonzero(scales))
 
     def merge(self, other: ErrorTally) -> None:
-        """Adds what another has counted."""
-        names = ("counts", "wrong", "along", "own", "squares", "elements", "rows", "logs", "scaled_rows")
+        """Adds the counts of another tally."""
+        names = ("counts", "squared_errors", "products", "own", "squares", "elements", "rows", "logs", "scaled_rows")
         for name in names:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.worst = np.maximum(self.worst, other.worst)
@@ -110,8 +109,12 @@ class ErrorTally:
 
     def errors(self, which: int) -> Errors:
         with np.errstate(invalid="ignore", divide="ignore"):
-            relative = float(np.sqrt(self.wrong[which] / self.squares)) if self.wrong[which] else 0.0
-            cosine = float(self.along[which] / np.sqrt(self.own[which] * self.squares)) if self.wrong[which] else 1.0
+            relative = float(np.sqrt(self.squared_errors[which] / self.squares)) if self.squared_errors[which] else 0.0
+            cosine = (
+                float(self.products[which] / np.sqrt(self.own[which] * self.squares))
+                if self.squared_errors[which]
+                else 1.0
+            )
         middle, most = self.quantile(which, 5), self.quantile(which, 9)
         return Errors(middle, float(self.worst[which]), relative, cosine, most)
 
@@ -130,7 +133,7 @@ class ErrorTally:
 
 
 def bins_of(errors: np.ndarray) -> np.ndarray:
-    """The bin of every error; exact zeros and what is below all bins go to the first, infinity to the last."""
+    """The bin of every error; zeros and errors below all bins go to the first, infinity to the last."""
     with np.errstate(divide="ignore"):
         places = np.ceil((np.log2(errors) - LOWEST) * PER_OCTAVE)
     return np.clip(places, 0, BINS - 1).astype(np.int64)
@@ -138,8 +141,8 @@ def bins_of(errors: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Errors:
-    """Against the oracle, in units of each element's scale: the median and the largest error, the L2 norm of the errors
-    over that of the oracle, the cosine between the two, and `most`, the error that nine of ten elements keep below.
+    """Errors against the oracle in units of each element's scale: median, maximum and 90th percentile (`most`); the L2
+    norm of the errors over that of the oracle (`relative`), and the cosine similarity.
     """
 
     median: float
@@ -153,9 +156,9 @@ class Errors:
 class TensorResult:
     """One tensor of all sources (of one step where `step` is given): both errors against the oracle, and a verdict.
 
-    `scale` is the geometric mean of the scales of the oracle's rows. Errors are in units of each element's own scale,
-    and `floor` is one unit in the last place of that, the least budget there is: where PyTorch happens to be exact (an
-    embedding) another order of the same sums still may round once.
+    `scale` is the geometric mean of the scales of the oracle's rows. Errors are in units of each element's own scale.
+    `floor`, one unit in the last place, is the smallest budget: where PyTorch happens to be exact (an embedding),
+    another order of the same sums may still round once.
     """
 
     level: str
@@ -187,7 +190,7 @@ class TensorResult:
     @property
     def reason(self) -> str:
         if not math.isfinite(self.reference.worst):
-            return f"{self.name}: PyTorch itself is not finite at this precision, which leaves nothing to compare with"
+            return f"{self.name}: PyTorch's own values are not finite at this precision: there is no budget"
         if not math.isfinite(self.candidate.worst):
             return f"{self.name}: not finite"
         if self.median_ratio > self.allowed.median:
@@ -195,15 +198,15 @@ class TensorResult:
             return f"{self.name}: {much} PyTorch's own error at the median, allowed {self.allowed.median:g}x"
         if self.most_ratio > self.allowed.median:
             much = times(self.most_ratio)
-            return f"{self.name}: {much} PyTorch's own error at nine tenths, allowed {self.allowed.median:g}x"
+            return f"{self.name}: {much} PyTorch's own error at the 90th percentile, allowed {self.allowed.median:g}x"
         if self.worst_ratio > self.allowed.worst:
             much = times(self.worst_ratio)
-            return f"{self.name}: {much} PyTorch's own error at the worst element, allowed {self.allowed.worst:g}x"
+            return f"{self.name}: {much} PyTorch's own error at the maximum, allowed {self.allowed.worst:g}x"
         return ""
 
     @property
     def strain(self) -> float:
-        """The share of its budget the tensor uses: above 1 it fails."""
+        """The share of the budget that is used: above 1 the tensor fails."""
         usual = max(self.median_ratio, self.most_ratio)
         return max(usual / self.allowed.median, self.worst_ratio / self.allowed.worst)
 
@@ -212,7 +215,7 @@ class TensorResult:
 
 
 def ratio(candidate: float, reference: float, least: float) -> float:
-    """How many times the reference's error the candidate makes; the reference's counts as `least` where it is less."""
+    """The candidate's error over the reference's, which counts as `least` if it is smaller."""
     against = max(reference, least)
     if math.isnan(candidate) or math.isinf(candidate):
         return math.inf
@@ -226,14 +229,13 @@ def times(value: float) -> str:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A source that two decodes end differently, and whether PyTorch's own error explains it.
+    """A source with two different outputs, and whether PyTorch's own error explains the difference.
 
-    `margin` and `budget` are of `parted`: "tokens" (greedy: of the two tokens at `step`), "scores" (beam: of the two
-    outputs), "beams" (of prefixes that one search kept and the other dropped, where they first did so) or "stop" (of
-    the hypothesis that let one search stop and the prefix that kept the other going).
-    The verdict is `tie` (the margin is within the error that PyTorch itself makes there), `drift` (it is within the
-    budget, so the precision explains it) or `bug`. `top_two` is what the oracle puts between its two best tokens at
-    `step`.
+    `parted` says what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
+    two outputs), "beams" (prefixes that one search kept and the other dropped, at the first such step) or "stop" (the
+    hypothesis at which one search stopped and the prefix with which the other went on).
+    The verdict is `tie` (the margin is within PyTorch's own error there), `drift` (it is within the budget, so the
+    precision explains it) or `bug`. `top_two` is the oracle's margin between its two best tokens at `step`.
     """
 
     source: int
@@ -253,7 +255,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class DecodeResult:
-    """All sources decoded by PyTorch and by the candidate. `failure` says why there is nothing to compare."""
+    """All sources decoded by the baseline and by the candidate. `failure` says why there is nothing to compare."""
 
     search: str
     sources: int
@@ -270,7 +272,7 @@ class DecodeResult:
 
     @property
     def differing(self) -> tuple[Divergence, ...]:
-        """Those that rounding does not explain, the clearest first."""
+        """The divergences that rounding does not explain, largest margin in budgets first."""
         found = [divergence for divergence in self.divergences if divergence.verdict == "bug"]
         return tuple(sorted(found, key=lambda d: -d.budgets(d.margin)))
 
@@ -282,8 +284,8 @@ class DecodeResult:
             return ""
         worst = self.differing[0]
         return (
-            f"{self.search}: {len(self.differing)} of {self.sources} sources differ, clearest source {worst.source} "
-            f"from step {worst.step} by a margin of {worst.margin:.2g}, where rounding explains {worst.budget:.2g}"
+            f"{self.search}: {len(self.differing)} of {self.sources} outputs differ beyond rounding, worst source "
+            f"{worst.source} from step {worst.step}: margin {worst.margin:.2g}, budget {worst.budget:.2g}"
         )
 
     def __bool__(self) -> bool:
@@ -291,6 +293,7 @@ class DecodeResult:
 
 
 def finite(value: Any) -> Any:
+    """Nested values for JSON, which has no infinity and no NaN: they become None."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
-"""In which unit an error is measured: the scale of every element, taken from the oracle alone.
+"""The unit that errors are measured in: a scale for every element, taken from the oracle alone.
 
     scale of an element = max(|element|, scale of its row, least normal number of the type)
     scale of a row      = upper quartile of the magnitudes in it that are not zero
 
-So an outlier may err by its own last digits but lends no budget to its neighbours, and what underflows is no error. Of
-logits only those count that a search could choose: the others, masked tokens among them, are raised to one low value.
-Oracle, PyTorch and candidate are divided by the same scales, so that their errors compare like with like.
+So an outlier may err by its own last digits without enlarging the budget of other elements, and underflow is no error.
+Only logits that a search could choose count: the others, masked tokens among them, are raised to one low value. Oracle,
+PyTorch and candidate are divided by the same scales.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EPSILON = {  # unit in the last place of a 1.0, in the type that a precision com
 LEAST = {  # the least normal number: below it a type has a fixed spacing of LEAST * EPSILON
     name: 2.0**-14 if PRECISIONS[name] == "float16" else 2.0**-126 for name in PRECISIONS
 }
-QUARTILE = 0.75  # up to a quarter of a row may be outliers, up to three quarters may be dead
-UPPER = 64  # best logits of a row that its scale, its spread and PyTorch's error are taken from
-REACH = 149 * math.log(2.0)  # how far below the best a logit counts: further down its probability is 0 in fp32
+QUARTILE = 0.75  # up to a quarter of a row may be outliers, up to three quarters zeros
+UPPER = 64  # the best logits of a row: its scale, its spread and PyTorch's error are those of these
+REACH = 149 * math.log(2.0)  # nats below the best within which a logit counts: below, its probability is 0 in fp32
 
-BLOCK = 1 << 18  # elements that are worked on at once: a dozen arrays of so many stay in the processor's cache
+BLOCK = 1 << 18  # elements processed at once: a dozen arrays of this size fit the processor's cache
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -42,7 +42,7 @@ def row_blocks(logits: np.ndarray) -> Iterator[slice]:
 
 
 def row_scales(tensor: np.ndarray) -> np.ndarray:
-    """[rows, ...] -> [rows]. A row of zeros takes the scale that is usual for the others."""
+    """[rows, ...] -> [rows]. A row of zeros takes the median scale of the others."""
     sizes = np.abs(tensor.reshape(len(tensor), -1).astype(np.float64))
     sizes[~np.isfinite(sizes)] = 0.0
     sizes.sort(axis=1)
@@ -63,7 +63,7 @@ def normalised(oracle: np.ndarray, others: Sequence[np.ndarray], precision: str)
 
 
 def normalised_logits(oracle: np.ndarray, others: Sequence[np.ndarray], precision: str) -> Arrays:
-    """Logits [rows, V] -> the numbers [N] that are within reach in any of the arrays, each in units of its scale."""
+    """Logits [rows, V] -> the values [N] within reach in any of the arrays, each in units of its scale."""
     exact = oracle.astype(np.float64)
     return within_reach(exact, others, row_scales(upper_logits(exact)), least_logits(exact), precision)
 
@@ -88,7 +88,7 @@ def divided(exact: np.ndarray, others: Sequence[np.ndarray], scales: np.ndarray,
 
 
 def errors_of(exact: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Absolute errors: infinities that are equal agree, anything else that is not finite is infinitely wrong."""
+    """Absolute errors; equal infinities agree, any other value that is not finite has an infinite error."""
     with np.errstate(invalid="ignore"):
         errors = np.abs(given - exact)
     errors[given == exact] = 0.0
@@ -97,7 +97,7 @@ def errors_of(exact: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def least_logits(exact: np.ndarray) -> np.ndarray:
-    """Logits [rows, V] -> what a logit must exceed to be within reach of being chosen, [rows]."""
+    """Logits [rows, V] -> the bound [rows] above which a logit could be chosen."""
     return exact.max(axis=1) - REACH
 
 
@@ -114,7 +114,7 @@ def upper_logits(exact: np.ndarray) -> np.ndarray:
 
 
 def upper_spread(exact: np.ndarray) -> np.ndarray:
-    """Logits [rows, V] -> how far apart [rows] the best of them lie that are within reach."""
+    """Logits [rows, V] -> the range [rows] of the best of them that are within reach."""
     upper = np.take_along_axis(exact, upper_places(exact), axis=1)
     best = upper.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
@@ -122,10 +122,10 @@ def upper_spread(exact: np.ndarray) -> np.ndarray:
 
 
 def error_spread(exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """Logits [rows, V] of the oracle and of PyTorch -> how far apart [rows] PyTorch's errors in the best of them lie.
+    """Logits [rows, V] of the oracle and of PyTorch -> the range [rows] of PyTorch's errors in the best of them.
 
-    It is the largest gap between two tokens that they could have turned around: an error common to all logits turns
-    nothing around. Not a number where PyTorch's logits are not finite.
+    It is the largest margin between two tokens whose order those errors could swap: an error common to all logits
+    swaps nothing. NaN where PyTorch's logits are not finite.
     """
     places = upper_places(exact)
     upper = np.take_along_axis(exact, places, axis=1)

@@ -81,16 +81,19 @@ THRESHOLDS: dict[str, Callable[[ParityResult], Measured]] = {
     "max_moved": lambda result: ((company.arrangement, company.budgets) for company in result.companies),
     "max_per": rate_of("PER", "own"),
     "max_wer": rate_of("WER", "own"),
+    "max_lines_wrong": rate_of("lines wrong", "own"),
     "min_bleu": rate_of("BLEU", "own"),
     "min_chrf": rate_of("chrF", "own"),
     "max_worse_per": rate_of("PER", "worse"),
     "max_worse_wer": rate_of("WER", "worse"),
+    "max_worse_lines_wrong": rate_of("lines wrong", "worse"),
     "max_worse_bleu": rate_of("BLEU", "worse"),
     "max_worse_chrf": rate_of("chrF", "worse"),
     "min_fp32_equal": lambda result: ((part.search, part.equal / part.sources) for part in costs(result)),
     "max_fp32_edit_rate": lambda result: ((part.search, part.edit_rate) for part in costs(result)),
     "max_fp32_worse_per": fp32_rate("PER"),
     "max_fp32_worse_wer": fp32_rate("WER"),
+    "max_fp32_worse_lines_wrong": fp32_rate("lines wrong"),
     "max_fp32_worse_bleu": fp32_rate("BLEU"),
     "max_fp32_worse_chrf": fp32_rate("chrF"),
 }
@@ -150,4 +153,4 @@ def missing_of(name: str) -> str:
     """What a threshold needs."""
     if name in ("min_fp32_equal", "max_fp32_edit_rate"):
         return "fp32 is held against itself only without --against"
-    return "metrics need --references"
+    return "it needs --references, and --metrics that have it"

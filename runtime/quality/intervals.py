@@ -1,31 +1,42 @@
-"""How sure a corpus score is: paired bootstrap over the lines, for both sides and for what lies between them.
+"""Two systems scored against the same references, and how sure the difference is.
 
-Every score here is a function of sums over lines (wrong tokens and tokens; n-grams that match), so that a resampled
-corpus is a weighted sum, and both sides are resampled alike.
+Error rates: a paired bootstrap over the lines gives intervals of both rates and of their difference. BLEU and chrF:
+sacrebleu's paired bootstrap gives intervals of both scores and the p-value of their difference.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
 from seq2engine.errors import RequestError, missing_package
 
-from .metrics import STRESSED, References, error_counts, unstressed
+from .metrics import (
+    References,
+    RightWords,
+    Words,
+    error_counts,
+    has_stress,
+    levenshtein,
+    rate_names,
+    unstressed,
+    unstressed_references,
+    words_of,
+)
 
 RESAMPLES = 1000
 SURE = 95  # percent
 METRICS = ("errors", "bleu", "chrf")  # what may be asked for
-
-Score = Callable[[np.ndarray], np.ndarray]  # sums [R,M] -> scores [R]
+SCORES = {"bleu": ("BLEU", "BLEU"), "chrf": ("chrF", "CHRF")}  # what it is called here, and its class in sacrebleu
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A score, and where 95 % of the resampled corpora put it."""
+    """A score and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -33,46 +44,63 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Candidate - reference, with its 95 % confidence interval (error rates) or its p-value (BLEU, chrF)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
 class Rate:
-    """One score of one search on both sides; `difference` is candidate - reference, of the same resampled lines."""
+    """One metric of one search, of both sides."""
 
     search: str
-    metric: str
+    metric: str  # WER; PER; lines wrong; PER, no stress; BLEU; chrF
     lines: int
     reference: Interval
     candidate: Interval
-    difference: Interval
+    difference: Difference
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric in ("BLEU", "chrF")
 
     @property
     def unit(self) -> float:
-        """Error rates are shares of 1; BLEU and chrF go to 100 by themselves."""
-        return 1.0 if self.metric in ("BLEU", "chrF") else 100.0
+        """Error rates are shares of 1, shown in percent; BLEU and chrF go to 100."""
+        return 1.0 if self.higher_is_better else 100.0
 
     @property
     def worse_by(self) -> float:
         """How much worse the candidate is: points of a score, a share of 1 of an error rate. Below 0 it is better."""
-        return -self.difference.value if self.metric in ("BLEU", "chrF") else self.difference.value
+        return -self.difference.value if self.higher_is_better else self.difference.value
 
     @property
-    def label(self) -> str:
-        """The metric in words: a "word" error rate that counts lines is one only where a line is a word."""
-        name, comma, rest = self.metric.partition(",")
-        return {"PER": "wrong tokens", "WER": "wrong lines"}.get(name, name) + comma + rest
-
-    @property
-    def fell(self) -> bool:
-        """Whether the candidate is worse beyond the interval: all of it lies on the worse side."""
-        return self.difference.high < 0 if self.metric in ("BLEU", "chrF") else self.difference.low > 0
+    def significantly_worse(self) -> bool:
+        """Whether the whole interval of the difference is on the worse side, or its p-value below 5 %."""
+        if self.difference.p_value is not None:
+            return self.worse_by > 0 and self.difference.p_value < 1 - SURE / 100
+        bound = self.difference.high if self.higher_is_better else self.difference.low
+        assert bound is not None
+        return bound < 0 if self.higher_is_better else bound > 0
 
 
-def interval_text(rate: Rate, part: Interval, sign: str = "") -> str:
+def interval_text(rate: Rate, part: Interval) -> str:
     """6.31% [6.02, 6.60]."""
-    value, low, high = (f"{bound * rate.unit:{sign}.2f}" for bound in (part.value, part.low, part.high))
+    value, low, high = (f"{bound * rate.unit:.2f}" for bound in (part.value, part.low, part.high))
     return f"{value}{'%' if rate.unit > 1 else ''} [{low}, {high}]"
 
 
 def difference_text(rate: Rate) -> str:
-    return interval_text(rate, rate.difference, "+")
+    """+0.12% [-0.03, +0.27], or -0.42 (p = 0.013)."""
+    part = rate.difference
+    value = f"{part.value * rate.unit:+.2f}{'%' if rate.unit > 1 else ''}"
+    if part.low is not None and part.high is not None:
+        return f"{value} [{part.low * rate.unit:+.2f}, {part.high * rate.unit:+.2f}]"
+    return f"{value} (p = {part.p_value:.2g})" if part.value else value
 
 
 def rates_from_outputs(
@@ -82,90 +110,95 @@ def rates_from_outputs(
     references: References,
     metrics: Sequence[str] = ("errors",),
 ) -> tuple[Rate, ...]:
-    """What both sides said of every source of the references -> their scores."""
+    """The outputs of both sides for every source of the references -> their scores."""
     check_metrics(metrics)
-    found = []
+    found: list[Rate] = []
     for metric in metrics:
-        makers = error_tables if metric == "errors" else sacrebleu_tables
-        for name, sides, score in makers(metric, (reference, candidate), references):
-            found.append(rate_of(search, name, sides, score))
+        if metric == "errors":
+            found += error_rates_of(search, (reference, candidate), references)
+        else:
+            found.append(sacrebleu_rate(search, metric, (reference, candidate), references))
     return tuple(found)
 
 
 def check_metrics(metrics: Sequence[str]) -> None:
-    """Refuses what is unknown or not installed, before anything is decoded."""
+    """Raises if a metric is unknown or its package not installed, before anything is decoded."""
     if unknown := [metric for metric in metrics if metric not in METRICS]:
         raise RequestError(f"unknown metric {unknown[0]!r}, expected one of {', '.join(METRICS)}")
+    levenshtein()  # the cost of a precision counts edits, whatever the metrics
     if set(metrics) - {"errors"}:
-        sacrebleu_metrics()
+        sacrebleu_module("metrics")
 
 
-def sacrebleu_metrics() -> dict[str, tuple[str, type]]:
+def sacrebleu_module(name: str) -> ModuleType:
     try:
-        module = importlib.import_module("sacrebleu.metrics")
+        return importlib.import_module(f"sacrebleu.{name}")
     except ModuleNotFoundError as error:
         if missing := missing_package(error, "counting BLEU and chrF"):
             raise missing from error
         raise
-    return {"bleu": ("BLEU", module.BLEU), "chrf": ("chrF", module.CHRF)}
 
 
-Table = tuple[str, tuple[np.ndarray, np.ndarray], Score]  # metric, both sides' sums by line [N,M], the score of sums
+def error_rates_of(search: str, sides: Sequence[Mapping[str, str]], references: References) -> list[Rate]:
+    """Both error rates; once more without stress marks if the references have them."""
+    right = words_of(references)
+    names = rate_names(right)
+    given = [{source: side[source].split() for source in references} for side in sides]
+    found = error_pair(search, names, given, right)
+    if has_stress(right):
+        plain = [f"{name}, no stress" for name in names]
+        found += error_pair(search, plain, [unstressed(side) for side in given], unstressed_references(right))
+    return found
 
 
-def error_tables(metric: str, sides: Sequence[Mapping[str, str]], references: References) -> list[Table]:
-    """Token and line error rates; once more without stress marks where the references have them."""
-    right = {source: [target.split() for target in targets] for source, targets in references.items()}
-    said = [{source: side[source].split() for source in references} for side in sides]
-    tables = error_pair("", said, right)
-    if any(STRESSED.fullmatch(token) for targets in right.values() for target in targets for token in target):
-        plain = {source: [unstressed(target) for target in targets] for source, targets in right.items()}
-        bare = [{source: unstressed(tokens) for source, tokens in side.items()} for side in said]
-        tables += error_pair(", no stress", bare, plain)
-    return tables
-
-
-def error_pair(
-    suffix: str, said: Sequence[Mapping[str, Sequence[str]]], right: Mapping[str, Sequence[Sequence[str]]]
-) -> list[Table]:
-    first, second = (np.array(error_counts(side, right), dtype=np.float64) for side in said)  # [N, 3]
+def error_pair(search: str, names: Sequence[str], sides: Sequence[Words], right: RightWords) -> list[Rate]:
+    """The rates over tokens and over lines."""
+    counts = np.array([error_counts(side, right) for side in sides], dtype=np.float64)  # [2, N, 3]
+    errors, tokens, wrong = np.moveaxis(counts, -1, 0)  # [2, N] each
     return [
-        (f"PER{suffix}", (first, second), lambda sums: sums[:, 0] / np.maximum(sums[:, 1], 1.0)),
-        (f"WER{suffix}", (first, second), lambda sums: sums[:, 2] / len(first)),
+        bootstrapped_rate(search, names[0], errors, tokens),
+        bootstrapped_rate(search, names[1], wrong, np.ones_like(wrong)),
     ]
 
 
-def sacrebleu_tables(metric: str, sides: Sequence[Mapping[str, str]], references: References) -> list[Table]:
-    """The statistics that sacrebleu keeps of every line for its own resampling."""
-    name, kind = sacrebleu_metrics()[metric]
-    scorer = kind()
+def bootstrapped_rate(search: str, metric: str, errors: np.ndarray, totals: np.ndarray) -> Rate:
+    """Errors and totals [2,N] of every line, of reference and candidate; both are resampled alike."""
+    lines = errors.shape[1]
+    rng = np.random.default_rng(0)
+    drawn = np.empty((RESAMPLES, 2))
+    for resample in range(RESAMPLES):
+        weights = np.bincount(rng.integers(lines, size=lines), minlength=lines)
+        drawn[resample] = (errors @ weights) / np.maximum(totals @ weights, 1.0)
+    reference, candidate = errors.sum(axis=1) / np.maximum(totals.sum(axis=1), 1.0)
+    return Rate(
+        search,
+        metric,
+        lines,
+        Interval(float(reference), *bounds(drawn[:, 0])),
+        Interval(float(candidate), *bounds(drawn[:, 1])),
+        Difference(float(candidate - reference), *bounds(drawn[:, 1] - drawn[:, 0])),
+    )
+
+
+def bounds(drawn: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(drawn, [(100 - SURE) / 2, (100 + SURE) / 2])
+    return float(low), float(high)
+
+
+def sacrebleu_rate(search: str, metric: str, sides: Sequence[Mapping[str, str]], references: References) -> Rate:
+    """BLEU or chrF with sacrebleu's paired bootstrap test."""
+    name, kind = SCORES[metric]
     most = max(len(targets) for targets in references.values())
     streams = [[targets[i] if i < len(targets) else None for targets in references.values()] for i in range(most)]
-    tables = [
-        np.array(scorer._extract_corpus_statistics([side[source] for source in references], streams), dtype=np.float64)
-        for side in sides
-    ]
-
-    def score(sums: np.ndarray) -> np.ndarray:
-        return np.array([scorer._compute_score_from_stats(row.tolist()).score for row in sums])
-
-    return [(name, (tables[0], tables[1]), score)]
-
-
-def rate_of(search: str, metric: str, sides: tuple[np.ndarray, np.ndarray], score: Score) -> Rate:
-    lines = len(sides[0])
-    rng = np.random.default_rng(0)
-    sums = [np.empty((RESAMPLES, side.shape[1])) for side in sides]
-    for turn in range(RESAMPLES):
-        weights = np.bincount(rng.integers(lines, size=lines), minlength=lines)
-        for side, total in zip(sides, sums, strict=True):
-            total[turn] = weights @ side
-    drawn = [score(total) for total in sums]
-    own = [float(score(side.sum(axis=0, keepdims=True))[0]) for side in sides]
-    reference, candidate = (interval(value, draws) for value, draws in zip(own, drawn, strict=True))
-    return Rate(search, metric, lines, reference, candidate, interval(own[1] - own[0], drawn[1] - drawn[0]))
-
-
-def interval(value: float, drawn: np.ndarray) -> Interval:
-    low, high = np.percentile(drawn, [(100 - SURE) / 2, (100 + SURE) / 2])
-    return Interval(value, float(low), float(high))
+    test = sacrebleu_module("significance").PairedTest(
+        [(which, [side[source] for source in references]) for which, side in zip(("a", "b"), sides, strict=True)],
+        {name: getattr(sacrebleu_module("metrics"), kind)()},
+        references=streams,
+        test_type="bs",
+        n_samples=RESAMPLES,
+    )
+    _, results = test()
+    ((reference, candidate),) = (found for column, found in results.items() if column != "System")
+    intervals = [Interval(r.score, float(r.mean - r.ci), float(r.mean + r.ci)) for r in (reference, candidate)]
+    difference = Difference(candidate.score - reference.score, p_value=float(candidate.p_value))
+    return Rate(search, name, len(references), intervals[0], intervals[1], difference)

@@ -1,10 +1,10 @@
-"""Alternatives at a position: the N likeliest tokens that come next, each completed by a search of its own.
+"""Alternatives at a position: the N likeliest next tokens, each completed by a search of its own.
 
-    source 0   the cat | sat .       beams 0 .. K-1        one tree, one cache, one call of the decoder a step:
-                       | lay down .  beams K .. 2K-1       to the searches these are N times as many sources,
-                       | is ...      beams 2K .. 3K-1      to the decoder N times as many beams
+    source 0   the cat | sat .       beams 0 .. K-1        one tree cache, one decoder call a step:
+                       | lay down .  beams K .. 2K-1       the searches see B*N sources of K beams,
+                       | is ...      beams 2K .. 3K-1      the decoder sees B sources of N*K beams
 
-Shapes: B sources, N alternatives, K beams of each, V vocab, S source tokens, R searches that go on.
+Shapes: B sources, N alternatives, K beams of each, V vocab, S source tokens, R searches still running.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def alternatives_search(
 
 
 class _Groups:
-    """A Step for B*N sources of K beams, over one for B sources of N*K beams. Who has ended is fed end tokens."""
+    """A Step for B*N sources of K beams, over one for B sources of N*K beams. Ended searches are fed end tokens."""
 
     def __init__(self, step: Step, batch: int, count: int, beam: int, end: int):
         self.step, self.count, self.beam, self.end = step, count, beam, end
@@ -85,7 +85,7 @@ class _Groups:
         return all_tokens, all_parents
 
     def keep(self, rows: np.ndarray) -> None:
-        """These searches go on; a source leaves with the last of its own."""
+        """Only these searches run on; a source leaves with the last of its searches."""
         staying, places = np.unique(self.rows[rows], return_inverse=True)
         self.ranks, self.rows = self.ranks[rows], places
         if len(staying) < len(self.sources):

@@ -1,4 +1,4 @@
-"""What is wrong with search options: every problem, in words, before anything runs."""
+"""Problems of search options: all of them, in words, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from .option_fields import OptionFields
 from .phrases import MOST, contains, phrase_table
 
-SEMANTICS = ("huggingface", "fairseq", "ctranslate2", "marian")  # whose beam search; semantics.py says what they mean
+BEAM_STYLES = ("huggingface", "ctranslate2")  # whose beam search; beam_styles.py says what differs
 
 
 def problems_of(options: OptionFields) -> list[str]:
-    """As far as they can be told without a model."""
+    """Those that show without a model."""
     start = options.forced_start
     return [
         *problems_of_numbers(options),
         *problems_of_sampling(options),
-        *problems_of_company(options),
+        *problems_of_combinations(options),
         *problems_of_tokens(options),
         *problems_of_phrases(options),
         *problems_of_start(options, start, "prefix" if options.prefix else "forced bos"),
@@ -47,10 +47,10 @@ def problems_of_numbers(options: OptionFields) -> Iterator[str]:
         yield f"length penalty {options.length_penalty}, expected a number"
     if not 0 < options.repetition_penalty < math.inf:
         yield f"repetition penalty {options.repetition_penalty}, expected more than 0"
-    if options.semantics not in SEMANTICS:
-        yield f"semantics {options.semantics!r}, expected one of {', '.join(SEMANTICS)}"
-    if options.patience != 1.0 and options.semantics != "ctranslate2":
-        yield f"patience {options.patience}, expected 1, unless semantics are ctranslate2"
+    if options.beam_style not in BEAM_STYLES:
+        yield f"beam style {options.beam_style!r}, expected one of {', '.join(BEAM_STYLES)}"
+    if options.patience != 1.0 and options.beam_style != "ctranslate2":
+        yield f"patience {options.patience}, expected 1, or another with beam style ctranslate2"
     elif options.patience != 1.0 and not options.beam * options.patience + 0.5 >= options.kept:
         yield f"patience {options.patience}, expected at least nbest {options.kept} / beam {options.beam}"
     if not 0 <= options.coverage_penalty < math.inf:
@@ -73,7 +73,7 @@ def problems_of_sampling(options: OptionFields) -> Iterator[str]:
         yield f"{', '.join(set_).replace('_', ' ')} without sample, expected it with sample only"
 
 
-def problems_of_company(options: OptionFields) -> Iterator[str]:
+def problems_of_combinations(options: OptionFields) -> Iterator[str]:
     """Options that do not go together."""
     if options.coverage_penalty != 0 and options.beam <= 1:
         yield f"coverage penalty together with {'sample' if options.sample else 'beam 1'}, expected a beam of 2 or more"
@@ -90,7 +90,7 @@ def problems_of_company(options: OptionFields) -> Iterator[str]:
 
 
 def problems_of_tokens(options: OptionFields) -> Iterator[str]:
-    """Wishes that cannot all be met."""
+    """Token lists that contradict one another."""
     if not all(options.banned):
         yield "a banned sequence is empty, expected at least one token"
     lists = lists_of(options)
@@ -115,17 +115,17 @@ def problems_of_phrases(options: OptionFields) -> Iterator[str]:
 
 
 def barred_in(options: OptionFields, tokens: tuple[int, ...], name: str) -> Iterator[str]:
-    """What of these tokens other options forbid."""
-    for words in options.banned:
-        if words and contains(tokens, words):
-            yield f"{name} has {' '.join(map(str, words))}, which is banned"
+    """Which of these tokens other options forbid."""
+    for sequence in options.banned:
+        if sequence and contains(tokens, sequence):
+            yield f"{name} has {' '.join(map(str, sequence))}, which is banned"
     for what, listed in lists_of(options).items():
         if barred := [token for token in tokens if token not in listed]:
             yield f"{name} has {' '.join(map(str, barred))}, which is not {what}"
 
 
 def problems_of_start(options: OptionFields, start: tuple[int, ...], name: str) -> Iterator[str]:
-    """Of what is forced at the beginning of an output: of all outputs, or of one source's."""
+    """Of what outputs are forced to begin with: all of them, or those of one source."""
     room = room_of(options) - len(start)
     if len(start) > options.max_length:
         yield f"a {name} of {len(start)} tokens, expected at most the max length {options.max_length}"
@@ -174,7 +174,7 @@ def problems_with_model(options: OptionFields, vocab: int, end: int) -> list[str
 
 
 def problems_with_prefix(options: OptionFields, prefix: Sequence[int], vocab: int, end: int) -> list[str]:
-    """Of one source's own prefix; an empty one leaves what is forced for all."""
+    """Of one source's own prefix; an empty one leaves what the options force for all."""
     start = tuple(prefix)
     if not start:
         return []
@@ -191,7 +191,7 @@ def problems_with_prefix(options: OptionFields, prefix: Sequence[int], vocab: in
 def unknown_tokens(options: OptionFields, vocab: int) -> list[int]:
     """Token ids asked for that a vocabulary of this size does not have."""
     named = [token for token in (options.start, options.forced_bos, options.forced_eos) if token is not None]
-    named += [token for words in (*options.banned, *options.phrases) for token in words]
+    named += [token for sequence in (*options.banned, *options.phrases) for token in sequence]
     named += [*options.prefix, *options.first_banned, *(options.allowed or ()), *(options.shortlist or ())]
     if options.trie is not None:
         known = options.trie.tokens
@@ -200,8 +200,8 @@ def unknown_tokens(options: OptionFields, vocab: int) -> list[int]:
 
 
 def room_of(options: OptionFields) -> int:
-    """Tokens that an output may have before what it must end with, if there is such a thing."""
-    return options.max_length - (options.forced_eos is not None or options.semantics == "fairseq")
+    """Tokens that an output may have before a forced last one."""
+    return options.max_length - (options.forced_eos is not None)
 
 
 def offset_of(options: OptionFields) -> int:
@@ -210,13 +210,13 @@ def offset_of(options: OptionFields) -> int:
 
 
 def barred_of(options: OptionFields) -> frozenset[int]:
-    """Tokens of the trie that are never said."""
+    """Tokens of the trie that are never allowed."""
     assert options.trie is not None
     known = frozenset(np.unique(options.trie.tokens).tolist())
     return options.always_banned.union(*(known - listed for listed in lists_of(options).values()))
 
 
 def lists_of(options: OptionFields) -> dict[str, frozenset[int]]:
-    """The only tokens that may be said beside the end token, where such are given."""
+    """Options that list the only tokens allowed beside the end token."""
     lists = {"allowed": options.allowed, "in the shortlist": options.shortlist}
     return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}

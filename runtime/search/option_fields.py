@@ -1,4 +1,4 @@
-"""The fields of the search options and what follows from them, right or wrong: `option_checks` says what is wrong."""
+"""The fields of the search options and what follows from them. Values are unchecked here: `option_checks` does that."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from .trie import Trie
 
-LEAST_CANDIDATES = 2  # of one beam: its best and, in case that is the end token, the next
+LEAST_CANDIDATES = 2  # of one beam: its best and, if that is the end token, the next
 
 
 @dataclass(frozen=True)
 class OptionFields:
-    """The fields of `SearchOptions`, which documents them, with values that nobody has checked."""
+    """The fields of `SearchOptions`, which documents them, with unchecked values."""
 
     max_length: int = 64
     beam: int = 1
@@ -35,7 +35,7 @@ class OptionFields:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
-    semantics: str = "huggingface"
+    beam_style: str = "huggingface"
     patience: float = 1.0
     coverage_penalty: float = 0.0
     phrases: tuple[tuple[int, ...], ...] = ()
@@ -47,40 +47,40 @@ class OptionFields:
 
     @property
     def greedy(self) -> bool:
-        """Whether greedy search will do: with one beam, only Hugging Face has rules of its own for that."""
-        return self.beam == 1 and self.semantics == "huggingface"
+        """Whether greedy search is enough: with one beam, CTranslate2 still renormalises and stops in its own way."""
+        return self.beam == 1 and self.beam_style == "huggingface"
 
     @property
     def unscored(self) -> bool:
-        """Whether nothing is asked for but the likeliest tokens."""
+        """Whether only the likeliest tokens are asked for, without scores."""
         return not self.scores and self.greedy and not self.sample and not self.alternatives
 
     @property
     def unruled(self) -> bool:
-        """Whether every token may come next, any time, as the model has it."""
+        """Whether no rule changes the model's logits at any step."""
         forced = self.forced_start or self.forced_eos is not None or self.alternatives
         return not forced and self.candidates == LEAST_CANDIDATES
 
     @property
     def candidates(self) -> int:
-        """How many of the likeliest tokens are sure to have one that may come next; 0 if no number is.
+        """How many of the likeliest tokens always include an allowed one; 0 if no number does.
 
-        Rules that bar some tokens by name bar no more than these, and a forced one needs no candidates at all.
+        Rules that ban tokens by name ban no more than those, and a forced token needs no candidates.
         """
         listed = self.allowed is not None or self.phrases or self.trie is not None
         repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
-        if listed or repeating or any(len(words) > 1 for words in self.banned):
+        if listed or repeating or any(len(tokens) > 1 for tokens in self.banned):
             return 0
         return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + (self.min_length > 1)
 
     @property
     def width(self) -> int:
-        """How many sequences of a source are decoded side by side: K."""
+        """How many sequences of a source are decoded together: K."""
         return self.beam * (self.nbest if self.sample or self.alternatives else 1)
 
     @property
     def kept(self) -> int:
-        """How many hypotheses one search gives back: every alternative is a search of its own."""
+        """How many hypotheses one search returns: every alternative is a search of its own."""
         return 1 if self.alternatives else self.nbest
 
     @property
@@ -89,10 +89,10 @@ class OptionFields:
 
     @property
     def forced_start(self) -> tuple[int, ...]:
-        """What every output begins with, whatever the model makes of it."""
+        """The tokens that every output is forced to begin with."""
         return self.prefix or (() if self.forced_bos is None else (self.forced_bos,))
 
     @property
     def always_banned(self) -> frozenset[int]:
-        """Single tokens that are banned wherever they stand; a ban of the end token is no ban, as a search must end."""
-        return frozenset(words[0] for words in self.banned if len(words) == 1)
+        """Single tokens that are banned everywhere. A ban of the end token has no effect, as a search must end."""
+        return frozenset(tokens[0] for tokens in self.banned if len(tokens) == 1)

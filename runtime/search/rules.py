@@ -1,28 +1,44 @@
-"""What may be said next: the rules of a search, applied to the model's logits before a token is chosen.
+"""Which tokens may come next: the rules of a search, applied to the model's logits before a token is chosen.
 
-They mean what they mean in Hugging Face `generate`: beam search adds up log-probabilities of the model itself, which a
-rule does not renormalise, and a forced token costs nothing. Shapes: B sources, K beams, V vocab, T tokens so far, the
-start token included.
+They mean what they mean in Hugging Face `generate` (its logits processors): beam search adds up the model's own
+log-probabilities, which a rule does not renormalise, and a forced token costs nothing. Shapes: B sources, K beams, V
+vocab, T tokens so far, the start token included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from seq2engine.errors import RequestError
 
-from .constraints import Constraint, PhraseConstraint, TrieConstraint
+from .option_checks import barred_of, offset_of, room_of
 from .options import SearchOptions
+from .phrases import PhraseConstraint
 from .step import Special, Start
 from .step_output import Answer, Candidates, Reduced
+from .trie import TrieConstraint
+
+
+class Constraint(Protocol):
+    """A rule that keeps a state for every beam: its node in a trie, or the phrases it has completed."""
+
+    def follow(self, tokens: np.ndarray, parents: np.ndarray, length: int) -> None:
+        """`tokens` and `parents` [B,K] are what the step was given; the token to be chosen now is number `length`."""
+
+    def limit(self, logits: np.ndarray, length: int) -> np.ndarray:
+        """Logits [B,K,V], which may be written to, with -inf for tokens that may not come next."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """From now on only these sources are searched."""
 
 
 class Rules:
-    """Follows what every beam has said so far, as far as a rule needs to know it.
+    """Keeps the tokens of every beam so far, if a rule needs them.
 
-    `starts` are what each source's output begins with; without, all begin with what the options force.
+    `starts` are what each source's output begins with; without them, all begin with what the options force.
     """
 
     def __init__(
@@ -40,19 +56,21 @@ class Rules:
         self.sources = [np.asarray(source, dtype=np.int64) for source in sources]
         self.always = np.array(sorted(options.always_banned - {special.end}), dtype=np.int64)
         self.first = np.array(options.first_banned, dtype=np.int64)
-        self.phrases = [np.array(words, dtype=np.int64) for words in options.banned if len(words) > 1]
-        self.remembers = bool(
-            self.phrases
+        self.sequences = [np.array(tokens, dtype=np.int64) for tokens in options.banned if len(tokens) > 1]
+        self.needs_history = bool(
+            self.sequences
             or options.no_repeat_ngram
             or options.source_no_repeat_ngram
             or options.repetition_penalty != 1.0
         )
-        self.trie = TrieConstraint(options, special.end) if options.trie is not None else None
-        self.said = PhraseConstraint(options, special.end) if options.phrases else None
-        self.constraints: list[Constraint] = [one for one in (self.trie, self.said) if one is not None]
+        self.phrases = phrase_constraint(options, special.end) if options.phrases else None
+        self.constraints: list[Constraint] = [] if self.phrases is None else [self.phrases]
+        if options.trie is not None:
+            place = offset_of(options), room_of(options), barred_of(options)
+            self.constraints.append(TrieConstraint(options.trie, special.end, *place))
         self.idle = options.unruled and not self.starts.size
         self.history: np.ndarray | None = None  # [B, K, T]
-        self.barred: np.ndarray | None = None  # [V] what is not allowed, from the first logits on
+        self.barred: np.ndarray | None = None  # [V] tokens that are not in `allowed`, once V is known
 
     def answer(
         self,
@@ -62,7 +80,7 @@ class Rules:
         length: int,
         normaliser: np.ndarray | None = None,
     ) -> Answer:
-        """The answer as the rules leave it: see `allowed`. Without rules nobody looks at whole rows of logits."""
+        """The logits that the rules leave (see `allowed`). Without rules no whole row of logits is read."""
         if self.idle:
             return answer
         if not answer.raw.shape[-1]:
@@ -70,7 +88,7 @@ class Rules:
         return Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
 
     def among(self, answer: Answer, length: int) -> Answer:
-        """What may be said of an answer that has candidates alone, of which `SearchOptions.candidates` are enough."""
+        """The same for an answer that has only candidates, as many as `SearchOptions.candidates` says are enough."""
         best = answer.candidates
         barred = np.isin(best.tokens, self.always)
         opening = self.start_lengths + 1 == length
@@ -93,14 +111,14 @@ class Rules:
         length: int,
         normaliser: np.ndarray | None = None,
     ) -> np.ndarray:
-        """A copy of logits [B,K,V] with what the rules forbid at -inf.
+        """A copy of logits [B,K,V] with -inf for tokens that the rules forbid.
 
         `tokens` and `parents` [B,K] are what the step was given, `length` counts the token to be chosen. With a
-        `normaliser` [B,K] (log-sum-exp of the logits) rules see log-probabilities, as in beam search; greedy search has
-        them see the logits themselves.
+        `normaliser` [B,K] (log-sum-exp of the logits) rules act on log-probabilities, as in beam search; without, on
+        the logits themselves, as in greedy search.
         """
-        if self.remembers:
-            self.remember(tokens, parents)
+        if self.needs_history:
+            self.extend_history(tokens, parents)
         for constraint in self.constraints:
             constraint.follow(tokens, parents, length)
         options, end = self.options, self.special.end
@@ -111,15 +129,15 @@ class Rules:
         if options.repetition_penalty != 1.0:
             self.penalise(result, normaliser)
         if options.no_repeat_ngram:
-            self.forbid(result, *next_words(self.spoken, self.spoken, options.no_repeat_ngram))
+            self.forbid(result, *next_tokens(self.flat_history, self.flat_history, options.no_repeat_ngram))
         if options.source_no_repeat_ngram:
-            self.forbid(result, *next_words(self.spoken, self.source_rows(), options.source_no_repeat_ngram))
-        for phrase in self.phrases:
-            self.forbid_phrase(result, phrase)
+            self.forbid(result, *next_tokens(self.flat_history, self.source_rows(), options.source_no_repeat_ngram))
+        for sequence in self.sequences:
+            self.forbid_sequence(result, sequence)
         result[..., self.always] = -np.inf
         if options.allowed is not None:
             result[..., self.barred_of(result.shape[-1])] = -np.inf
-        opening = self.start_lengths + 1 == length  # [B or 1] whose first token of their own this is
+        opening = self.start_lengths + 1 == length  # [B or 1] sources whose first free token this is
         if self.first.size and opening.any():
             rows = np.flatnonzero(np.broadcast_to(opening, len(result)))
             result[rows[:, None], :, self.first] = -np.inf
@@ -131,11 +149,11 @@ class Rules:
             result[opening & (self.ranks >= 0), :, end] = -np.inf
         if (forced >= 0).any():
             self.force(result, forced, normaliser)
-        self.check_that_some_may_be_said(result, (tokens == end) & (length > 1))
+        self.check_that_some_are_allowed(result, (tokens == end) & (length > 1))
         return result
 
     def forced_at(self, length: int, batch: int) -> np.ndarray:
-        """The token [B] that a source must say now, -1 where it may choose."""
+        """The token [B] that is forced now, -1 where none is."""
         options = self.options
         if length == options.max_length and options.forced_eos is not None:
             return np.full(batch, options.forced_eos)
@@ -150,10 +168,10 @@ class Rules:
         return logits
 
     def opened(self, allowed: Answer, normaliser: np.ndarray, length: int) -> Answer:
-        """Has alternatives say the token that sets them apart, at its own price, and nothing if there is none.
+        """Forces the token that sets an alternative apart, at its own log-probability; no token if there is none.
 
-        `allowed` is what the other rules have left, `normaliser` [B,K] makes log-probabilities of it. Beams of a source
-        are one and the same until then.
+        `allowed` are the logits that the other rules leave, `normaliser` [B,K] makes log-probabilities of them. All
+        beams of a source are the same until then.
         """
         if not self.options.alternatives:
             return allowed
@@ -174,10 +192,10 @@ class Rules:
         result[rows, :, tokens] = logits[rows, :, tokens]
         return Answer(result)
 
-    def check_that_some_may_be_said(self, logits: np.ndarray, ended: np.ndarray) -> None:
-        """Refuses a source that cannot go on. What has ended [B,K] only waits for company: nothing is asked of it.
+    def check_that_some_are_allowed(self, logits: np.ndarray, ended: np.ndarray) -> None:
+        """Raises if a source has no allowed token left. Beams that have ended [B,K] need none.
 
-        One beam that can go on is enough for a source, but every sample has to.
+        One beam with an allowed token is enough for a source, but every sample needs its own.
         """
         stuck = logits.max(axis=-1) == -np.inf  # [B, K]
         stuck = stuck & ~ended if self.options.sample else stuck.all(axis=1) & ~ended.all(axis=1)
@@ -202,7 +220,7 @@ class Rules:
         for constraint in self.constraints:
             constraint.keep(rows)
 
-    def remember(self, tokens: np.ndarray, parents: np.ndarray) -> None:
+    def extend_history(self, tokens: np.ndarray, parents: np.ndarray) -> None:
         if self.history is None:
             self.history = tokens[..., None]
             return
@@ -210,13 +228,13 @@ class Rules:
         self.history = np.concatenate((before, tokens[..., None]), axis=-1)
 
     @property
-    def spoken(self) -> np.ndarray:
+    def flat_history(self) -> np.ndarray:
         """The history of every beam as one row each: [B*K, T]."""
         assert self.history is not None
         return self.history.reshape(-1, self.history.shape[-1])
 
     def source_rows(self) -> np.ndarray:
-        """Every beam's source [B*K, longest], filled up with -1, which no token is."""
+        """Every beam's source [B*K, longest], padded with -1."""
         assert self.history is not None
         rows = np.full((len(self.sources), max(map(len, self.sources))), -1, dtype=np.int64)
         for i, source in enumerate(self.sources):
@@ -227,35 +245,39 @@ class Rules:
         kept = tokens >= 0
         logits.reshape(-1, logits.shape[-1])[rows[kept], tokens[kept]] = -np.inf
 
-    def forbid_phrase(self, logits: np.ndarray, phrase: np.ndarray) -> None:
-        before = len(phrase) - 1
-        if before > self.spoken.shape[1]:
+    def forbid_sequence(self, logits: np.ndarray, sequence: np.ndarray) -> None:
+        before = len(sequence) - 1
+        if before > self.flat_history.shape[1]:
             return
-        said = (self.spoken[:, -before:] == phrase[:-1]).all(axis=1)
-        logits.reshape(-1, logits.shape[-1])[said, phrase[-1]] = -np.inf
+        begun = (self.flat_history[:, -before:] == sequence[:-1]).all(axis=1)
+        logits.reshape(-1, logits.shape[-1])[begun, sequence[-1]] = -np.inf
 
     def penalise(self, logits: np.ndarray, normaliser: np.ndarray | None) -> None:
         flat = logits.reshape(-1, logits.shape[-1])
         shift = np.zeros((len(flat), 1), flat.dtype) if normaliser is None else normaliser.reshape(-1, 1)
-        seen = np.take_along_axis(flat, self.spoken, axis=1) - shift
+        seen = np.take_along_axis(flat, self.flat_history, axis=1) - shift
         penalty = self.options.repetition_penalty
         changed = np.where(seen < 0, seen * penalty, seen / penalty) + shift
-        np.put_along_axis(flat, self.spoken, changed.astype(flat.dtype), axis=1)
+        np.put_along_axis(flat, self.flat_history, changed.astype(flat.dtype), axis=1)
+
+
+def phrase_constraint(options: SearchOptions, end: int) -> PhraseConstraint:
+    return PhraseConstraint(options.phrases, end, room_of(options), greedy=options.beam == 1)
 
 
 def forced_table(starts: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Ragged starts -> [B, longest], filled up with -1."""
+    """Ragged starts -> [B, longest], padded with -1."""
     table = np.full((len(starts), max(map(len, starts))), -1, dtype=np.int64)
     for row, start in enumerate(starts):
         table[row, : len(start)] = start
     return table
 
 
-def next_words(said: np.ndarray, text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and tokens that would complete an n-gram of `text` [R,L] after what was `said` [R,T]."""
-    if said.shape[1] < size - 1 or text.shape[1] < size:
+def next_tokens(history: np.ndarray, text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and tokens that would complete an n-gram of `text` [R,L] after `history` [R,T]."""
+    if history.shape[1] < size - 1 or text.shape[1] < size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(text, size, axis=1)  # [R, L-size+1, size]
-    ending = said[:, said.shape[1] - (size - 1) :]
+    ending = history[:, history.shape[1] - (size - 1) :]
     rows, places = np.nonzero((windows[..., :-1] == ending[:, None]).all(axis=-1))
     return rows, windows[rows, places, -1]

@@ -1,11 +1,11 @@
-"""Sampling: every token is drawn from what the model thinks likely, and a seed draws the same again.
+"""Sampling: every token is drawn from the model's distribution; the same seed draws the same tokens.
 
-    logits -> rules -> / temperature -> the top_k likeliest -> as few as make up top_p -> probabilities -> one token
+    logits -> rules -> / temperature -> the top_k likeliest -> the fewest that sum to top_p -> one token
 
-A draw depends on the seed, the source's own tokens, the number of the sample and the step, and on nothing else: neither
-the neighbours in the batch nor the backend has a say. Backends round differently, but the numbers are drawn before, and
-tokens stand in the order of their ids on the line from 0 to 1 where a number falls; so rounding shows only where it
-falls next to the border of two tokens, or where two tokens are equally fit to be the last that is not cut off.
+A draw depends only on the seed, the source's tokens, the number of the sample and the step, not on the rest of the
+batch, and hardly on the backend: the random number is drawn first, and selects a token on the line from 0 to 1 on which
+tokens lie in the order of their ids. So a backend's rounding shows only if the number falls next to the border of two
+tokens, or if two tokens are equally likely at a cut of top_k or top_p.
 
 Shapes: B sources, K samples of each, V vocab, T maximum length.
 """
@@ -18,10 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .greedy import hypotheses_of
-from .leaving import staying_rows
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Search, Special, Start, Step
+from .step import Emitted, Search, Special, Start, Step, staying_rows
 from .step_output import finite
 
 
@@ -35,15 +34,15 @@ def sampling_search(
 ) -> Search:
     """Draws `nbest` outputs for each of `batch` sources, whose tokens are `texts`; in the order of their numbers.
 
-    The K samples of a source are K beams that never switch. A sample's score is the sum of its tokens'
-    log-probabilities as the model has them, before rules, temperature and cuts. Yields an Emitted for every step; a
-    sample that has ended emits, and is fed, the end token until the last of its source has.
+    The K samples of a source are K beams that never switch. A sample's score is the sum of the model's own
+    log-probabilities, before rules, temperature and cuts. Yields an Emitted for every step; a sample that has ended
+    emits, and is fed, the end token until the last of its source has ended.
     """
     count = options.nbest
     rules = Rules(options, special, texts, starts)
     draws = draws_for(texts, options)
     chosen = np.zeros((batch, count, options.max_length), dtype=np.int64)
-    looks = np.zeros((batch, count, options.max_length), dtype=np.int64)
+    attended = np.zeros((batch, count, options.max_length), dtype=np.int64)
     log_probs = np.zeros((batch, count, options.max_length))
     lengths = np.zeros((batch, count), dtype=np.int64)
 
@@ -64,7 +63,7 @@ def sampling_search(
         chosen[sources, :, length - 1] = tokens
         log_probs[sources, :, length - 1] = np.where(done, 0.0, gained)
         if options.alignments:
-            looks[sources, :, length - 1] = step.attention().argmax(axis=-1)
+            attended[sources, :, length - 1] = step.attention().argmax(axis=-1)
         lengths[sources] += ~done
         done = done | (tokens == special.end) | (length == options.max_length)
         yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1))
@@ -75,13 +74,13 @@ def sampling_search(
             rules.keep(rows)
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
-    return [hypotheses_of(*rows, options) for rows in zip(chosen, log_probs, looks, lengths, strict=True)]
+    return [hypotheses_of(*rows, options) for rows in zip(chosen, log_probs, attended, lengths, strict=True)]
 
 
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:
-    """Numbers [B,K,T] from 0 up to 1, of which each row is the beginning of an endless one.
+    """Random numbers [B,K,T] in [0, 1). A longer maximum or more samples extend them and change none.
 
-    So the same come for a longer maximum, and for more samples. Equal sources draw equal numbers, if there is a seed.
+    With a seed, equal sources draw equal numbers.
     """
     draws = np.zeros((len(texts), options.nbest, options.max_length))
     for source, text in enumerate(texts):
@@ -95,9 +94,9 @@ def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndar
 
 
 def probabilities(logits: np.ndarray, options: SearchOptions) -> np.ndarray:
-    """Logits [B,K,V] -> probabilities in fp64, 0 for what is cut off; equals of the last that stays stay as well.
+    """Logits [B,K,V] -> unnormalised probabilities in fp64, 0 for tokens that are cut off.
 
-    They need not sum to 1. A row in which nothing may be said (its sample has ended) is one of nothing but zeros.
+    Tokens as likely as the last one kept are kept too. A row without an allowed token (its sample has ended) is zeros.
     """
     scaled = logits.astype(np.float64)
     top = scaled.max(axis=-1, keepdims=True)
@@ -106,7 +105,7 @@ def probabilities(logits: np.ndarray, options: SearchOptions) -> np.ndarray:
         likely[likely < np.partition(likely, -options.top_k, axis=-1)[..., -options.top_k, None]] = 0.0
     if options.top_p < 1.0:
         ranked = -np.sort(-likely, axis=-1)
-        before = np.cumsum(ranked, axis=-1) - ranked  # what all likelier tokens make up
+        before = np.cumsum(ranked, axis=-1) - ranked  # sum over all likelier tokens
         within = before < options.top_p * ranked.sum(axis=-1, keepdims=True)
         last = np.maximum(np.count_nonzero(within, axis=-1, keepdims=True) - 1, 0)
         likely[likely < np.take_along_axis(ranked, last, axis=-1)] = 0.0
@@ -114,8 +113,8 @@ def probabilities(logits: np.ndarray, options: SearchOptions) -> np.ndarray:
 
 
 def drawn(likely: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Probabilities [B,K,V], in no need of a sum of 1, and numbers [B,K] from 0 up to 1 -> tokens [B,K]."""
+    """Unnormalised probabilities [B,K,V] and random numbers [B,K] in [0, 1) -> tokens [B,K]."""
     borders = np.cumsum(likely, axis=-1)
     total = borders[..., -1]
-    place = np.minimum(draws * total, np.nextafter(total, 0.0))  # a number next to 1 must not round to the far end
+    place = np.minimum(draws * total, np.nextafter(total, 0.0))  # a number next to 1 must not round to 1
     return np.argmax(borders > place[..., None], axis=-1)

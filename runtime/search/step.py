@@ -1,4 +1,4 @@
-"""What search is: the one thing it sees of a model, what it may be asked for, and what it gives back.
+"""What a search sees of a model (`Step`), and what it returns.
 
 Greedy search, beam search and sampling are generators over a `Step`. They know nothing of engines, caches or text.
 """
@@ -19,7 +19,7 @@ class Step(Protocol):
     """One decoder step for K beams of B sources.
 
     A call takes the tokens just chosen [B,K] and, for each, the beam [B,K] of the previous call that it continues
-    (ignored in the first call), and returns the answer for the next token, which stays valid until the next call.
+    (ignored in the first call). It returns the logits of the next token, which stay valid until the next call.
     """
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer: ...
@@ -28,7 +28,7 @@ class Step(Protocol):
         """From the next call on only these sources (indices into the current B) are decoded."""
 
     def attention(self) -> np.ndarray:
-        """Where the beams of the latest call looked: [B,K,S], 0 for padding. Only where the session keeps it."""
+        """Cross-attention weights of the latest call [B,K,S], 0 for padding. Only if the session keeps them."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Special:
 
 @dataclass(frozen=True)
 class Start:
-    """What one source's output begins with: a prefix, and then, if it is an alternative, its so manieth best token."""
+    """What one source's output begins with: a forced prefix and, for an alternative, the rank of its next token."""
 
     prefix: tuple[int, ...] = ()
-    rank: int | None = None  # 0 is the best
+    rank: int | None = None  # rank of the forced next token among those allowed there; 0 is the likeliest
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """One output: tokens without the start token, with the end token if it was reached, and its score.
 
-    `log_probs` are its tokens' log-probabilities as the model has them, forced ones too, so that they are what
-    `score_targets` says of these tokens. `alignments` are, where asked for, the places in the source that each of them
-    looked at most. Two hypotheses are the same if they say the same at the same score. One without a score has NaN.
+    `log_probs` are the model's log-probabilities of the tokens, forced ones included: what `score_targets` returns for
+    them. `alignments`, where asked for, are the source positions with the largest attention weight, one for each token.
+    Two hypotheses are equal if their tokens and scores are. A hypothesis without a score has NaN.
     """
 
     tokens: tuple[int, ...]
@@ -64,10 +64,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one step of a search did: the sources it worked on, its choice, and the answer it chose from.
+    """One step of a search: the sources it decoded, the tokens it chose, and the logits it chose from.
 
-    `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that go on, `answer` is
-    the model's (valid until the search goes on), `done` [B] the sources that need no more steps.
+    `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that run on, `answer` the
+    model's output (valid until the next step), `done` [B] the sources that need no more steps.
     """
 
     step: int
@@ -91,3 +91,14 @@ def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> l
                 return finished.value
             if on_step is not None:
                 on_step(emitted)
+
+
+def staying_rows(done: np.ndarray) -> np.ndarray | None:
+    """The rows of a batch that are not done [B], once finished sources should leave it; None while they should stay.
+
+    Leaving copies the caches of all that stay, so it waits until an eighth of the batch has finished. Nothing leaves a
+    batch that is done as a whole.
+    """
+    finished = np.count_nonzero(done)
+    worth_a_copy = 0 < finished < len(done) and 8 * finished >= len(done)
+    return np.flatnonzero(~done) if worth_a_copy else None

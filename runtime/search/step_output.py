@@ -1,4 +1,4 @@
-"""What a decoder step answers: logits, and what every search asks of them first, made once and only where asked for.
+"""The output of a decoder step: logits, and what searches derive from them, computed once and only on demand.
 
 Shapes: B sources, K beams, V vocab, C candidates of a beam.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from seq2engine.errors import RequestError
 
 BLOCK = 64  # columns per block of `top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
-ROWS = 4  # summed up at once by `log_sum_exp`: as many as stay in a core's cache between two passes
+ROWS = 4  # summed up at once by `log_sum_exp`: as many as fit a core's cache
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """All tokens that can be said, in ascending order, of a vocabulary of that size; logits have a column of each."""
+    """The only tokens with a logit, in ascending order, of a vocabulary of that size; one column for each."""
 
     tokens: tuple[int, ...]
     vocab: int
@@ -28,7 +28,7 @@ class Shortlist:
         return np.array(self.tokens, dtype=np.int64)  # [W]
 
     def columns_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Of a token that is not in the list, some column: what cannot be said has no price to be read."""
+        """Column of each token; any column for a token that is not in the list."""
         return np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
 
     def spread(self, logits: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a graph has made of its logits: candidates, and the sum [B,K] of exp(logit - the best candidate's)."""
+    """Logits that the graph has reduced: candidates, and the sum [B,K] of exp(logit - the best candidate's)."""
 
     candidates: Candidates
     exp_sum: np.ndarray
@@ -56,10 +56,10 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Answer:
-    """Logits of the next token of K beams of B sources; they, and what is made of them, hold until the next step.
+    """Logits of the next token of K beams of B sources, and what is derived from them; valid until the next step.
 
-    With a `shortlist`, `raw` has its columns only, and candidates are numbers of columns where the graph has `reduced`
-    them; what it has not is reduced here. `rows` are the sources that are meant, where `raw` has others too.
+    With a `shortlist`, `raw` has only its columns, and candidates that the graph has `reduced` are column numbers; what
+    the graph has not reduced is reduced here. `rows` selects sources if `raw` has others too.
     """
 
     raw: np.ndarray
@@ -79,7 +79,7 @@ class Answer:
 
     @cached_property
     def normaliser(self) -> np.ndarray:
-        """[B,K] in fp64: what to take off a logit to make it a log-probability; not finite where there are none."""
+        """[B,K] in fp64: logit - normaliser is a log-probability; not finite where logits are not."""
         if self.reduced is None:
             return log_sum_exp(self.columns)
         best = self.reduced.candidates.logits[..., 0]
@@ -89,23 +89,23 @@ class Answer:
     def candidates(self) -> Candidates:
         """The best K+1 of every beam, or as many as there are.
 
-        Of a source's best 2K continuations the first K may end, and the first K that are no end token run on. So of one
-        beam no more than its best K and its end token can matter, and the rest of the vocabulary is never ranked.
+        Of a source's 2K best continuations the first K may end, and the first K without an end token run on. So of one
+        beam only its best K and its end token matter; the rest of the vocabulary is never ranked.
         """
         best = candidates_from(self.columns) if self.reduced is None else self.reduced.candidates
         return best if self.shortlist is None else Candidates(self.shortlist.ids[best.tokens], best.logits)
 
     def logits_of(self, tokens: np.ndarray, beams: np.ndarray | None = None) -> np.ndarray:
-        """Tokens [B,C], of the shortlist where there is one, each said by one of the beams [B,C] -> their logits [B,C].
+        """Tokens [B,C] (of the shortlist, if there is one) that continue `beams` [B,C] -> their logits [B,C].
 
-        Without `beams` the first token is said by the first beam, the second by the second, and so on.
+        Without `beams` token i continues beam i.
         """
         rows = np.arange(len(tokens)) if self.rows is None else self.rows
         places = tokens if self.shortlist is None else self.shortlist.columns_of(tokens)
         return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, places]
 
     def of(self, rows: np.ndarray) -> Answer:
-        """The answer for these sources alone; nothing of it is copied before it is asked for."""
+        """The output for these sources only; copied on demand."""
         assert self.rows is None
         reduced = self.reduced
         if reduced is not None:
@@ -115,18 +115,18 @@ class Answer:
 
 
 class NotFiniteError(RequestError):
-    """Logits of a source, by its number in the batch, that no search can go on with."""
+    """Logits that are not finite; `source` is a number in the batch."""
 
     def __init__(self, source: int):
         super().__init__(
             f"source {source}: the model's logits are not finite, expected numbers; "
-            "look for the first bad layer with: seq2engine parity BUNDLE"
+            "find the first bad layer with: seq2engine parity BUNDLE"
         )
         self.source = source
 
 
 def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """The normalisers [B,K], all of them numbers; a source without (NaN, inf, no token possible) is refused by name."""
+    """The normalisers [B,K]; raises for a source with one that is not finite (NaN, inf, no token possible)."""
     good = np.isfinite(normaliser)
     if np.count_nonzero(good) < good.size:
         raise NotFiniteError(int(sources[~good.all(axis=1)][0]))
@@ -150,8 +150,8 @@ def log_sum_exp(logits: np.ndarray) -> np.ndarray:
             block = flat[start : start + ROWS]
             best = block.max(axis=-1, keepdims=True)  # NaN wins a maximum
             shifted = block - best
-            # Summed in the logits' own type: a cast would be buffered in chunks that straddle rows, and the last bit
-            # of a source's score would depend on its place in the batch.
+            # Summed in the logits' own type: numpy buffers a cast in chunks that straddle rows, so the last bit of a
+            # source's score would depend on its place in the batch.
             top[start : start + ROWS] = best[:, 0]
             total[start : start + ROWS] = np.exp(shifted, out=shifted).sum(axis=-1)
         return (np.log(total) + top).reshape(logits.shape[:-1])
@@ -166,7 +166,7 @@ def top_columns(rows: np.ndarray, count: int) -> np.ndarray:
         maxima = np.maximum.reduceat(rows, np.arange(0, width, BLOCK), axis=1)
         blocks = np.sort(top_columns(maxima, count), axis=1)
         columns = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
-        inside = columns < width  # the last block may be short; what it lacks ranks behind everything
+        inside = columns < width  # the last block may be short; missing columns rank last
         values = np.where(inside, np.take_along_axis(rows, np.minimum(columns, width - 1), axis=1), -np.inf)
         return np.take_along_axis(columns, top_columns(values, count), axis=1)
 

@@ -1,11 +1,11 @@
-"""A prefix tree of token sequences, as flat arrays, so that all beams of a batch are looked up at once.
+"""A prefix tree of token sequences (constrained decoding), as flat arrays: all beams of a batch are looked up at once.
 
     sequences  4 5 | 4 6 7 | 8        nodes      0 -4-> 1 -5-> 3 end
                                                         1 -6-> 4 -7-> 5 end
                                                  0 -8-> 2 end
 
-Nodes are numbered by depth, and of one depth by parent, then token. So edges stand in the order of their keys (parent,
-token), and edge i leads to node i + 1.
+Nodes are numbered by depth, within a depth by parent, then token. So edges are in the order of their keys (parent,
+token), and edge i leads to node i + 1. Shapes: E edges, B sources, K beams, V vocab, R rows of some.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from seq2engine.errors import ConfigError
 
 TOKEN_BITS = 32  # of a key; the rest is the parent
-FAR = 1 << 30  # tokens to an end that is never reached
+FAR = 1 << 30  # distance to an end that cannot be reached
 
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """Made once by `trie_from_sequences`, shared by all searches. Shapes: E edges, E + 1 nodes."""
+    """Made once by `trie_from_sequences`, shared by all searches; E edges, E + 1 nodes."""
 
     keys: np.ndarray = field(repr=False)  # [E] parent << 32 | token, ascending
     ends: np.ndarray = field(repr=False)  # [E+1] whether a sequence ends at this node
-    levels: tuple[int, ...] = field(repr=False)  # where the edges of every depth begin, and where the last end
-    distances: dict[frozenset[int], np.ndarray] = field(default_factory=dict, repr=False)  # what `least` found
+    levels: tuple[int, ...] = field(repr=False)  # first edge of every depth, and the number of edges
+    distances: dict[frozenset[int], np.ndarray] = field(default_factory=dict, repr=False)  # cache of `least`
 
     @property
     def longest(self) -> int:
@@ -47,7 +47,7 @@ class Trie:
         return self.keys >> TOKEN_BITS
 
     def after(self, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The nodes where these tokens lead to; -1, which leads nowhere, where there is none."""
+        """The nodes that these tokens lead to, -1 where there is none; -1 itself leads to -1."""
         wanted = (nodes << TOKEN_BITS) | tokens
         edges = np.minimum(np.searchsorted(self.keys, wanted), max(len(self.keys) - 1, 0))
         if not len(self.keys):
@@ -55,7 +55,7 @@ class Trie:
         return np.where((nodes >= 0) & (self.keys[edges] == wanted), edges + 1, -1)
 
     def walked(self, tokens: Sequence[int]) -> int:
-        """The node of this sequence's end, -1 where it leaves the tree."""
+        """The node at the end of this sequence, -1 if it leaves the tree."""
         node = np.zeros((), dtype=np.int64)
         for token in tokens:
             node = self.after(node, np.asarray(token, dtype=np.int64))
@@ -70,7 +70,7 @@ class Trie:
         return rows, first[rows] + within
 
     def least(self, barred: frozenset[int]) -> np.ndarray:
-        """[E+1] fewest tokens from every node to an end, without barred ones; FAR where they bar every way."""
+        """[E+1] fewest tokens from every node to an end without a barred one; FAR if every path has one."""
         if barred not in self.distances:
             distance = np.where(self.ends, 0, FAR)
             open_ = ~np.isin(self.tokens, np.array(sorted(barred), dtype=np.int64))
@@ -83,7 +83,7 @@ class Trie:
 
 
 def trie_from_sequences(sequences: Iterable[Sequence[int]]) -> Trie:
-    """Sequences may repeat, and may begin one another; the end token stands in none of them."""
+    """Sequences may repeat, and one may begin another; none has the end token."""
     rows = [tuple(sequence) for sequence in sequences]
     if not all(rows):
         raise ConfigError("a trie with an empty sequence, expected at least one token in each")
@@ -92,7 +92,7 @@ def trie_from_sequences(sequences: Iterable[Sequence[int]]) -> Trie:
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     table = np.zeros((len(rows), int(lengths.max(initial=0))), dtype=np.int64)
     table[np.arange(table.shape[1]) < lengths[:, None]] = [token for row in rows for token in row]
-    nodes = np.zeros(len(rows), dtype=np.int64)  # where every sequence has come to
+    nodes = np.zeros(len(rows), dtype=np.int64)  # of every sequence at this depth
     keys, levels = [np.zeros(0, dtype=np.int64)], [0]
     for depth in range(table.shape[1]):
         longer = lengths > depth
@@ -105,3 +105,39 @@ def trie_from_sequences(sequences: Iterable[Sequence[int]]) -> Trie:
     if not rows:
         ends[:] = False
     return Trie(np.concatenate(keys), ends, tuple(levels))
+
+
+class TrieConstraint:
+    """Only tokens that continue a sequence of the trie, and of those only such as reach an end within the room left.
+
+    `room` is how many tokens an output may have, `offset` how many come before the trie, `barred` tokens that are never
+    chosen. A row at no node (-1) is left as it is: its source has ended, or the score of its beam is -inf.
+    """
+
+    def __init__(self, trie: Trie, end: int, offset: int, room: int, barred: frozenset[int]):
+        self.trie, self.end, self.offset, self.room = trie, end, offset, room
+        self.least = trie.least(barred)
+        self.nodes: np.ndarray = np.zeros((0, 0), dtype=np.int64)  # [B, K]
+
+    def follow(self, tokens: np.ndarray, parents: np.ndarray, length: int) -> None:
+        if length == 1:
+            self.nodes = np.zeros(tokens.shape, dtype=np.int64)
+        elif length - 1 > self.offset:
+            self.nodes = self.trie.after(np.take_along_axis(self.nodes, parents, axis=1), tokens)
+
+    def limit(self, logits: np.ndarray, length: int) -> np.ndarray:
+        rows = np.flatnonzero(self.nodes >= 0)
+        nodes = self.nodes.ravel()[rows]
+        which, edges = self.trie.children(nodes)
+        open_ = self.least[edges + 1] <= self.room - length
+        which, tokens = which[open_], self.trie.tokens_of(edges[open_])
+        flat = logits.reshape(-1, logits.shape[-1])
+        limited = np.full((len(rows), flat.shape[1]), -np.inf, dtype=flat.dtype)
+        limited[which, tokens] = flat[rows[which], tokens]
+        ends = self.trie.ends[nodes]
+        limited[ends, self.end] = flat[rows[ends], self.end]
+        flat[rows] = limited
+        return logits
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.nodes = self.nodes[rows]

@@ -23,9 +23,8 @@ from seq2engine.errors import RequestError
 from ..generate import form_from_options, padded, search_over, start_of
 from ..model_options import options_from_session
 from ..requests import check_request
-from ..search.leaving import staying_rows
 from ..search.options import SearchOptions
-from ..search.step import Emitted, Hypothesis, drain
+from ..search.step import Emitted, Hypothesis, drain, staying_rows
 from ..search.step_output import Answer
 from ..session import Session, State
 from ..tree_cache import TreeStep, rounded

@@ -25,9 +25,9 @@ SHOWN = 5  # texts that are refused by name
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
     sub.add_argument(
-        "--semantics",
+        "--beam-style",
         metavar="NAME",
-        help=f"whose beam search: huggingface, fairseq, ctranslate2, marian {OWN.format('huggingface')}",
+        help=f"beam search as in this library: huggingface, ctranslate2 {OWN.format('huggingface')}",
     )
     sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
     sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
@@ -173,7 +173,7 @@ def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Cod
         lambda options: [*said.told(), *problems_with_limits(session.limits, session.config, options)],
         **texts,
         beam=args.beam,
-        semantics=args.semantics,
+        beam_style=args.beam_style,
         patience=args.patience,
         length_penalty=args.length_penalty,
         coverage_penalty=args.coverage_penalty,

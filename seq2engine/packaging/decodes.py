@@ -22,7 +22,7 @@ from seq2engine.runtime.session import Session
 SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two
 BEST = 8  # tokens of a step whose logits are recorded, to tell a tie from a mistake
 NOT_DONE = ("phrases", "trie", "shortlist")  # fields of SearchOptions that decode.py refuses
-OF_BEAMS = ("semantics", "length_penalty", "early_stopping", "patience")  # fields that only beam search reads
+OF_BEAMS = ("beam_style", "length_penalty", "early_stopping", "patience")  # fields that only beam search reads
 DONE = (
     "min_length", "forced_eos", "first_banned", "allowed", "no_repeat_ngram", "source_no_repeat_ngram",
     "repetition_penalty", "banned", "max_length",
@@ -31,7 +31,7 @@ DONE = (
 
 def greedy_options(session: Session, longest: int) -> SearchOptions:
     """The model's own options with one beam: recorded decodes are greedy, whatever search the model asks for."""
-    return dataclasses.replace(measured_options(session, 1, longest), semantics="huggingface", patience=1.0)
+    return dataclasses.replace(measured_options(session, 1, longest), beam_style="huggingface", patience=1.0)
 
 
 def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:

@@ -237,13 +237,13 @@ def test_the_models_own_way_of_decoding_comes_first(cli, tmp_path):
         )
         assert tokens("--length-penalty", "-2") == expected(length_penalty=-2.0)
         assert tokens("--max-length", "1") == expected(max_length=1, min_length=1) != [(CONFIG.end_id,)]
-        assert tokens("--max-length", "1", "--semantics", "fairseq") == [(CONFIG.end_id,)]  # it ends, and never cuts
+        assert tokens("--beam-style", "ctranslate2") == expected(beam_style="ctranslate2")
 
 
-def test_semantics_nobody_has(cli, bundle):
-    code, out, err = cli("run", bundle, "abc", "--semantics", "moses")
+def test_a_beam_style_that_does_not_exist(cli, bundle):
+    code, out, err = cli("run", bundle, "abc", "--beam-style", "moses")
     assert (code, out) == (2, "")
-    assert err.startswith("error: search options: semantics 'moses', expected one of huggingface, fairseq")
+    assert err.startswith("error: search options: beam style 'moses', expected one of huggingface, ctranslate2")
 
 
 @pytest.mark.parametrize("flag", ["--from", "--to"])

@@ -24,7 +24,7 @@ from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.search.option_checks import SEMANTICS
+from seq2engine.runtime.search.option_checks import BEAM_STYLES
 
 # One option of a model's own each.
 OPTIONS: list[dict[str, Any]] = [
@@ -55,14 +55,14 @@ def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_scripts()
 
 
-@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("beam_style", BEAM_STYLES)
 @pytest.mark.parametrize(
     ("form", "ranges"),
     [("static", FOUR_BEAMS), ("static", PADDED), ("growing", FOUR_BEAMS), ("growing", PADDED)],
     ids=["static", "static padded", "growing", "growing padded"],
 )
 def test_beam_search_is_that_of_generate(
-    form: str, ranges: ShapeRanges, semantics: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, ranges: ShapeRanges, beam_style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beams 1, 2 and 4 of every option, and 4 of pairs, half of them with each library's search.
 
@@ -78,8 +78,8 @@ def test_beam_search_is_that_of_generate(
     package = files.read_package()
     folder, built = files.read_engines(package, None)
     both = [{**a, **b} for a, b in itertools.combinations(OPTIONS, 2)]
-    pairs = [{}, *OPTIONS, *both[SEMANTICS.index(semantics) :: 2]]
-    if semantics == "ctranslate2":
+    pairs = [{}, *OPTIONS, *both[BEAM_STYLES.index(beam_style) :: 2]]
+    if beam_style == "ctranslate2":
         pairs += [{**values, "patience": 2.0} for values in OPTIONS]
     outputs = set()
     cudart = Cudart()
@@ -89,14 +89,14 @@ def test_beam_search_is_that_of_generate(
         sys.modules["model_engines"].ModelEngines(package, cuda, trt, folder, built) as model,
     ):
         for number, values in enumerate(pairs if (form, ranges) == ("static", FOUR_BEAMS) else pairs[::9]):
-            session.defaults = Defaults({"semantics": semantics, **values})
+            session.defaults = Defaults({"beam_style": beam_style, **values})
             package["decode"] = json.loads(json.dumps(decode_values(session, 12, 0.0)))
             beams = (1, 2, 4) if number < 1 + len(OPTIONS) else (4,)
             for beam in beams:
                 expected = [nbest[0].tokens for nbest in generate(session, ALL, measured_options(session, beam, 12))]
                 assert list(map(tuple, decoded(model, ALL, beam))) == expected, (values, beam)
                 outputs.add(tuple(expected))
-        session.defaults = Defaults({"semantics": semantics, "forced_bos": 9})  # as of a language that is asked for
+        session.defaults = Defaults({"beam_style": beam_style, "forced_bos": 9})  # as of a language that is asked for
         expected = [nbest[0].tokens for nbest in generate(session, ALL, measured_options(session, 3, 5))]
         package["decode"] = json.loads(json.dumps(decode_values(session, 12, 0.0))) | {"forced_start": [7]}
         assert list(map(tuple, decoded(model, ALL, 3, first=9, longest=5))) == expected

@@ -22,7 +22,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.search.option_checks import SEMANTICS
+from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.step_output import Answer, Shortlist
@@ -81,10 +81,10 @@ def same(
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_a_shortlist_says_what_a_mask_of_the_logits_says(session: Session, semantics: str, rules: str) -> None:
+@pytest.mark.parametrize("beam_style", BEAM_STYLES)
+def test_a_shortlist_says_what_a_mask_of_the_logits_says(session: Session, beam_style: str, rules: str) -> None:
     for beam in (1, 4):
-        options = SearchOptions(max_length=6, beam=beam, nbest=beam, semantics=semantics, **RULES[rules])
+        options = SearchOptions(max_length=6, beam=beam, nbest=beam, beam_style=beam_style, **RULES[rules])
         found = generate(session, SOURCES, dataclasses.replace(options, shortlist=TOKENS))
         with hidden(session):
             same(found, generate(session, SOURCES, options), session, options)
@@ -105,7 +105,7 @@ def test_quantised_weights_are_shortened_too(tmp_path: Path, precision: str, tie
 
 
 def test_where_rules_renormalise_it_is_the_vocabulary_mask(session: Session) -> None:
-    options = SearchOptions(max_length=6, beam=3, nbest=3, semantics="ctranslate2")
+    options = SearchOptions(max_length=6, beam=3, nbest=3, beam_style="ctranslate2")
     short, masked = (
         generate(session, SOURCES, dataclasses.replace(options, **{name: TOKENS})) for name in ("shortlist", "allowed")
     )

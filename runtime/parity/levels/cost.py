@@ -44,7 +44,7 @@ class SearchCost:
                 f", {self.edit_rate:.1%} of tokens edited, first difference at step {self.first_difference:g} (median)"
             )
         shown = [rate for rate in self.rates if "," not in rate.metric]  # once more without stress: only in tables
-        return told + "".join(f", {rate.label} {difference_text(rate)}" for rate in shown)
+        return told + "".join(f", {rate.metric} {difference_text(rate)}" for rate in shown)
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,10 @@ def quality_doubts(rates: Sequence[Rate], own: Sequence[Rate] | None, reference:
     """
     found = []
     for rate in fallen(rates):
-        fact = f"{rate.label} {difference_text(rate)}, worse beyond the interval"
+        fact = f"{rate.metric} {difference_text(rate)}, significantly worse"
         again = [other for other in own or () if (other.search, other.metric) == (rate.search, rate.metric)]
-        if again and not again[0].fell:
-            excuse = f"not beyond it against {reference}, {difference_text(again[0])} on {again[0].lines} lines"
+        if again and not again[0].significantly_worse:
+            excuse = f"not so against {reference}, {difference_text(again[0])} on {again[0].lines} lines"
             found.append(Doubt("quality", rate.search, fact, excuse))
         else:
             found.append(Doubt("quality", rate.search, fact))
@@ -96,7 +96,7 @@ def quality_doubts(rates: Sequence[Rate], own: Sequence[Rate] | None, reference:
 
 
 def fallen(rates: Sequence[Rate]) -> list[Rate]:
-    return [rate for rate in rates if rate.fell]
+    return [rate for rate in rates if rate.significantly_worse]
 
 
 def spread_rows(count: int, most: int) -> list[int]:

@@ -252,10 +252,10 @@ def quality_blocks(result: ParityResult) -> list[str]:
     return [
         heading_html("5. Quality"),
         note_html(
-            "The same decodes against the references, the closest of several counted: wrong tokens are those "
-            "substituted, missing or too many per reference token, wrong lines the outputs that are not exactly right "
-            "(PER and WER, where a line is a word and its tokens are phonemes). In brackets where 95 % of 1,000 "
-            "resampled corpora lie; the difference is of the same resampled lines."
+            "The same decodes against the references; the closest of several counts. WER: words substituted, deleted "
+            "or inserted per reference word. PER: the same over phonemes; a line is then one word, and WER the share "
+            "of wrong words. Lines wrong: outputs that differ from their reference. Brackets are 95 % confidence "
+            "intervals of a paired bootstrap over the lines (1,000 resamples), p the p-value of sacrebleu's own."
         ),
         table_html(rate_head(result), rate_rows(result.rates)),
     ]

@@ -67,7 +67,7 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
 
 
 def rates_text(rates: Sequence[Rate]) -> str:
-    return ", ".join(f"{rate.search} {rate.label} {difference_text(rate)}" for rate in rates)
+    return ", ".join(f"{rate.search} {rate.metric} {difference_text(rate)}" for rate in rates)
 
 
 def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:
@@ -129,7 +129,7 @@ def rate_rows(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
     return [
         (
             rate.search,
-            rate.label,
+            rate.metric,
             interval_text(rate, rate.reference),
             interval_text(rate, rate.candidate),
             difference_text(rate),

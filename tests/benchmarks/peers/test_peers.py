@@ -42,8 +42,8 @@ def wandering(config: ModelConfig) -> Transformer:
     return random_model(config, seed=3)
 
 
-def ours(model: Transformer, beam: int, forced: bool, semantics: str) -> list[tuple[int, ...]]:
-    options = SearchOptions(max_length=10, min_length=10 if forced else 0, beam=beam, semantics=semantics)
+def ours(model: Transformer, beam: int, forced: bool, beam_style: str) -> list[tuple[int, ...]]:
+    options = SearchOptions(max_length=10, min_length=10 if forced else 0, beam=beam, beam_style=beam_style)
     with TorchSession(model, "fp32") as session:
         return [nbest[0].tokens for nbest in generate(session, SOURCES, options)]
 
@@ -59,7 +59,7 @@ def test_a_peer_s_tokens_are_ours(peer: str, name: str, tmp_path: Path, environm
             for forced in (False, True):
                 worker.prepare(SOURCES, beam, 10, forced)
                 worker.run()
-                assert worker.tokens() == ours(model, beam, forced, kind.semantics), (beam, forced)
+                assert worker.tokens() == ours(model, beam, forced, kind.beam_style), (beam, forced)
         assert worker.load_seconds > 0
         assert worker.peak_bytes() > 1e7
 

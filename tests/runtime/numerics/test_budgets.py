@@ -154,11 +154,11 @@ class TestTensorResult:
     def test_says_which_and_how_much(self):
         assert tensor(candidate=(9e-6, 1e-5)).reason == "logits: 9.00x PyTorch's own error at the median, allowed 4x"
         late = tensor(candidate=(1e-6, 1e-2), step=7)
-        assert late.reason == "logits, step 7: 1000x PyTorch's own error at the worst element, allowed 16x"
+        assert late.reason == "logits, step 7: 1000x PyTorch's own error at the maximum, allowed 16x"
 
     def test_a_part_of_the_elements_that_the_median_does_not_see_is_seen_at_nine_tenths(self):
         third = tensor(reference=(1e-6, 1e-5, 0.0, 1.0, 2e-6), candidate=(1e-6, 1e-5, 0.0, 1.0, 9e-6))
-        assert third.reason == "logits: 4.50x PyTorch's own error at nine tenths, allowed 4x"
+        assert third.reason == "logits: 4.50x PyTorch's own error at the 90th percentile, allowed 4x"
         assert third.strain == pytest.approx(9 / 8)
 
     def test_one_rounding_is_free_where_pytorch_is_exact(self):
@@ -209,7 +209,7 @@ class TestParityResult:
         found = (divergence("tie", 1e-7, 1e-6, 1), divergence(source=4), divergence(margin=9.0))
         decode = DecodeResult("greedy", 8, found)
         assert decode.reason == (
-            "greedy: 2 of 8 sources differ, clearest source 3 from step 2 by a margin of 9, where rounding explains 0.1"
+            "greedy: 2 of 8 outputs differ beyond rounding, worst source 3 from step 2: margin 9, budget 0.1"
         )
         assert decode.equal == 5
 

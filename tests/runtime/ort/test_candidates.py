@@ -18,7 +18,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.search.option_checks import SEMANTICS
+from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.step_output import Answer
@@ -72,10 +72,10 @@ def same(
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_every_search_finds_the_same(session: Session, semantics: str, rules: str) -> None:
+@pytest.mark.parametrize("beam_style", BEAM_STYLES)
+def test_every_search_finds_the_same(session: Session, beam_style: str, rules: str) -> None:
     for beam in (1, 2, 4, 8):
-        options = SearchOptions(max_length=7, beam=beam, nbest=beam, semantics=semantics, **RULES[rules])
+        options = SearchOptions(max_length=7, beam=beam, nbest=beam, beam_style=beam_style, **RULES[rules])
         found = generate(session, SOURCES, options)
         with by_logits(session):
             same(found, generate(session, SOURCES, options), session, options)

@@ -70,7 +70,7 @@ OPTIONS = [
     SearchOptions(max_length=40),
     SearchOptions(max_length=40, min_length=40),
     SearchOptions(max_length=1),
-    SearchOptions(max_length=33, semantics="ctranslate2"),
+    SearchOptions(max_length=33, beam_style="ctranslate2"),
     SearchOptions(max_length=20, banned=((7,), (9, 11)), no_repeat_ngram=2, repetition_penalty=1.3),
     SearchOptions(max_length=20, prefix=(5, 6, 7)),
     SearchOptions(max_length=20, shortlist=tuple(range(3, 60, 2))),

@@ -14,7 +14,7 @@ from seq2engine.runtime.parity.levels.batch_invariance import CompanyResult
 from seq2engine.runtime.parity.levels.cost import Cost, SearchCost
 from seq2engine.runtime.parity.levels.next_token import NextToken
 from seq2engine.runtime.parity.levels.result import ParityResult
-from seq2engine.runtime.quality.intervals import Interval, Rate
+from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 
 
 def result_of(verdict="tie", **more):
@@ -22,7 +22,8 @@ def result_of(verdict="tie", **more):
     apart = Divergence(1, 2, verdict, "tokens", 0.01, 0.1, (5, 6), (5, 7))
     one = Interval(0.06, 0.05, 0.07)
     rates = tuple(
-        Rate("greedy", metric, 10, one, one, Interval(0.01, 0.0, 0.02)) for metric in ("PER", "WER", "BLEU", "chrF")
+        Rate("greedy", metric, 10, one, one, Difference(0.01, 0.0, 0.02))
+        for metric in ("PER", "WER", "lines wrong", "BLEU", "chrF")
     )
     return ParityResult(
         "onnxruntime",

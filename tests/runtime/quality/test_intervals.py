@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -11,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.errors import MissingPackageError, RequestError
-from seq2engine.runtime.quality.intervals import METRICS, check_metrics, rate_of, rates_from_outputs
+from seq2engine.runtime.quality.intervals import (
+    METRICS,
+    bootstrapped_rate,
+    check_metrics,
+    difference_text,
+    rates_from_outputs,
+)
 
 REFERENCES = {"a": ["x y z"], "b": ["x y"], "c": ["x", "y"], "d": ["z z z z"]}
 RIGHT = {"a": "x y z", "b": "x y", "c": "y", "d": "z z z z"}
@@ -25,11 +30,11 @@ def rates(reference, candidate, references=REFERENCES, metrics=("errors",)):
 class TestErrors:
     def test_values_are_those_of_the_whole_corpus(self):
         found = rates(RIGHT, WRONG)
-        assert list(found) == ["PER", "WER"]
-        assert found["PER"].reference.value == 0.0
-        assert found["PER"].candidate.value == pytest.approx(1 / 10)
-        assert found["WER"].difference.value == pytest.approx(1 / 4)
-        assert found["WER"].worse_by == pytest.approx(1 / 4)
+        assert list(found) == ["WER", "lines wrong"]
+        assert found["WER"].reference.value == 0.0
+        assert found["WER"].candidate.value == pytest.approx(1 / 10)
+        assert found["lines wrong"].difference.value == pytest.approx(1 / 4)
+        assert found["lines wrong"].worse_by == pytest.approx(1 / 4)
 
     def test_equal_sides_differ_by_nothing_in_every_resample(self):
         """Both are resampled alike, however wide their own intervals are."""
@@ -39,14 +44,15 @@ class TestErrors:
 
     def test_stress_marks_are_counted_with_and_without(self):
         found = rates({"w": "AH0 B"}, {"w": "AH1 B"}, {"w": ["AH0 B"]})
+        assert list(found) == ["PER", "WER", "PER, no stress", "WER, no stress"]
         assert found["PER"].candidate.value == 0.5
         assert found["PER, no stress"].candidate.value == 0.0
 
     @settings(max_examples=20, deadline=None)
     @given(st.lists(st.booleans(), min_size=30, max_size=60))
     def test_intervals_hold_the_value_and_are_as_wide_as_a_share_s(self, wrong):
-        table = np.array([[flag, 1, flag] for flag in wrong], dtype=float)
-        rate = rate_of("greedy", "WER", (table, table), lambda sums: sums[:, 2] / len(wrong))
+        errors = np.array([wrong, wrong], dtype=float)
+        rate = bootstrapped_rate("greedy", "WER", errors, np.ones_like(errors))
         share = np.mean(wrong)
         deviation = np.sqrt(share * (1 - share) / len(wrong))
         assert rate.candidate.low <= rate.candidate.value <= rate.candidate.high
@@ -66,26 +72,12 @@ class TestMetrics:
             check_metrics(["bleu"])
         check_metrics(["errors"])
 
-    def test_with_a_stand_in_references_come_as_streams_and_sums_are_scored(self, monkeypatch):
-        """The stand-in counts words that match, in the shape of sacrebleu's own statistics."""
-        seen = []
-
-        class Matching:
-            def _extract_corpus_statistics(self, said, streams):
-                seen.append(streams)
-                rights = [[target for target in targets if target] for targets in zip(*streams, strict=True)]
-                return [[line in right, 1] for line, right in zip(said, rights, strict=True)]
-
-            def _compute_score_from_stats(self, sums):
-                return types.SimpleNamespace(score=100 * sums[0] / sums[1])
-
-        stand_in = types.SimpleNamespace(BLEU=Matching, CHRF=Matching)
-        monkeypatch.setitem(sys.modules, "sacrebleu", types.SimpleNamespace(metrics=stand_in))
-        monkeypatch.setitem(sys.modules, "sacrebleu.metrics", stand_in)
-        found = rates(RIGHT, WRONG, metrics=("bleu", "chrf"))
-        assert seen[0] == [["x y z", "x y", "x", "z z z z"], [None, None, "y", None]]
-        assert (found["BLEU"].reference.value, found["chrF"].candidate.value) == (100.0, 75.0)
-        assert found["BLEU"].worse_by == 25.0
+    def test_without_rapidfuzz_one_line_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+        monkeypatch.delitem(sys.modules, "rapidfuzz.distance.Levenshtein", raising=False)
+        monkeypatch.delitem(sys.modules, "rapidfuzz.distance", raising=False)
+        with pytest.raises(MissingPackageError, match=r"counting errors needs rapidfuzz.*pip install 'rapidfuzz'"):
+            check_metrics(["errors"])
 
     def test_with_sacrebleu_values_are_its_own(self):
         sacrebleu = pytest.importorskip("sacrebleu")
@@ -99,3 +91,21 @@ class TestMetrics:
         assert found["chrF"].candidate.value == pytest.approx(
             sacrebleu.CHRF().corpus_score(list(said.values()), streams).score
         )
+
+    def test_a_drop_of_bleu_is_significant_and_equal_outputs_never_are(self):
+        right = {f"source {i}": [f"the cat number {i} sat on the old mat"] for i in range(40)}
+        good = {source: targets[0] for source, targets in right.items()}
+        bad = {
+            source: text.replace("sat on the", "fell") if i % 2 else text
+            for i, (source, text) in enumerate(good.items())
+        }
+        worse = rates(good, bad, right, ("bleu", "chrf"))
+        for rate in worse.values():
+            assert rate.significantly_worse
+            assert rate.worse_by == pytest.approx(rate.reference.value - rate.candidate.value)
+            assert rate.candidate.low < rate.candidate.value < rate.candidate.high
+            assert difference_text(rate).endswith(f"(p = {rate.difference.p_value:.2g})")
+        better, equal = (rates(bad, other, right, ("bleu",))["BLEU"] for other in (good, bad))
+        assert not better.significantly_worse
+        assert not equal.significantly_worse
+        assert difference_text(equal) == "+0.00"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import pytest
@@ -12,7 +13,9 @@ from seq2engine.errors import RequestError
 from seq2engine.runtime.quality.metrics import (
     ErrorRates,
     edit_distance,
+    quality_from_dict,
     quality_from_outputs,
+    quality_head,
     quality_row,
     references_from_file,
 )
@@ -44,7 +47,26 @@ def test_rates_by_hand():
     quality = quality_from_outputs("greedy", outputs, references)
     assert quality.marked == ErrorRates(2 / 6, 2 / 3)
     assert quality.unmarked == ErrorRates(1 / 6, 1 / 3)
+    assert quality_head([quality]) == ("search", "PER", "WER", "PER, no stress", "WER, no stress")
     assert quality_row(quality) == ("greedy", "33.33%", "66.67%", "16.67%", "33.33%")
+    assert quality_from_dict(dataclasses.asdict(quality)) == quality
+
+
+def test_a_word_error_rate_counts_words():
+    """Two sentences of 4 and 5 words: one word substituted, one inserted, one deleted; CO2 is no phoneme."""
+    references = {"s1": ["the CO2 is high"], "s2": ["a dog sat on mats"], "s3": ["yes"]}
+    quality = quality_from_outputs(
+        "greedy", {"s1": "the CO2 was so high", "s2": "a dog sat mats", "s3": "yes"}, references
+    )
+    assert quality.marked == ErrorRates(3 / 10, 2 / 3)
+    assert quality.unmarked is None
+    assert quality_head([quality]) == ("search", "WER", "lines wrong")
+    assert quality_row(quality) == ("greedy", "30.00%", "66.67%")
+
+
+def test_phonemes_of_a_sentence_have_no_word_error_rate():
+    quality = quality_from_outputs("greedy", {"a word": "AH0 W"}, {"a word": ["AH0 W"]})
+    assert quality.names == ("PER", "lines wrong")
 
 
 def test_of_equally_close_references_the_shorter_counts():

@@ -39,7 +39,7 @@ def sampled(name: str, case: int) -> tuple[list[list[int]], list[list[int]], Sea
         length_penalty=float(random.choice(PENALTIES)),
         alternatives=True,
         min_alternative_expansion_prob=float(random.choice([0.0, 0.02, 0.1])),
-        semantics="ctranslate2",
+        beam_style="ctranslate2",
         banned=((PAD,), (int(random.integers(1, PAD)),)),
     )
     sources = [random.integers(1, PAD, random.integers(1, 13)).tolist() for _ in range(BATCH)]

@@ -1,4 +1,4 @@
-"""Beam search with the semantics of CTranslate2 is CTranslate2's: same tokens, same scores, on the same random models.
+"""Beam search in CTranslate2's style is CTranslate2's: same tokens, same scores, on the same random models.
 
 Its rules are those of src/decoding.cc (v4.8). The more sources the surer: SEQ2ENGINE_PROOF=1500 pytest <this file>.
 """
@@ -69,7 +69,7 @@ def options_from_seed(random: np.random.Generator) -> SearchOptions:
         coverage_penalty=float(random.choice([0.0, 0.2, 1.0])) if beam > 1 else 0.0,
         nbest=int(random.integers(1, min(beam, max(1, int(beam * patience))) + 1)),
         banned=tuple(banned),
-        semantics="ctranslate2",
+        beam_style="ctranslate2",
         **values,
     )
 
@@ -97,13 +97,13 @@ def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
 
 
 def test_the_cases_are_about_what_they_claim() -> None:
-    """Some end early, some are cut, and with Hugging Face's semantics many would say something else."""
+    """Some end early, some are cut, and with Hugging Face's style many outputs would differ."""
     early = cut = other = 0
     for name in MODELS:
         for case in range(3):
             sources, options = sampled(name, case)
             theirs = their_answer(name, sources, options)
-            hugging_face = replace(options, semantics="huggingface", patience=1.0)
+            hugging_face = replace(options, beam_style="huggingface", patience=1.0)
             ours = generate(pair(name).ours, sources, hugging_face)
             for our_nbest, (best, *others) in zip(ours, theirs, strict=True):
                 cut += best.tokens[-1] != END

@@ -13,9 +13,8 @@ from support.scripted_step import Script, ScriptedStep, by_hand, from_seed, from
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.leaving import staying_rows
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step import Emitted, Hypothesis, Special
+from seq2engine.runtime.search.step import Emitted, Hypothesis, Special, staying_rows
 
 START, END, A, B = range(4)
 SPECIAL = Special(start=START, end=END)

@@ -102,7 +102,7 @@ TRIE = trie_from_sequences([(3, 4), (3, 5, 6)])
             "phrases of 4 tokens, but the max length leaves room for 3; raise it",
         ),
         (
-            {"phrases": ((3, 4), (5, 6)), "max_length": 6, "prefix": (7, 7, 3), "semantics": "fairseq"},
+            {"phrases": ((3, 4), (5, 6)), "max_length": 6, "prefix": (7, 7, 3), "forced_eos": 9},
             "phrases of 3 tokens, but the max length leaves room for 2; raise it",
         ),
         ({"trie": trie_from_sequences([])}, "the trie is empty, expected at least one sequence"),
@@ -181,6 +181,7 @@ def test_what_goes_together(options: dict[str, Any]) -> None:
 
 def test_a_model_s_own_beams_give_way_to_sampling() -> None:
     own = {"beam": 4, "nbest": 2, "banned": [[3]], "first_banned": [2], "allowed": [5, 6], "prefix": [5]}
+    assert options_from_values({"semantics": "ctranslate2"}, 9, "generation.json").beam_style == "ctranslate2"
     listed = options_from_values({"phrases": [[5, 6]], "coverage_penalty": 0.5, "beam": 2}, 9, "generation.json")
     assert (listed.phrases, listed.coverage_penalty) == (((5, 6),), 0.5)
     found = options_from_values({"trie": [[5, 6]]}, 9, "generation.json").trie

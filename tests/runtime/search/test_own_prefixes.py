@@ -45,7 +45,7 @@ def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]
     [
         {},
         {"beam": 3, "nbest": 2},
-        {"beam": 2, "semantics": "ctranslate2", "first_banned": (4, 9, 30)},
+        {"beam": 2, "beam_style": "ctranslate2", "first_banned": (4, 9, 30)},
         {"sample": True, "nbest": 2, "seed": 4, "no_repeat_ngram": 2},
         {"forced_eos": END, "repetition_penalty": 1.3, "min_length": 8},
         {"beam": 3, "phrases": ((7, 9, 11), (3,))},

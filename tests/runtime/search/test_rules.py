@@ -22,7 +22,7 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.rules import Rules, next_words
+from seq2engine.runtime.search.rules import Rules, next_tokens
 from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.search.trie import trie_from_sequences
@@ -125,10 +125,10 @@ def test_rules_that_leave_nothing_to_say_are_refused() -> None:
     text=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     size=st.integers(1, 4),
 )
-def test_next_words_complete_an_n_gram_of_the_text(said: list[int], text: list[int], size: int) -> None:
+def test_next_tokens_complete_an_n_gram_of_the_text(said: list[int], text: list[int], size: int) -> None:
     ending = tuple(said[len(said) - size + 1 :]) if len(said) >= size - 1 else None
     grams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
-    rows, words = next_words(np.array([said]), np.array([text]), size)
+    rows, words = next_tokens(np.array([said]), np.array([text]), size)
     assert set(words.tolist()) == {gram[-1] for gram in grams if gram[:-1] == ending}
     assert set(rows.tolist()) <= {0}
 

@@ -39,9 +39,9 @@ SEARCHES: list[dict[str, Any]] = [
     {"phrases": ((7, 9), (11,))},
     {"sample": True, "nbest": 3, "seed": 5, "temperature": 2.0},
     {"beam": 4, "nbest": 4},
-    {"beam": 4, "nbest": 2, "semantics": "fairseq", "forced_bos": 3},
-    {"beam": 3, "nbest": 2, "semantics": "ctranslate2", "banned": ((6,), (7,)), "repetition_penalty": 1.3},
-    {"beam": 3, "nbest": 3, "semantics": "marian"},
+    {"beam": 4, "nbest": 2, "early_stopping": True, "forced_bos": 3},
+    {"beam": 3, "nbest": 2, "beam_style": "ctranslate2", "banned": ((6,), (7,)), "repetition_penalty": 1.3},
+    {"beam": 3, "nbest": 3, "beam_style": "ctranslate2", "patience": 2.0},
     {"beam": 4, "nbest": 4, "phrases": ((7, 9), (11,))},
     {"beam": 3, "nbest": 3, "trie": trie_from_sequences([(4, 5, 6), (4, 7), (8,), (9, 9)])},
     {"beam": 2, "nbest": 3, "alternatives": True},
@@ -95,10 +95,10 @@ def test_scores_are_made_of_log_probs(session: Session) -> None:
             assert one.score == pytest.approx(sum(one.log_probs) / len(one.tokens) ** 0.7)
 
 
-@pytest.mark.parametrize("semantics", ["huggingface", "ctranslate2", "marian"])
-def test_coverage_is_what_all_steps_looked_at(session: Session, semantics: str) -> None:
+@pytest.mark.parametrize("beam_style", ["huggingface", "ctranslate2"])
+def test_coverage_is_what_all_steps_looked_at(session: Session, beam_style: str) -> None:
     options = SearchOptions(
-        max_length=12, beam=4, nbest=4, coverage_penalty=0.4, length_penalty=0.8, semantics=semantics
+        max_length=12, beam=4, nbest=4, coverage_penalty=0.4, length_penalty=0.8, beam_style=beam_style
     )
     together = generate(session, SOURCES, options)
     fed = dict(translate_many(session, SOURCES, options, 3, 1))

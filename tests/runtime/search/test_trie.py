@@ -58,16 +58,16 @@ def test_what_is_no_trie() -> None:
     sequences=SEQUENCES,
     seed=st.integers(0, 1000),
     kind=st.sampled_from(["greedy", "beam", "sample"]),
-    semantics=st.sampled_from(["huggingface", "fairseq", "ctranslate2", "marian"]),
+    beam_style=st.sampled_from(["huggingface", "ctranslate2"]),
     batch=st.integers(1, 9),
     room=st.integers(0, 3),
 )
 def test_outputs_are_sequences_of_the_trie(
-    sequences: list[tuple[int, ...]], seed: int, kind: str, semantics: str, batch: int, room: int
+    sequences: list[tuple[int, ...]], seed: int, kind: str, beam_style: str, batch: int, room: int
 ) -> None:
     """However short the maximum length, as long as one sequence fits; in company, each as if it were alone."""
     shortest = min(map(len, sequences))
-    values: dict[str, Any] = {"max_length": shortest + room + (semantics == "fairseq"), "semantics": semantics}
+    values: dict[str, Any] = {"max_length": shortest + room, "beam_style": beam_style}
     if kind == "sample":
         values |= {"sample": True, "nbest": 2, "seed": 3}
     elif kind == "beam":

@@ -89,7 +89,7 @@ RULES = {
     "first_banned": {"first_banned": (5, 9), "min_length": 3, "banned": ((7,),)},
     "many_banned": {"banned": tuple((token,) for token in range(3, 40))},
     "beam": {"beam": 3, "nbest": 3},
-    "ctranslate2": {"semantics": "ctranslate2"},
+    "ctranslate2": {"beam_style": "ctranslate2"},
     "sample": {"sample": True, "seed": 3, "nbest": 2},
     "alternatives": {"alternatives": True, "nbest": 3},
 }

@@ -129,7 +129,7 @@ def test_a_gate_may_hold_the_cost(results):
     assert line.startswith("min_fp32_equal: ")
     assert broken_of({"min_fp32_equal": 1.0}, results["fp32"]) == []
     (line,) = broken_of({"max_fp32_worse_per": 0.1}, result)
-    assert "metrics need --references" in line
+    assert "it needs --references" in line
     (line,) = broken_of({"min_fp32_equal": 0.0}, dataclasses.replace(result, cost=None))
     assert "without --against" in line
 

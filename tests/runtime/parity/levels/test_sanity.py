@@ -25,7 +25,7 @@ from seq2engine.runtime.parity.levels.sanity import (
     spread_rows,
 )
 from seq2engine.runtime.parity.run import ParityOptions, parities_of, searches_of
-from seq2engine.runtime.quality.intervals import Interval, Rate
+from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 from seq2engine.runtime.sample_sources import random_sources
 
 HUGE = 1e12
@@ -156,7 +156,7 @@ class TestExcuse:
 
 def rate(low, high, metric="WER", lines=400):
     one = Interval(0.3, 0.2, 0.4)
-    return Rate("greedy", metric, lines, one, one, Interval((low + high) / 2, low, high))
+    return Rate("greedy", metric, lines, one, one, Difference((low + high) / 2, low, high))
 
 
 class TestQuality:
@@ -165,19 +165,17 @@ class TestQuality:
         [("WER", 0.01, 0.02, True), ("PER", 0.0, 0.02, False), ("BLEU", -3.0, -1.0, True), ("chrF", 1.0, 3.0, False)],
     )
     def test_a_score_falls_where_its_whole_interval_is_worse(self, metric, low, high, fell):
-        assert rate(low, high, metric).fell is fell
+        assert rate(low, high, metric).significantly_worse is fell
 
     def test_what_falls_is_a_reason(self):
         (doubt,) = quality_doubts([rate(0.01, 0.03), rate(-0.01, 0.01, "PER")], None, "")
-        told = (
-            "greedy: wrong lines +2.00% [+1.00, +3.00], worse beyond the interval, which fails whatever the budgets say"
-        )
+        told = "greedy: WER +2.00% [+1.00, +3.00], significantly worse, which fails whatever the budgets say"
         assert doubt.reason == told
 
     def test_what_falls_for_pytorch_at_this_precision_too_is_excused(self):
         (doubt,) = quality_doubts([rate(0.01, 0.03)], [rate(-0.01, 0.01, lines=256)], "PyTorch bf16")
         assert doubt
-        assert doubt.excuse == "not beyond it against PyTorch bf16, +0.00% [-1.00, +1.00] on 256 lines"
+        assert doubt.excuse == "not so against PyTorch bf16, +0.00% [-1.00, +1.00] on 256 lines"
 
     def test_what_falls_against_it_is_not(self):
         assert not quality_doubts([rate(0.01, 0.03)], [rate(0.01, 0.02)], "PyTorch bf16")[0]
@@ -189,4 +187,4 @@ def test_a_result_with_a_doubt_fails_at_its_level_and_says_so_in_json(bundle):
     doubts = quality_doubts([rate(0.01, 0.03)], None, "")
     failed = dataclasses.replace(result, rates=(rate(0.01, 0.03),), doubts=doubts)
     assert failed.first_failure == ("quality", doubts[0])
-    assert '"reason": "quality: greedy: wrong lines' in failed.to_json()
+    assert '"reason": "quality: greedy: WER' in failed.to_json()

@@ -14,7 +14,7 @@ from seq2engine.runtime.parity.levels.error_growth import Drift
 from seq2engine.runtime.parity.levels.result import ParityResult
 from seq2engine.runtime.parity.report.page import EXAMPLES, TEXT_EXAMPLES, parity_html, parity_table
 from seq2engine.runtime.parity.report.plots import drift_svg, margins_svg, ratios_html
-from seq2engine.runtime.quality.intervals import Interval, Rate
+from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -196,6 +196,8 @@ def test_tokens_are_spelled_where_there_are_words():
 
 
 def test_rates_have_their_intervals():
-    rate = Rate("greedy", "PER", 9, Interval(0.06, 0.05, 0.07), Interval(0.07, 0.06, 0.08), Interval(0.01, -0.01, 0.02))
+    rate = Rate(
+        "greedy", "PER", 9, Interval(0.06, 0.05, 0.07), Interval(0.07, 0.06, 0.08), Difference(0.01, -0.01, 0.02)
+    )
     text = parity_table(dataclasses.replace(GOOD, rates=(rate,)))
     assert "6.00% [5.00, 7.00]  7.00% [6.00, 8.00]  +1.00% [-1.00, +2.00]" in text
