@@ -97,5 +97,5 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making $(VENV) with the pinned packages; this happens once and takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[cpu,rtx,data,dev]'
+	@$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[rtx,data,dev]'
 	@touch $@

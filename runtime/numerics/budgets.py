@@ -1,4 +1,4 @@
-"""Error budgets: how far a backend may be from the model, in tensors and decodes. Results have a truth value and a reason.
+"""Error budgets: how far a backend may be from the model, in tensors and decodes. A result is true or has a reason.
 
 Nothing here runs a model. The budget is the error that PyTorch itself makes at the same precision on the same inputs,
 times a factor; errors are against the same model in fp64 (the oracle):

@@ -23,6 +23,8 @@ SLOWER = ["SkipLayerNormFusion"]
 RECORD, NO_CPU = "session.record_ep_graph_assignment_info", "session.disable_cpu_ep_fallback"
 # What may be left to the CPU: arithmetic on shapes, which providers for GPUs put there by themselves.
 OF_SHAPES = frozenset({"Shape", "Size", "Squeeze", "Unsqueeze", "Range", "Cast", "Constant"})
+# Both packages hold the module `onnxruntime`: one over the other leaves files of both.
+INSTALL_GPU = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
 PLUG_IN = "onnxruntime_ep_nv_tensorrt_rtx"
 
 Options = dict[str, str]
@@ -33,7 +35,7 @@ class Provider:
     """One choice. `options` are made of the folder for what it compiles and of the precision."""
 
     name: str
-    package: str
+    install: str  # the command that brings it
     options: Callable[[Path, str], Options]
     after: tuple[str, ...] = ()  # those that take what this one does not
 
@@ -57,12 +59,14 @@ def rtx_options(kept: Path, precision: str) -> Options:
 
 
 PROVIDERS = {
-    "cpu": Provider(CPU, "onnxruntime", lambda kept, precision: {}),
-    "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", cuda_options),
+    "cpu": Provider(CPU, "pip install onnxruntime", lambda kept, precision: {}),
+    "cuda": Provider("CUDAExecutionProvider", INSTALL_GPU, cuda_options),
     "tensorrt": Provider(
-        "TensorrtExecutionProvider", "onnxruntime-gpu tensorrt", tensorrt_options, ("CUDAExecutionProvider",)
+        "TensorrtExecutionProvider", f"{INSTALL_GPU} tensorrt", tensorrt_options, ("CUDAExecutionProvider",)
     ),
-    "nv_tensorrt_rtx": Provider("NvTensorRTRTXExecutionProvider", "onnxruntime-ep-nv-tensorrt-rtx", rtx_options),
+    "nv_tensorrt_rtx": Provider(
+        "NvTensorRTRTXExecutionProvider", "pip install onnxruntime-ep-nv-tensorrt-rtx", rtx_options
+    ),
 }
 
 
@@ -76,8 +80,7 @@ def check_provider(provider: str) -> None:
     if provider == "nv_tensorrt_rtx" and importlib.util.find_spec(PLUG_IN) is not None:
         return
     raise SessionError(
-        f"onnxruntime {ort.__version__} as installed has no provider {provider}; "
-        f"install it with: pip install {wanted.package}"
+        f"onnxruntime {ort.__version__} as installed has no provider {provider}; install it with: {wanted.install}"
     )
 
 

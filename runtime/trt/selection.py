@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.errors import SessionError
@@ -13,7 +13,8 @@ from seq2engine.export.artifact.engines import engine_names, is_current, open_pa
 from seq2engine.export.artifact.passport import PASSPORT, Passport, build_command, command_of_passport
 from seq2engine.export.artifact.profiles import Range, Workload
 
-from .device import Device
+if TYPE_CHECKING:  # choosing an engine needs no torch
+    from .device import Device
 
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on

@@ -6,13 +6,12 @@ import json
 import re
 from contextlib import suppress
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from seq2engine.common.atomic_folders import new_file
-from seq2engine.common.page import Html, badge_html, note_html, page_html, table_html
+from seq2engine.common.page import HERE, Html, badge_html, link_html, page_from_template, words_html
 
 INDEX = "index.html"
 LARGEST = 8_000_000  # bytes of a report's data up to which it is opened for its verdict
@@ -30,17 +29,15 @@ def index_html(folder: Path) -> str:
     newest = sorted(pages, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
     rows = [
         (
-            Html(f'<a href="{quote(path.name)}">{escape(STAMP.sub("", path.stem))}</a>'),
-            Html(f"<span>{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}</span>"),
+            link_html(STAMP.sub("", path.stem), quote(path.name)),
+            words_html(f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}", long=False),
             *summary_of(path.with_suffix(".json")),
         )
         for path in newest
     ]
     name = folder.resolve().parent.name
     counted = f"{len(rows)} report{'' if len(rows) == 1 else 's'}, newest first."
-    table = table_html(("report", "written", "verdict", "summary"), rows)
-    note = note_html("Beside every page lies a JSON file of the same name with all its numbers.")
-    return page_html(f"Reports of {name}", counted, [table, note])
+    return page_from_template(HERE, "index.html", {"title": f"Reports of {name}", "subtitle": counted, "rows": rows})
 
 
 def summary_of(data: Path) -> tuple[Html, Html]:
@@ -52,7 +49,7 @@ def summary_of(data: Path) -> tuple[Html, Html]:
         badge = badge_html("passed", "good") if verdict else badge_html("failed", "bad")
     elif isinstance(verdict, str):
         badge = badge_html(verdict, "good" if verdict in ("passed", "equal") else "warn")
-    return badge, Html(f'<span class="words">{escape(sentence_of(values))}</span>')
+    return badge, words_html(sentence_of(values))
 
 
 def values_of(data: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from typing import Any
 
 from seq2engine.common.about import HASH_LENGTH, about_rows
-from seq2engine.common.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.common.page import badge_html, code_html, page_from_template, words_html
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.engines import listed_passports
 from seq2engine.export.artifact.files import FileProblem, listed_files
@@ -26,6 +26,8 @@ from seq2engine.inspection.describe import (
 )
 from seq2engine.model.config import ModelConfig
 
+SHOWN = len(ENGINE_HEAD) - len(HASHES)  # columns of engines; hashes have a table of their own: all would be too wide
+
 
 def inspect_html(
     bundle: Bundle,
@@ -38,84 +40,58 @@ def inspect_html(
     name = bundle.root.resolve().name
     about = about_rows(name, bundle.config.shape, bundle.manifest.checkpoint_sha256, command)
     made_by = ", ".join(f"{package} {number}" for package, number in bundle.manifest.made_by.items())
-    blocks = [
-        about_html([*about, ("exported with", made_by)]),
-        f"<p>{verdict_html(problems, hashed)}</p>",
-        *problem_blocks(bundle, problems),
-        heading_html("Graphs"),
-        note_html("Products and weights are counted in the ONNX files; attentions are single nodes of their own."),
-        table_html(GRAPH_HEAD, graph_rows(bundle)),
-        *fallback_blocks(bundle),
-        *(
-            block
-            for path, passport in listed_passports(bundle).items()
-            for block in engine_blocks(path, passport, bundle.config)
-        ),
-        *foreign_blocks(bundle, foreign),
-        heading_html("Files"),
-        table_html(("file", "what", "MB", "sha256"), file_rows(bundle)),
-    ]
-    return page_html(f"Bundle {name}", bundle_summary(bundle), blocks)
+    values = {
+        "title": f"Bundle {name}",
+        "subtitle": bundle_summary(bundle),
+        "about_rows": [*about, ("exported with", made_by)],
+        "hashed": hashed,
+        "problems": [(problem.path, problem.problem) for problem in problems],
+        "repairs": mending_commands(bundle, problems),
+        "graph_head": GRAPH_HEAD,
+        "graphs": graph_rows(bundle),
+        "calibration": calibration_text(bundle),
+        "fallback_nodes": fallback_rows(bundle),
+        "engine_head": ENGINE_HEAD[:SHOWN],
+        "hash_head": ("engine", *HASHES),
+        "engines": [
+            engine_values(path, passport, bundle.config) for path, passport in listed_passports(bundle).items()
+        ],
+        "foreign": None if foreign is None else step_rows(bundle, foreign),
+        "files": file_rows(bundle),
+    }
+    return page_from_template("seq2engine.inspection", "inspect.html", values)
 
 
-def verdict_html(problems: Sequence[FileProblem], hashed: bool) -> str:
-    if problems:
-        return f"{badge_html('damaged', 'bad')} {len(problems)} of its files are missing or changed."
-    if hashed:
-        return f"{badge_html('whole', 'good')} Every file has the hash that was recorded when it was written."
-    return f"{badge_html('complete', 'good')} Every file is there; their bytes were not checked (inspect --check does)."
+def calibration_text(bundle: Bundle) -> str:
+    """On what the ranges were measured that decide which nodes stay in fp32."""
+    scan = bundle.manifest.scan or {}
+    return ", ".join(f"{key} {value}" for key, value in scan.items() if not isinstance(value, dict | list))
 
 
-def problem_blocks(bundle: Bundle, problems: Sequence[FileProblem]) -> list[str]:
-    if not problems:
-        return []
+def fallback_rows(bundle: Bundle) -> list[tuple[object, ...]]:
+    """Nodes that stay in fp32 where the rest is narrower, and why."""
     return [
-        table_html(("file", "problem"), ((problem.path, problem.problem) for problem in problems)),
-        *(note_html(command) for command in mending_commands(bundle, problems)),
-    ]
-
-
-def fallback_blocks(bundle: Bundle) -> list[str]:
-    """Nodes that stay in fp32 where the rest is narrower, and by which decodes they were chosen."""
-    scan = bundle.manifest.scan
-    blocks = []
-    if scan:
-        listed = ", ".join(f"{key} {value}" for key, value in scan.items() if not isinstance(value, dict | list))
-        blocks += [heading_html("Calibration"), note_html(f"Ranges were measured on: {listed}.")]
-    rows = [
-        (precision, name, node, Html(f'<span class="words">{escape(str(why))}</span>'))
+        (precision, name, node, words_html(why))
         for precision, graphs in bundle.manifest.graphs.items()
         for name, entry in graphs.items()
         for node, why in entry.islands.items()
     ]
-    if rows:
-        blocks += [heading_html("fp32 fallback nodes"), table_html(("precision", "graph", "node", "why"), rows)]
-    return blocks
 
 
-def engine_blocks(name: str, passport: Passport, config: ModelConfig) -> list[str]:
-    lines = engine_lines(passport)
-    shown = len(ENGINE_HEAD) - len(HASHES)  # the hashes have a table of their own: all would be too wide
+def engine_values(name: str, passport: Passport, config: ModelConfig) -> dict[str, Any]:
     rows = engine_rows(passport, config)
     tensors = [
-        (engine, side, Html(f'<span class="words">{escape(tensors_text(found))}</span>'))
+        (engine, side, words_html(tensors_text(found)))
         for engine, entry in passport.engines.items()
         for side, found in (("inputs", entry.inputs), ("outputs", entry.outputs))
     ]
-    return [
-        heading_html(f"Engines {name}"),
-        *map(note_html, lines),
-        table_html(ENGINE_HEAD[:shown], (row[:shown] for row in rows)),
-        table_html(("engine", *HASHES), ((row[0], *map(code_html, row[shown:])) for row in rows)),
-        table_html(("engine", "side", "tensors"), tensors),
-    ]
-
-
-def foreign_blocks(bundle: Bundle, foreign: ForeignStep | None) -> list[str]:
-    if foreign is None:
-        return []
-    head, rows = step_rows(bundle, foreign)
-    return [heading_html("Beside another exporter"), table_html(head, rows)]
+    return {
+        "name": name,
+        "lines": engine_lines(passport),
+        "rows": [row[:SHOWN] for row in rows],
+        "hashes": [(row[0], *map(code_html, row[SHOWN:])) for row in rows],
+        "tensors": tensors,
+    }
 
 
 def file_rows(bundle: Bundle) -> list[tuple[object, ...]]:
@@ -125,7 +101,3 @@ def file_rows(bundle: Bundle) -> list[tuple[object, ...]]:
         size: object = f"{path.stat().st_size / 1e6:.2f}" if path.is_file() else badge_html("missing", "bad")
         rows.append((file.path, file.what, size, code_html(file.sha256[:HASH_LENGTH])))
     return rows
-
-
-def code_html(value: object) -> Html:
-    return Html(f"<code>{escape(str(value))}</code>")

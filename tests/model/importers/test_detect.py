@@ -209,7 +209,7 @@ def test_a_tokenizer_whose_library_is_missing_is_refused(marian, tmp_path, cli, 
     code, _, err = cli(command, marian, tmp_path / "out", "--quiet")
     assert code == 1
     assert "this model's tokenizer needs sentencepiece, which is not installed; " in one_line(err)
-    assert "install it with: pip install 'seq2engine[text]'" in err
+    assert "install it with: pip install 'sentencepiece'" in err
     assert not (tmp_path / "out").exists()
 
 

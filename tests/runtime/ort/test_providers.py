@@ -48,7 +48,7 @@ def test_one_that_is_not_installed(provider: str, bundles: dict[str, Path], cli:
     assert code == 1
     assert errors == (
         f"error: onnxruntime {ort.__version__} as installed has no provider {provider}; "
-        f"install it with: pip install {PROVIDERS[provider].package}\n"
+        f"install it with: {PROVIDERS[provider].install}\n"
     )
 
 
