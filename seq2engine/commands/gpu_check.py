@@ -25,7 +25,7 @@ from seq2engine.benchmarks.machine import environment, load_average, usable_core
 from seq2engine.benchmarks.report.page import bench_table
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.common.about import about_rows
-from seq2engine.common.page import about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.common.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
 from seq2engine.common.tensorrt_module import FLAVOURS, load_tensorrt
 from seq2engine.errors import Seq2EngineError, SessionError
 from seq2engine.export.artifact.bundle import Bundle, write_text
@@ -184,7 +184,7 @@ def report_html(stages: Sequence[Stage]) -> str:
     about = about_rows("shipped:g2p", command="make gpu-check")
     blocks = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
     for stage in stages:
-        blocks += [heading_html(stage.name), f"<div class='scroll'><pre>{escape(stage.text)}</pre></div>"]
+        blocks += [heading_html(stage.name), Html(f"<div class='scroll'><pre>{escape(stage.text)}</pre></div>")]
     return page_html("GPU check", str(stages[0].values["gpu"]), blocks)
 
 
