@@ -13,6 +13,7 @@ PUBLIC = {
     "random_model": "model.checkpoint",
     "load_checkpoint": "model.checkpoint",
     "save_checkpoint": "model.checkpoint",
+    "export_checkpoint": "exporting",
     "onnx_from_model": "exporting",
     "open_bundle": "export.artifact.bundle",
     "engines_from_onnx": "export.engines.to_engine",

@@ -6,7 +6,7 @@ It stands above export and runtime, because calibration decodes with ONNX Runtim
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seq2engine.common.progress import Progress, silent
@@ -15,11 +15,29 @@ from seq2engine.export import to_onnx
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.contract import DEFAULT_PRECISIONS, PRECISIONS, check_choices
 from seq2engine.model.config import ModelConfig
+from seq2engine.model.importers.by_name import opened_checkpoint
 from seq2engine.model.tokenizers.base import FOLDER, Coder
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.calibration import scan_of, sources_from_corpus
+
+
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    cache_form: str = "static",
+    force: bool = False,
+    progress: Progress = silent,
+    calibrate: Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Bundle:
+    """Writes a bundle of a checkpoint by name: a folder of ours, anything that `import_checkpoint` reads, shipped:g2p,
+    or random:PRESET. The rest is as in `onnx_from_model`. `note` gets what the import could not take along.
+    """
+    with opened_checkpoint(os.fspath(checkpoint), progress, note) as (model, companions):
+        return onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, calibrate)
 
 
 def onnx_from_model(

@@ -253,9 +253,8 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def run_export(args: argparse.Namespace) -> int:
-    from seq2engine.exporting import onnx_from_model
+    from seq2engine.exporting import export_checkpoint
     from seq2engine.inspection.describe import bundle_text, bundle_values
-    from seq2engine.model.importers.by_name import opened_checkpoint
 
     if args.add is not None:
         return run_add(args)
@@ -263,10 +262,16 @@ def run_export(args: argparse.Namespace) -> int:
         args.usage_error("the following arguments are required: bundle")
     progress = progress_for(args)
     args.precision = args.precision or list(DEFAULT_PRECISIONS)
-    with opened_checkpoint(args.checkpoint, progress, partial(print_note, args)) as (model, companions):
-        bundle = onnx_from_model(
-            model, args.bundle, args.precision, args.cache, args.force, progress, companions, args.calibrate
-        )
+    bundle = export_checkpoint(
+        args.checkpoint,
+        args.bundle,
+        args.precision,
+        args.cache,
+        args.force,
+        progress,
+        args.calibrate,
+        partial(print_note, args),
+    )
     print(as_json(bundle_values(bundle)) if args.json else bundle_text(bundle))
     return 0
 
