@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
 SOURCES = [[5, 17, 250, 9, 41], [77, 3], [12, 200, 31, 8, 99, 140, 6], [88]]
 PREFIXES = [[9, 30], [], [61], [5]]
 LISTED = tuple(range(3, 256, 2))
+STUCK = "forbid every token of the vocabulary"
 SEQUENCES = [[9, 31, 61], [9, 31], [11, 13, 15, 17], [5], [61, 9, 9, 9, 9]]
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # factor -> value -> fields of SearchOptions
@@ -169,7 +170,22 @@ def found_by(session: Session, case: Case, options: SearchOptions) -> list[list[
     return generate(session, SOURCES, options)
 
 
-def expected_by(sessions: Any, case: Case, options: SearchOptions) -> list[list[Hypothesis]]:
+def run(sessions: Any, case: Case) -> list[list[Hypothesis]]:
+    options = options_of(case)
+    return found_by(sessions(*case["session"].rsplit(" ", 1)), case, options)
+
+
+def expected_by(sessions: Any, case: Case, options: SearchOptions) -> list[list[Hypothesis]] | None:
+    """What another session finds; None where the rules leave no token at some step, which only a decode shows."""
+    try:
+        return found_by_another(sessions, case, options)
+    except RequestError as error:
+        if STUCK not in str(error):
+            raise
+        return None
+
+
+def found_by_another(sessions: Any, case: Case, options: SearchOptions) -> list[list[Hypothesis]]:
     kind, precision = case["session"].rsplit(" ", 1)
     if precision != "fp32" and kind == "torch":
         sources = SOURCES[:1] if case["call"] == "one source" else SOURCES
@@ -197,15 +213,12 @@ def name_of(case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_pair_of_options_changes_no_output(sessions: Any, case: Case) -> None:
     options = options_of(case)
-    session = sessions(*case["session"].rsplit(" ", 1))
-    try:
-        expected = expected_by(sessions, case, options)
-    except RequestError as error:  # rules that leave no token, which only the decode shows
-        assert "forbid every token of the vocabulary" in str(error)
-        with pytest.raises(RequestError, match="forbid every token of the vocabulary"):
-            found_by(session, case, options)
+    expected = expected_by(sessions, case, options)
+    if expected is None:
+        with pytest.raises(RequestError, match=STUCK):
+            run(sessions, case)
         return
-    found = found_by(session, case, options)
+    found = run(sessions, case)
     assert tokens_of(found) == tokens_of(expected)
     for one in [one for nbest in found for one in nbest]:
         assert len(one.alignments) == (len(one.tokens) if options.alignments else 0)
@@ -215,8 +228,7 @@ def test_a_pair_of_options_changes_no_output(sessions: Any, case: Case) -> None:
 @pytest.mark.parametrize("case", REFUSED, ids=name_of)
 def test_a_refused_pair_is_one_line(bundle: Bundle, sessions: Any, case: Case) -> None:
     with pytest.raises(Seq2EngineError) as refused:
-        options = options_of(case)
-        found_by(sessions(*case["session"].rsplit(" ", 1)), case, options)
+        run(sessions, case)
     assert isinstance(refused.value, ConfigError | RequestError | SessionError)
     assert "\n" not in str(refused.value)
     if not isinstance(refused.value, ConfigError):
