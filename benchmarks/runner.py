@@ -174,7 +174,7 @@ def open_arms(
         name = " ".join(filter(None, (backend, where, precision, guesses and f"drafts {guesses}")))
         progress(f"bench: load {name}", 0.0)
         # Importing the library is not loading the model, and would be charged to the first arm alone.
-        import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
+        import_module(f"seq2engine.runtime.{BACKENDS[backend]}")
         started = time.perf_counter()
         with blaming(name, "loading"):
             sessions[name] = stack.enter_context(

@@ -210,7 +210,7 @@ def projection_of(output: nn.Linear, shortlist: Shortlist) -> nn.Linear:
 
 
 def weights_of(precision: str) -> str:
-    """Whose weights a precision of PyTorch has: "" for the checkpoint's, or a quantised precision's name."""
+    """The weights of a precision of PyTorch: "" for the checkpoint's, or the name of a quantised precision."""
     computes_in, _, weights = precision.partition(":")
     if weights and weights not in QUANTISED:
         raise SessionError(f"PyTorch takes the weights of {', '.join(QUANTISED)} graphs here, not of {weights!r}")
@@ -227,7 +227,7 @@ def model_with_weights_of(bundle: Bundle, weights: str) -> Transformer:
 
 
 def round_rows(model: Transformer) -> None:
-    """Has every product round what it is given, row by row, as the CPU form of the graphs does."""
+    """Has every product round its input row by row, as the int8 products of the CPU form do."""
 
     def rounded(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         scale = given[0].abs().amax(dim=-1, keepdim=True)
@@ -241,7 +241,7 @@ def round_rows(model: Transformer) -> None:
 
 @torch.no_grad()
 def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -> None:
-    """Gives a model the weights of a bundle's quantised graphs, after a look that they are its own, rounded."""
+    """Gives a model the weights of a bundle's quantised graphs, after checking that they are its own, rounded."""
     for graph in GRAPHS:
         for name, array in weights_from_graph(onnx.load(bundle.graph_path(precision, graph))).items():
             weight = model.get_parameter(name)

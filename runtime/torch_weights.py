@@ -1,8 +1,8 @@
 """A model at another precision over the same weights.
 
-PyTorch stands in parity as oracle, reference and baseline of one set of weights. They share one copy of the large
-tables, in fp32; each rounds (or widens) a block of a table at the moment it is used. A block stays in the processor's
-cache, so this costs little more than a product itself, and memory does not grow with the number of precisions.
+In parity, PyTorch is oracle, reference and baseline of one set of weights. They share one copy of the large tables, in
+fp32; each converts a block of a table when it is used. A block stays in the processor's cache, so this costs little
+more than the product itself, and memory does not grow with the number of precisions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RoundedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(self.dtype, torch.float32)
-        own = self.bias is not None and self.bias.dtype == self.dtype  # else it waits until the product is rounded
+        own = self.bias is not None and self.bias.dtype == self.dtype  # else it is added after the product is rounded
         product = self.product(x.to(self.dtype).to(wide), self.bias.to(wide) if own else None).to(self.dtype)
         return product if own or self.bias is None else product.to(self.bias.dtype) + self.bias
 

@@ -1,8 +1,8 @@
-"""The cache as a tree: all beams of a source share one cache, and a mask says which slots are whose ancestors.
+"""The KV cache as a tree: all beams of a source share one cache, and a mask marks the ancestors of each beam.
 
 Every step appends K slots to a source's cache. When beams switch, only rows of the mask are copied; nothing in the
-cache moves. Slots that no beam descends from are dead; when the cache is full, compaction gathers the living to the
-front, with as many slots behind them as `slack` says.
+cache moves. Slots that no beam descends from are dead. When the cache is full, compaction gathers the live slots to the
+front and leaves `slack` free slots behind them.
 
     slots   0 1 2 | 3 4 5 | 6 7 8        K = 3; beam 0 continued slot 4, which continued slot 0
     beam 0  x . . | . x . | x . .
@@ -23,24 +23,24 @@ from .search.step_output import Answer
 from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
-OWN_TIME = 16  # steps after which a source of a deterministic session sheds its dead slots
+COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
 
 
 @dataclass
 class CacheCounts:
-    """What a decode did with its cache, for reports."""
+    """Statistics of a decode's cache, for reports."""
 
     steps: int = 0
     compactions: int = 0  # dead slots dropped
-    growths: int = 0  # the cache moved to more slots
-    most_live: int = 0  # slots of one source that were alive at once
-    most_slots: int = 0  # slots of one source that were allocated at once
-    read: int = 0  # slots of one source that attention went over, in all steps together
-    moved: int = 0  # slots of one source that compactions and growths copied, all together
+    growths: int = 0  # the cache got more slots
+    most_live: int = 0  # most live slots of one source
+    most_slots: int = 0  # most allocated slots of one source
+    read: int = 0  # slots of one source that attention read, summed over steps
+    moved: int = 0  # slots of one source that compactions and growths copied, summed
 
 
 class TreeStep:
-    """A `Step` over a session: tokens and parents in, an answer out. Owns the state it was given until it is gone."""
+    """A `Step` over a session: tokens and parents in, the step's output out. It owns the state it was given."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TreeStep:
         form: StepForm = EVERYTHING,
     ):
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
-        self.fixed_slots, self.on_time = session.limits.slots_for(beams), session.deterministic
+        self.fixed_slots, self.batch_invariant = session.limits.slots_for(beams), session.deterministic
         self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
@@ -62,7 +62,7 @@ class TreeStep:
         else:
             self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
-        self.stand_at(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
+        self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         session.reserve(state, self.capacity, form)
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
@@ -70,44 +70,44 @@ class TreeStep:
         if self.growing:
             self.compact_growing()
             self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, self.beams)))
-            self.stand_at(self.position, np.full(len(tokens), self.capacity))
+            self.set_positions(self.position, np.full(len(tokens), self.capacity))
             self.capacity += self.beams
         else:
-            self.make_room()
+            self.free_slots()
         self.mask.put(self.next, True)
-        answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        output = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.places += self.ahead
         self.most_used += self.beams
         self.tally.steps += 1
         self.tally.read += self.capacity
         if self.capacity > self.tally.most_slots:
             self.tally.most_slots = self.capacity
-        return answer
+        return output
 
     def attention(self) -> np.ndarray:
         return cross_attention(self.session, self.state)
 
     @property
     def counts(self) -> CacheCounts:
-        """What was done so far. Living slots are counted when room runs out, and here: between, they only grow."""
+        """Statistics so far. Live slots are counted when free slots run out, and here; in between they only grow."""
         self.live_slots()
         return self.tally
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
         self.mask = self.mask[rows]
-        self.stand_at(self.position[rows], self.used[rows])
+        self.set_positions(self.position[rows], self.used[rows])
 
     def replace(self, rows: np.ndarray, newcomers: State, width: int) -> None:
         """From the next call on these rows [N] are the newcomers' sources, at their first step.
 
-        In a growing cache they begin behind everyone's slots; none of those before is theirs.
+        In a growing cache they begin behind all slots, and the mask hides those before from them.
         """
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
-        if not self.growing and not self.on_time and self.fixed_slots is None:
+        if not self.growing and not self.batch_invariant and self.fixed_slots is None:
             live = self.live_slots()
-            if self.capacity > 2 * (live + slack(self.beams, live)):  # those who needed so many slots are gone
+            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed so many slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
@@ -115,13 +115,13 @@ class TreeStep:
         if len(rows):
             self.mask[rows] = False
             self.used[rows] = self.position[rows] = 0
-            self.stand_at(self.position, self.used)
+            self.set_positions(self.position, self.used)
 
-    def stand_at(self, position: np.ndarray, used: np.ndarray) -> None:
-        """Each source [B] has done so many steps and written so many slots, under the mask as it is now.
+    def set_positions(self, position: np.ndarray, used: np.ndarray) -> None:
+        """Sets how many steps each source [B] has done and how many slots it has written, for the current mask.
 
-        All that a step moves on is one array, so that it is one addition: numpy takes longer to be called, with what
-        the graph has left of the processor's caches, than to add.
+        All counters that a step advances are one array, so that advancing is one addition: a call of numpy takes longer
+        than the addition itself.
         """
         batch, beams, slots = self.mask.shape
         self.rows = np.arange(batch)[:, None]  # to index with
@@ -133,15 +133,15 @@ class TreeStep:
         self.most_used = int(used.max(initial=0))
 
     def descend(self, parents: np.ndarray) -> None:
-        """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, of which there are none at first."""
-        if self.beams == 1:  # its own
+        """Beam k continues beam parents[b,k]: it inherits that beam's ancestors, none before the first step."""
+        if self.beams == 1:  # it continues itself
             return
         self.mask = self.mask[self.rows, parents]
 
-    def make_room(self) -> None:
-        """Room for K more slots of every source: dead slots go first, then the cache grows."""
-        if self.on_time:
-            self.make_room_on_time()
+    def free_slots(self) -> None:
+        """Makes sure of K free slots for every source: dead slots are dropped first, then the cache grows."""
+        if self.batch_invariant:
+            self.free_slots_deterministic()
         if self.most_used + self.beams <= self.capacity:
             return
         live = self.live_slots()
@@ -151,16 +151,16 @@ class TreeStep:
             self.compact(self.capacity)
         else:
             raise RequestError(
-                f"{live} slots of the cache are alive and {self.beams} more are needed, but the engine has "
+                f"{live} cache slots are live and {self.beams} more are needed, but the engine has "
                 f"{self.capacity}; rebuild it with: seq2engine build BUNDLE --slots {self.beams * self.max_steps}"
             )
 
-    def make_room_on_time(self) -> None:
-        """The same, but where a source's slots lie is its own affair, as sums have other bits in another order.
+    def free_slots_deterministic(self) -> None:
+        """The same, but the slots of a source do not depend on its batch: another order of slots changes sums bitwise.
 
-        It sheds dead ones after so many of its own steps, not when room runs out, which depends on its neighbours.
+        So a source is compacted every COMPACTION_STEPS of its own steps, not when slots run out.
         """
-        due = (self.position > 0) & (self.position % OWN_TIME == 0)
+        due = (self.position > 0) & (self.position % COMPACTION_STEPS == 0)
         if due.any():
             self.live_slots()
             self.compact(self.capacity, due)
@@ -169,7 +169,7 @@ class TreeStep:
             self.compact(rounded(used + slack(self.beams, used)), np.zeros_like(due))
 
     def fitting_capacity(self, live: int) -> int:
-        """How many slots to go on with. What there is stays where it will do: then only what moves is copied."""
+        """The next capacity. The current one is kept where it will do, so that only slots that move are copied."""
         wanted = slack(self.beams, live)
         if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
             return self.capacity
@@ -177,7 +177,7 @@ class TreeStep:
         return rounded(min(live + wanted, int(most.max())))
 
     def compact_growing(self) -> None:
-        """A growing cache is copied in every step, so one copy more is worth it as soon as enough of it is dead."""
+        """A growing cache is copied in every step, so a compaction pays as soon as enough slots are dead."""
         live = self.live_slots()
         if self.capacity > live + slack(self.beams, live):
             self.compact(live)
@@ -188,22 +188,22 @@ class TreeStep:
         return live
 
     def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
-        """Gathers every source's living slots to the front of a cache of that many slots.
+        """Gathers every source's live slots to the front of a cache of that many slots.
 
-        Where not all are due [B], the others keep their dead slots.
+        Sources that are not due [B] keep their dead slots.
         """
         live: np.ndarray = np.any(self.mask, axis=1)  # [B, L]
         if due is not None:
             live |= ~due[:, None] & (np.arange(self.capacity) < self.used[:, None])
         used = live.sum(axis=1)
-        front = np.argsort(~live, axis=1, kind="stable")  # living slots first, in their order
+        front = np.argsort(~live, axis=1, kind="stable")  # live slots first, in their order
         width = min(capacity, front.shape[1])
         slots = np.tile(np.arange(capacity), (len(live), 1))
-        slots[:, width:] = 0  # what is new, or not used, repeats some slot: finite, and masked
+        slots[:, width:] = 0  # new and unused slots repeat some slot: finite numbers, which the mask hides
         valid = np.arange(capacity) < used[:, None]
         slots[:, :width] = np.where(valid[:, :width], front[:, :width], slots[:, :width])
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
-        self.stand_at(self.position, used)
+        self.set_positions(self.position, used)
         self.session.select(self.state, None, slots)
         stays = np.arange(capacity) if capacity == self.capacity else -1
         self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))
@@ -215,11 +215,11 @@ class TreeStep:
 
 
 def slack(beams: int, live: int) -> int:
-    """Slots to hold beside the living ones, until the next compaction.
+    """Free slots beside the live ones, until the next compaction.
 
-    With s of them attention goes over s/2 slots too many in every step, and a compaction comes every s/K steps. It
-    copies about half of the living on average (those that stay where they are cost nothing), and a copy of a slot takes
-    as long as some three readings. So the sum is least for s = sqrt(3 K live): 56 beside 256 living ones of four beams.
+    With s of them attention reads s/2 slots too many in every step, and a compaction comes every s/K steps. It copies
+    about half of the live slots on average (those that stay in place cost nothing), and copying a slot takes as long as
+    reading about three. So the sum is least for s = sqrt(3 K live): 56 beside 256 live slots of four beams.
     """
     return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live)))
 

@@ -1,8 +1,8 @@
-"""The decoder step with its cross-attention weights as outputs: a view for people, derived when it is asked for.
+"""The decoder step with its cross-attention weights as outputs, for alignments, coverage penalty and heat maps.
 
     decoder.i.cross_attn/Where -> Softmax -> cross_attention.i [B,H,K,S] -> MatMul -> ...
 
-Nothing else changes and no weight is touched, so the derived graph computes what the bundle's own graph computes.
+Nothing else changes and no weight is touched, so all other outputs stay the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attention_graph(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
 
 
 def softmax_of(model: onnx.ModelProto, values: dict[str, onnx.ValueInfoProto], layer: int) -> str:
-    """The tensor of a layer's cross-attention weights, found by the module it comes from and held to its shape."""
+    """The tensor of a layer's cross-attention weights, found by its module's name and checked by its shape."""
     scope = f"decoder.{layer}.cross_attn/"
     found = [n.output[0] for n in model.graph.node if n.op_type == "Softmax" and n.name.startswith(scope)]
     if len(found) != 1 or f"cross_k.{layer}" not in values:

@@ -1,9 +1,9 @@
-"""The decoder step with a position of its own for every beam: a form derived for ONNX Runtime, for drafts.
+"""The decoder step with a position of its own for every beam: a form for speculative decoding in ONNX Runtime.
 
     position [B] -> Unsqueeze -> [B,1] -> ...        becomes        position [B,K] -> ...
 
-The K tokens of one step may then be a token and what is guessed to follow it: each in its own place, the mask saying
-that it comes after those before it. Everything behind the positions has broadcast over beams before, and still can.
+The K tokens of one step may then be a token and its drafted followers, each at its own position, with a mask that shows
+it the tokens before it. Everything behind the positions broadcasts over beams anyway.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     encoder       transposed keys -> int8 products
     decoder step  transposed keys -> beam positions -> attention outputs -> shortlist -> int8 products
-                  -> candidates -> screened argmax
+                  -> top candidates -> screened argmax
 
-Each form is its own module, and is in the chain or not; the order never changes. So a session that also puts out its
-cross-attention weights computes the same numbers as one that does not.
+Each form is one module. A session takes it or leaves it out; the order never changes. So a session with cross-attention
+outputs computes the same numbers as one without.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class OrtForm:
     transposed_keys: bool = False
     int8_products: bool = False
     beam_positions: bool = False  # a position for every beam: speculative decoding
-    attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs, all of them or none
+    attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
-    screened: bool = False  # an input says how many candidates are wanted, if they are all that is
+    screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
         """What goes into and comes out of the two graphs, as far as the contract has it."""
@@ -47,7 +47,7 @@ class OrtForm:
         return specs
 
     def with_shortlist(self, tokens: Sequence[int]) -> OrtForm:
-        """A shortlist is no less work with a screen."""
+        """The same with a shortlist; screening would not make that faster."""
         return dataclasses.replace(self, shortlist=tuple(tokens), screened=False)
 
     @property
@@ -63,7 +63,7 @@ def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
 
 
 def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.ModelProto:
-    """The portable decoder step -> the one that a session runs. Weights that are not loaded lie in `folder`."""
+    """The portable decoder step -> the one that a session runs. Weights that are not loaded are in `folder`."""
     if form.transposed_keys:
         model = transposed_keys(model)
     if form.beam_positions:

@@ -1,13 +1,13 @@
-"""Products with int8 weights as a CPU computes them fastest: activations in int8 too, each row by its own scale.
+"""int8 matrix products on the CPU: activations are rounded to int8 too, each row by its own scale.
 
     x [.., in] --Abs-ReduceMax--> m [.., 1]
     x / m -----QuantizeLinear---> u8 --MatMulIntegerToFloat with weight.int8, weight.scale--> * m --> y [.., out]
 
-A form derived for ONNX Runtime when a session opens; the portable graph restores the weights and multiplies in fp32. A
-row's scale is its own largest number, so a source's output depends on no other source. Weights of `w8a8` stay within
-+-63: sums of two products then fit the 16 bits that processors without VNNI add them up in.
+The portable graph dequantises the weights and multiplies in fp32; this form is made when a session opens. A row's scale
+is its own largest magnitude, so a source's output depends on no other source. Weights of `w8a8` stay within +-63: sums
+of two products then fit the 16 bits in which processors without VNNI add them.
 
-A table that is gathered from restores the rows that are read, and no others.
+Of a table that is gathered from, only the rows that are read are dequantised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 CONTRIB = "com.microsoft"
-STEPS = 127  # an activation is one of so many steps to either side of 0, and ZERO is 0
+STEPS = 127  # an activation is one of so many steps to either side of ZERO
 ZERO = 128
 CONSTANTS = {
     "last": np.array([-1]),
@@ -34,7 +34,9 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
     made.CopyFrom(model)
     graph = made.graph
     restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
-    turned = {node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.input[0] in restored}
+    transposed = {
+        node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.input[0] in restored
+    }
     rounded: set[str] = set()
     positive = {node.output[0] for node in graph.node if node.op_type == "Relu"}
     nodes: list[NodeProto] = []
@@ -43,9 +45,9 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type == "MatMul" and weight in restored:
             stored, scale = restored[weight].input[:2]
             nodes += product(node, stored, scale, rounded, node.input[0] in positive)
-        elif node.op_type == "MatMul" and weight in turned:
-            stored, scale = restored[turned[weight].input[0]].input[:2]
-            name = f"{stored}/turned"
+        elif node.op_type == "MatMul" and weight in transposed:
+            stored, scale = restored[transposed[weight].input[0]].input[:2]
+            name = f"{stored}/transposed"
             if name not in rounded:  # the same tensor for every product that reads it
                 nodes.append(helper.make_node("Transpose", [stored], [name], name=f"{name}/Transpose", perm=[1, 0]))
                 rounded.add(name)
@@ -54,7 +56,7 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes += gathered(node, *restored[weight].input[:2])
         else:
             nodes.append(node)
-    for unread in (turned, restored):  # a turned weight reads a restored one
+    for unread in (transposed, restored):  # a transposed weight reads a restored one
         read = {name for node in nodes for name in node.input}
         nodes = [node for node in nodes if node.output[0] not in unread or node.output[0] in read]
     del graph.node[:]

@@ -1,18 +1,18 @@
-"""The decoder step with a shortcut to its best tokens, for searches that ask for nothing else: no logit of the others.
+"""The decoder step with a shortcut to its best tokens, for searches that read nothing else.
 
-The output projection is a large part of a small model's weights, and greedy search wants one token of it. So the table
-is kept in int8 as well. A product with that is wrong by no more than is known beforehand, so whichever token could be
-among the best in spite of it is multiplied again in fp32, and all others cannot be:
+The output projection is a large part of a small model's weights, and greedy search needs only the best token. So the
+output table is kept in int8 as well. The error of the int8 product is bounded, so only tokens that the bound leaves
+among the best are multiplied again in fp32:
 
     wanted 0 -------> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
     wanted n -------> x in int8 * table in int8 = rough [R,V]
-                      t [R]: the least of the fp32 logits of the roughly best tokens; none of the best is lower
+                      t [R]: the least fp32 logit of the n roughly best tokens; none of the n best is lower
                       rough + bound < t in all rows: out; the others are candidates, some ten of 32,000 for each row
                       x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
 
 The bound (Cauchy-Schwarz): with u = x / max|x| and its int8 form v, a row w of the table and its int8 form q,
-|u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A form derived
-for ONNX Runtime on the CPU when a session opens.
+|u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A form for ONNX
+Runtime on the CPU.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from .top_candidates import CANDIDATES
 from .top_candidates import path as candidate_path
 
 WANTED = TensorSpec("wanted", "int64", (1,))
-WORTH_IT = 2_000_000  # numbers of a table from which on reading a quarter of it saves more than the rest costs
-MOST = 16  # that can be wanted: so many tokens are candidates whatever happens, even where logits are no numbers
+WORTH_IT = 2_000_000  # numbers of a table from which on screening pays
+MOST = 16  # most tokens that can be wanted: so many are always candidates, even where logits are not finite
 ULP = 2.0**-24
 BLOCK = 2048  # tokens whose rows are rounded at a time
 
 
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """A decoder step of `candidate_graph`, in fp32 or of int8 products, whose weights lie in `folder`, if they are not
-    loaded -> the same with an input `wanted`. Where that is not 0, there are no logits but the best, so many of every
-    beam (they are put out twice), and `exp_sum` is of candidates alone.
+    """A decoder step of `candidate_graph`, in fp32 or with int8 products -> the same with an input `wanted`.
+
+    Where `wanted` is not 0, `logits` are those of the best so many tokens of every beam, and `exp_sum` is over
+    candidates alone. Weights that are not loaded are in `folder`.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -55,8 +56,8 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
         shortcut = best_of_steps(*product.input)
         constants = PLACES
     else:
-        (turned,) = [node for node in before if node.output[0] == product.input[1]]
-        (weight,) = [one for one in graph.initializer if one.name == turned.input[0]]
+        (transposed,) = [node for node in before if node.output[0] == product.input[1]]
+        (weight,) = [one for one in graph.initializer if one.name == transposed.input[0]]
         shortcut = screening(product.input[0], weight.name)
         constants = tables(loaded(weight, folder))
     outputs = ["logits", *(tensor.name for tensor in CANDIDATES)]
@@ -78,7 +79,7 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def worth_screening(config: ModelConfig, precision: str) -> bool:
-    """In fp32, only a table that the embedding reads too is stored by tokens, so that a few of them are read fast."""
+    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast."""
     fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
     return fits and not config.output_bias and config.target_vocab * config.d_model >= WORTH_IT
 

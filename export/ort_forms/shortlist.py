@@ -1,9 +1,9 @@
-"""The decoder step with a smaller output projection: logits of a shortlist of tokens only, a column of each.
+"""The decoder step with a smaller output projection: logits of a shortlist of tokens only.
 
     ... -> output/MatMul <- output/Transpose <- rows of output.weight -> logits [B,K,W]
 
-Only the projection's own weights change; a table that it shares with the embedding stays whole for that, and where it
-is restored from fewer bits, the projection restores its own rows.
+Only the projection's weights change. A table that it shares with the embedding stays whole for the embedding; where it
+is quantised, the projection dequantises its own rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCOPE = "output/"  # the module of the model that projects
 
 
 def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path) -> onnx.ModelProto:
-    """A decoder step whose weights lie in `folder`, if they are not loaded -> the same for these tokens alone."""
+    """A decoder step -> the same for these tokens alone. Weights that are not loaded are in `folder`."""
     vocab = vocab_of(model)
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -52,7 +52,7 @@ def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path)
 
 
 def own_restoring(graph: onnx.GraphProto) -> None:
-    """Gives the projection a DequantizeLinear of its own where it reads one that stands elsewhere."""
+    """Gives the projection a DequantizeLinear of its own where it shares one."""
     restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     nodes: list[NodeProto] = []
     for node in graph.node:
@@ -69,13 +69,13 @@ def own_restoring(graph: onnx.GraphProto) -> None:
 
 
 def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:
-    """The part of a weight that belongs to these tokens, along whichever axis has one place for each of all."""
+    """The part of a weight that belongs to these tokens, along the axis of the vocabulary."""
     axis = list(weight.dims).index(vocab)
     return numpy_helper.from_array(np.take(loaded(weight, folder), tokens, axis=axis), name)
 
 
 def loaded(weight: TensorProto, folder: Path) -> np.ndarray:
-    """The numbers of a weight, wherever they are."""
+    """The numbers of a weight, from the graph or its external data."""
     copy = TensorProto()
     copy.CopyFrom(weight)
     if copy.data_location == TensorProto.EXTERNAL:

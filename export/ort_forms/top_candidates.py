@@ -1,10 +1,10 @@
-"""The decoder step with what a search asks of its logits first, made where they are: a form derived for ONNX Runtime.
+"""The decoder step with the best tokens of every beam and the sum of its softmax: a form for ONNX Runtime.
 
     logits [B,K,V] --+-- TopK K+1 --> best_logits, best_tokens [B,K,C]
                      |      | the first of each
                      +---- Sub -> Exp -> ReduceSum over blocks -> ReduceSum -> exp_sum [B,K]
 
-The logits stay an output. On the CPU one that nobody reads costs nothing: it is the memory the projection writes to.
+The logits stay an output. On the CPU an output that is not read costs nothing: the projection writes to it anyway.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from seq2engine.errors import ExportError
 from ..audit import axes_of
 from ..contract import TensorSpec
 
-BLOCK = 128  # summed up in one go: ONNX Runtime adds one by one, and over all of 32,000 is wrong by 3e-6
-ALIGNED = 16  # numbers in 64 bytes: where rows begin elsewhere, the last bit of their sums depends on their places
+BLOCK = 128  # numbers of a partial sum: ONNX Runtime adds one by one, and over 32,000 errs by 3e-6
+ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
 
 CANDIDATES = (
     TensorSpec("exp_sum", "float32", ("B", "K")),
@@ -71,7 +71,7 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> N
 
 
 def top_nodes() -> list[NodeProto]:
-    """The K+1 best of every beam; K is read off the tokens that come in."""
+    """The K+1 best of every beam; K is the width of the input `tokens`."""
     return [
         node("Shape", ["tokens"], [path("beams")], start=1, end=2),
         node("Add", [path("beams"), path("one")], [path("wanted")]),
@@ -81,7 +81,7 @@ def top_nodes() -> list[NodeProto]:
 
 
 def sum_nodes(vocab: int) -> list[NodeProto]:
-    """The sum of exp(logit - best logit) of every beam: what is left of its normaliser when the best is taken out."""
+    """The sum of exp(logit - best logit) of every beam: its softmax denominator."""
     return [
         node("Slice", ["best_logits", path("zero"), path("one"), path("last")], [path("best")]),
         node("Sub", ["logits", path("best")], [path("shifted")]),
@@ -96,7 +96,7 @@ def sum_nodes(vocab: int) -> list[NodeProto]:
 
 
 def vocab_of(model: onnx.ModelProto) -> int:
-    """How many logits the graph puts out, which it must in the shape and type that the contract says."""
+    """The number of logits, which must be an output in the contract's shape and type."""
     logits = next((value for value in model.graph.output if value.name == "logits"), None)
     axes = () if logits is None else axes_of(logits)
     right = logits is not None and logits.type.tensor_type.elem_type == TensorProto.FLOAT

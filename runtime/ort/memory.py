@@ -1,9 +1,9 @@
-"""Memory of ONNX Runtime sessions: one arena for all of a process, and what nobody uses goes back to the system.
+"""Memory of ONNX Runtime sessions: one arena for the whole process, and unused memory is returned to the system.
 
-An arena keeps what it once had, so with one for each session a process holds the most that each of them ever needed,
-though they work in turn. And `malloc` keeps freed pieces of some megabytes, which the next, longer cache does not fit
-into. Both are given back when a batch is encoded that is large, or unlike those before: what they had is free by then.
-Otherwise it is not worth it, as fresh pages are cleared by the system, one by one, when they are first written to.
+An arena keeps all memory it ever had, so with one per session a process would hold the maximum of each. And `malloc`
+keeps freed pieces of some megabytes, which the next, longer cache does not fit into. Both are returned when a batch is
+encoded that is large, or of another size than those before. For other batches it does not pay: the system clears fresh
+pages one by one when they are first written to.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-SAME_AS_REQUESTED = 1  # grow by what is asked for; else by twice as much every time
+SAME_AS_REQUESTED = 1  # the arena grows by the size requested, not by powers of two
 LARGE = 1 << 19  # numbers of one tensor inside an encoder: 256 tokens of `base`
 OWN_PAGES = 1 << 20  # bytes from which on an array has pages of its own
 REGISTERING = threading.Lock()  # two threads may open sessions at once
 
 
 def share_arena(options: ort.SessionOptions) -> None:
-    """Has a session take its memory from the arena of the process, which is made when the first one asks."""
+    """Has a session allocate from the arena of the process, which is made for the first session."""
     with REGISTERING:
         register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # A pattern is one block for all tensors of a step, beside those that its first step had one by one.
+    # A memory pattern is one more block for all tensors of a step, beside those that the first step allocated.
     options.enable_mem_pattern = False
 
 
 @cache
 def register_arena() -> None:
-    """Once: ONNX Runtime takes a second one without a word, and which of them a session shares would depend on when."""
+    """Once: ONNX Runtime accepts a second arena without an error; which one a session shares depends on the order."""
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     settings = ort_state.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED})
     ort_state.create_and_register_allocator(place, settings)
 
 
 def trim() -> None:
-    """Has `malloc` give back what is free in it, where it can (glibc); some tens of microseconds."""
+    """Has `malloc` return its free memory, where it can (glibc); takes some tens of microseconds."""
     given = malloc_trim()
     if given is not None:
         given(0)
@@ -57,16 +57,16 @@ def malloc_trim() -> Callable[[int], int] | None:
 
 
 class Holding:
-    """What batches the process holds memory for: one for all sessions, as the arena and `malloc` are."""
+    """The batch size that the process holds memory for: one for all sessions, as are the arena and `malloc`."""
 
     def __init__(self) -> None:
         self.numbers = 0
 
     def fits(self, numbers: int) -> bool:
-        """Whether a batch with so many to a tensor needs about as much as those before: then it can have what they had.
+        """Whether a batch with so many numbers per tensor can reuse the memory of those before.
 
-        If it does not, what is held is no good to it, or it is too much for it, and had better be given back. A large
-        one needs the memory most, and what it is given afresh costs it a few percent of its time.
+        If not, the memory held is too little or too much for it, and is returned. For a large batch it is always
+        returned: it needs the memory most, and fresh pages cost it a few percent of its time.
         """
         fits = numbers <= LARGE and self.numbers / 2 <= numbers <= self.numbers
         if not fits:
@@ -74,7 +74,7 @@ class Holding:
         return fits
 
     def forget(self) -> None:
-        """Something else was done, like opening a session: whatever comes next, first give back what that has left."""
+        """After something else, like opening a session: the next batch first returns what that has left."""
         self.numbers = 0
 
 
@@ -82,27 +82,27 @@ HELD = Holding()
 
 
 def giving_back() -> ort.RunOptions:
-    """For a run after which the arena gives back what nobody uses then."""
+    """Options of a run after which the arena returns its unused memory."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
-def zeros(shape: Sequence[int], dtype: Any, room: int = 1) -> np.ndarray:
-    """As numpy's; a large one goes back to the system as soon as it is dropped.
+def zeros(shape: Sequence[int], dtype: Any, over_allocation: int = 1) -> np.ndarray:
+    """As numpy's; the memory of a large one is returned to the system as soon as it is dropped.
 
-    It has room to become so many times as large where it is (`resized`). What is never used of that is never there.
+    `over_allocation` is the factor by which it can grow in place (`resized`). Pages that are never used cost nothing.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(shape, dtype)
-    pages = mmap.mmap(-1, room * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, over_allocation * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
 
 
 def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
-    """An array of another shape that begins where this one does, in the same memory; None where that has no room."""
+    """An array of another shape at the same address; None where its memory is too small."""
     pages: Any = array
     while isinstance(pages, np.ndarray | memoryview):
         pages = pages.base if isinstance(pages, np.ndarray) else pages.obj
@@ -113,7 +113,7 @@ def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
 
 
 def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """array[rows]; in the same memory, if most rows stay and in their order: then no new pages have to be cleared."""
+    """array[rows]; in place if most rows stay and in their order, so that no new pages have to be cleared."""
     kept = resized(array, (len(rows), *array.shape[1:]))
     if kept is None or 2 * len(rows) < len(array) or (np.diff(rows) <= 0).any():
         return array[rows]

@@ -1,7 +1,7 @@
-"""Where ONNX Runtime computes: its execution providers, and that the one asked for is the one that works.
+"""Execution providers of ONNX Runtime, and the check that the chosen one does the work.
 
-ONNX Runtime goes on with the CPU when a provider cannot be loaded or does not take a node, and says so at most in a
-log. Here that is an error.
+ONNX Runtime falls back to the CPU when a provider cannot be loaded or does not take a node, with a log line at most.
+Here that is an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import onnxruntime as ort
 from seq2engine.errors import SessionError
 
 CPU = "CPUExecutionProvider"
-# Fusions that lose on a CPU: the fused skip and norm took 8 times as long a number as its two parts (docs/LOG.md).
+# Fusions that are slower on a CPU: the fused skip and norm took 8 times as long per element (docs/LOG.md).
 SLOWER = ["SkipLayerNormFusion"]
 RECORD, NO_CPU = "session.record_ep_graph_assignment_info", "session.disable_cpu_ep_fallback"
-# What may be left to the CPU: arithmetic on shapes, which providers for GPUs put there by themselves.
+# Nodes that may run on the CPU: arithmetic on shapes, which GPU providers place there themselves.
 OF_SHAPES = frozenset({"Shape", "Size", "Squeeze", "Unsqueeze", "Range", "Cast", "Constant"})
 # Both packages hold the module `onnxruntime`: one over the other leaves files of both.
 INSTALL_GPU = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
@@ -32,12 +32,12 @@ Options = dict[str, str]
 
 @dataclass(frozen=True)
 class Provider:
-    """One choice. `options` are made of the folder for what it compiles and of the precision."""
+    """One provider. `options` come from the folder for its compiled kernels and the precision."""
 
     name: str
     install: str  # the command that brings it
     options: Callable[[Path, str], Options]
-    after: tuple[str, ...] = ()  # those that take what this one does not
+    after: tuple[str, ...] = ()  # providers for the nodes that this one does not take
 
 
 def cuda_options(kept: Path, precision: str) -> Options:
@@ -71,7 +71,7 @@ PROVIDERS = {
 
 
 def check_provider(provider: str) -> None:
-    """Refuses one that is unknown or not installed."""
+    """Refuses a provider that is unknown or not installed."""
     if provider not in PROVIDERS:
         raise SessionError(f"unknown provider {provider!r}, expected one of {', '.join(PROVIDERS)}")
     wanted = PROVIDERS[provider]
@@ -85,12 +85,12 @@ def check_provider(provider: str) -> None:
 
 
 def arguments_for(provider: str, options: ort.SessionOptions, path: Path, precision: str) -> dict[str, Any]:
-    """What else an InferenceSession gets, besides what is set in `options` here."""
+    """Further arguments of an InferenceSession; sets entries of `options`."""
     if provider == "cpu":
         return {"providers": [CPU], "disabled_optimizers": SLOWER}
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
-    else:  # an older one, which cannot be asked afterwards
+    else:  # an older version, which has no report of what runs where
         options.add_session_config_entry(NO_CPU, "1")
     wanted = PROVIDERS[provider]
     kept = path.with_name(f".{provider}")  # a dot: no part of the bundle
@@ -103,7 +103,7 @@ def arguments_for(provider: str, options: ort.SessionOptions, path: Path, precis
 
 
 def plug_in_devices(provider: str) -> list[Any]:
-    """The GPUs of the provider that comes as a library of its own."""
+    """The GPUs of the plug-in provider."""
     plug_in = importlib.import_module(PLUG_IN)
     name = plug_in.get_ep_name()
     devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
@@ -116,11 +116,11 @@ def plug_in_devices(provider: str) -> list[Any]:
 
 
 def check_assignment(session: ort.InferenceSession, provider: str, path: Path) -> None:
-    """Refuses a session in which the CPU does the provider's work."""
+    """Refuses a session that runs the provider's nodes on the CPU."""
     if provider == "cpu":
         return
     wanted = PROVIDERS[provider].name
-    session.disable_fallback()  # nor may a run that fails be done again on the CPU
+    session.disable_fallback()  # a run that fails must not be repeated on the CPU
     if wanted not in session.get_providers():
         raise SessionError(
             f"provider {provider} could not be loaded, and ONNX Runtime would run {path} on the CPU; "

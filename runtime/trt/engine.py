@@ -1,4 +1,4 @@
-"""One TensorRT engine, opened: its execution context, what is bound to it, and the CUDA graph of its launches."""
+"""One opened TensorRT engine: its execution context, its bindings, and the CUDA graph of its launches."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.atomic_folders import new_file
 from seq2engine.common.tensorrt_module import collector_held
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor
 
 from .device import Device
 from .memory import DeviceArray, Shape
-from .profiles import Profile
-from .runtime_cache import RuntimeCache
+from .shapes import Profile
 
 DTYPES = {  # TensorRT's name -> the passport's
     "FLOAT": "float32",
@@ -55,9 +55,8 @@ class Binding:
 class Engine:
     """An engine ready to run on one device and stream. It owns no tensor memory: what is bound belongs to the caller.
 
-    `repeats` says that calls come in rows of equal shapes, which makes a CUDA graph worth its capture; `grows`, that
-    every call brings new shapes, which makes kernels specialised to one of them a waste. `refused` ends the messages
-    of errors that only another build mends.
+    `repeats`: shapes stay the same for many calls, so capturing a CUDA graph pays. `grows`: every call has new shapes,
+    so kernels specialised to one of them do not. `refused` ends the messages of errors that need another build.
     """
 
     @collector_held()
@@ -125,7 +124,7 @@ class Engine:
             self.runtime_cache.save()  # kernels were compiled just now: kept even if this process is killed later
 
     def check_interface(self) -> None:
-        """Holds the opened engine against its passport, from which all buffers and checks are derived."""
+        """Compares the opened engine with its passport, from which all buffers and checks are derived."""
         found = set()
         for i in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(i)
@@ -152,16 +151,16 @@ class Engine:
         return (*tensor.shapes, *(shape for profile in self.profiles[1:] for shape in profile.shapes(tensor)))
 
     def alias_of(self, output: str) -> str | None:
-        """The input whose memory an output must share: by the engine where it can be asked, else by the passport."""
+        """The input whose memory an output must share: by the engine where it reports it, else by the passport."""
         recorded = self.entry.aliases.get(output)
         if not hasattr(self.engine, "get_aliased_input_tensor"):
             return recorded
-        told = self.engine.get_aliased_input_tensor(output) or None
-        if told != recorded:
+        reported = self.engine.get_aliased_input_tensor(output) or None
+        if reported != recorded:
             raise SessionError(
-                f"{self.path} wants {output} in the memory of {told}, its passport says {recorded}; {self.refused}"
+                f"{self.path} wants {output} in the memory of {reported}, its passport says {recorded}; {self.refused}"
             )
-        return told
+        return reported
 
     def binding(
         self,
@@ -170,7 +169,7 @@ class Engine:
         before: Callable[[], None] = nothing,
         after: Callable[[], None] = nothing,
     ) -> Binding:
-        """What to run on: takes an array for every input and output by name; an aliased output gets its input's."""
+        """A binding of arrays by name, one for every input and output; an aliased output gets its input's."""
         placed = [arrays[t.name] for t in self.entry.inputs]
         placed += [arrays[self.aliases.get(t.name, t.name)] for t in self.entry.outputs]
         return Binding(profile.index, tuple(placed), before, after)
@@ -219,7 +218,7 @@ class Engine:
         self.device.run(binding.after)
 
     def capture(self, binding: Binding) -> Callable[[], None] | None:
-        """The launches as a CUDA graph. Where that fails the engine goes on without: slower, but as correct."""
+        """The launches as a CUDA graph. If the capture fails, the engine runs without: slower, but correct."""
         try:
             return self.device.capture(partial(self.launch, binding))
         except (SessionError, RuntimeError) as error:  # ours for a refused launch, torch's for an invalid capture
@@ -232,7 +231,7 @@ class Engine:
             raise SessionError(f"{self.path} would not {what} ({self.logger.reason()}); {self.refused}")
 
     def close(self) -> None:
-        """Saves the runtime cache and lets everything go, the context first and the runtime last."""
+        """Saves the runtime cache and releases everything, the context first and the runtime last."""
         if self.runtime_cache is not None and self.context is not None:
             self.runtime_cache.save()
         self.graph = None
@@ -241,6 +240,34 @@ class Engine:
         self.runtime_cache = None
         self.engine = None
         self.runtime = None
+
+
+class RuntimeCache:
+    """Kernels that TensorRT-RTX compiled for this GPU when the engine was opened, kept in a file beside the engine.
+
+    It lives longer than the contexts that use it.
+    """
+
+    def __init__(self, config: Any, engine_path: Path):
+        self.path = engine_path.with_suffix(".runtime_cache")
+        self.cache = config.create_runtime_cache()
+        self.saved = self.path.read_bytes() if self.path.is_file() else b""
+        if self.saved and not self.cache.deserialize(self.saved):
+            log.warning("%s is damaged, or of another GPU or driver: it is not used, and written anew", self.path)
+            self.saved = b""
+        config.set_runtime_cache(self.cache)
+
+    def save(self) -> None:
+        """Writes the file if there is anything new. A bundle that cannot be written to costs time, not the session."""
+        content = self.cache.serialize()
+        if content is None or bytes(content) == self.saved:
+            return
+        self.saved = bytes(content)
+        try:
+            with new_file(self.path) as beside:
+                beside.write_bytes(self.saved)
+        except OSError as error:
+            log.warning("%s not written (%s): the next start compiles its kernels again", self.path, error.strerror)
 
 
 def make_logger(trt: Any) -> Any:
@@ -256,7 +283,7 @@ def make_logger(trt: Any) -> Any:
                 self.latest = " ".join(message.split())
 
         def reason(self) -> str:
-            """The latest error, told once."""
+            """The latest error; a second call has none."""
             reason, self.latest = self.latest, "no reason given"
             return reason
 

@@ -1,7 +1,7 @@
 """The device memory of a TensorRT session: allocated once, each piece at the largest shape it can ever have.
 
-Addresses therefore never change while a batch is decoded, which is what lets one captured graph serve all its steps.
-Tensors of one kind lie in one piece, a `Slab`, so that one gather moves all of them; small tensors that travel to the
+Addresses therefore never change while a batch is decoded, so one captured graph serves all its steps. Tensors of one
+kind are one piece of memory, a `Slab`, so that one gather moves all of them; small tensors that are copied to the
 device together are one `Parcel`, so that one copy moves all of them.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from seq2engine.export.artifact.passport import EngineTensor
 
+from ..fitting import fitted
 from ..session import EVERYTHING
 from .device import ALIGNMENT, Device
 
@@ -62,12 +63,12 @@ def shape_of(tensor: EngineTensor, sizes: Sizes) -> Shape:
 
 
 def aligned(size: int) -> int:
-    """Bytes up to the next place where a tensor may begin; never none, so that an empty tensor has its place, too."""
+    """Bytes rounded up to the alignment of tensors; at least one unit, so that an empty tensor has an address, too."""
     return max(-(-size // ALIGNMENT), 1) * ALIGNMENT
 
 
 def room_for(tensor: EngineTensor, most: Iterable[Sizes]) -> int:
-    """Bytes of a tensor at the largest of several sizes, and what there is up to the next place."""
+    """Aligned bytes of a tensor at the largest of several sizes."""
     itemsize = getattr(torch, tensor.dtype).itemsize
     return aligned(max(math.prod(shape_of(tensor, sizes)) for sizes in most) * itemsize)
 
@@ -78,8 +79,8 @@ def allocate(device: Device, tensor: EngineTensor, most: Iterable[Sizes]) -> Dev
 
 
 class Transfer:
-    """A tensor that travels from the device to the host in every call. The host side is the caller's window: what is
-    read from it must be left alone until the device has been waited for."""
+    """A tensor that is copied from the device to the host in every call. The host side must not be read before the
+    device was synchronized."""
 
     def __init__(self, staging: Tensor, array: DeviceArray):
         self.host = typed_front(staging, array.dtype, array.shape)
@@ -91,8 +92,8 @@ class Transfer:
 
 
 class Parcel:
-    """Small tensors that travel to the device as one copy. `values` are windows on the host side, to be written to
-    only while no copy is under way; `arrays` is where they arrive."""
+    """Small tensors that go to the device as one copy. `values` are the host side, to be written to only while no copy
+    is under way; `arrays` are the device side."""
 
     def __init__(self, staging: Tensor, memory: Tensor, tensors: Sequence[EngineTensor], shapes: Mapping[str, Shape]):
         self.values: dict[str, np.ndarray] = {}
@@ -123,7 +124,7 @@ class Post:
 
 
 class Slab:
-    """Tensors of one type and kind of shape in one piece of memory, each at a place of its own, equally far apart."""
+    """Tensors of one type and kind of shape in one piece of memory, equally far apart."""
 
     def __init__(self, device: Device, tensors: Sequence[EngineTensor], most: Sequence[Sizes]):
         self.names = tuple(tensor.name for tensor in tensors)
@@ -161,7 +162,7 @@ def slabs(device: Device, tensors: Sequence[EngineTensor], most: Sequence[Sizes]
 
 
 class BatchMemory:
-    """Everything one batch keeps on the device between calls: what the encoder made of it, and its cache.
+    """Everything one batch keeps on the device between calls: the encoder's outputs and the cache.
 
     `cache` is a list of SETS, each a list of slabs named by the decoder's inputs.
     """
@@ -175,23 +176,23 @@ class BatchMemory:
         cache_form: str,
     ):
         self.kept = slabs(device, kept, most)
-        lengths = [{**sizes, "L": sizes["M"]} for sizes in most]  # what a growing cache writes now, it reads next
+        lengths = [{**sizes, "L": sizes["M"]} for sizes in most]  # a growing cache reads next what it writes now
         self.cache = [slabs(device, cache, lengths) for _ in range(SETS[cache_form])]
 
     def holding(self, array: DeviceArray) -> list[Slab]:
-        """The set that a tensor of the cache lies in."""
+        """The set that holds a tensor of the cache."""
         return next(slabs for slabs in self.cache if any(slab.holds(array) for slab in slabs))
 
     def beside(self, array: DeviceArray) -> list[Slab]:
-        """The set that the next step writes where this tensor is read; in place, it is the same."""
+        """The set that the next step writes while it reads this tensor; the same one for a cache written in place."""
         return next((slabs for slabs in self.cache if not any(slab.holds(array) for slab in slabs)), self.cache[0])
 
 
 class TrtState(dict[str, DeviceArray]):
     """The named tensors of one batch, and the memory they live in, which goes back to its session when this dies.
 
-    `rows` are its sources; its tensors may have more rows than that, whose content is of no interest. `plan` is what
-    the session worked out for the latest step and may use again while shapes stay; `form` is what is read of its steps.
+    `rows` are its sources; its tensors may have more rows, which are padding. `plan` is the session's plan of the
+    latest step, valid while shapes stay; `form` is what is read of its steps.
     """
 
     def __init__(self, memory: BatchMemory, pool: list[BatchMemory], rows: int):
@@ -201,3 +202,66 @@ class TrtState(dict[str, DeviceArray]):
         self.plan: Any = None
         self.form = EVERYTHING
         weakref.finalize(self, pool.append, memory).atexit = False
+
+
+# Moves of whole slabs: rows and slots gathered to the front, rows replaced. All are only queued, and indices travel
+# through staging memory, so that no move makes the host wait.
+
+
+def staged(device: Device, index: np.ndarray) -> Tensor:
+    """A copy of the caller's indices that the device can take without making the host wait."""
+    host = device.staging(index.size * 8)[: index.size * 8].view(torch.int64).view(index.shape)
+    host.copy_(torch.as_tensor(index))
+    return host
+
+
+def clear(device: Device, slab: Slab, shape: Shape) -> None:
+    device.run(lambda: slab.together(shape).zero_())
+
+
+def gather_rows(device: Device, slab: Slab, shape: Shape, rows: Tensor) -> Shape:
+    """array[rows] of every tensor of the slab, to the front of its place; its shape afterwards."""
+    result = (len(rows), *shape[1:])
+
+    def work() -> None:
+        old = slab.together(shape)
+        slab.together(result).copy_(old.index_select(1, rows.to(old.device, non_blocking=True)))
+
+    device.run(work)
+    return result
+
+
+def gather_slots(device: Device, slab: Slab, shape: Shape, rows: Tensor, slots: Tensor, length: int) -> Shape:
+    """[B,H,L,E] -> [B',H,length,E] of every tensor of the slab in one gather, zero behind the chosen slots [B',L']."""
+    chosen = slots.shape[1]
+    result = (len(rows), shape[1], length, shape[3])
+
+    def work() -> None:
+        old, new = slab.together(shape), slab.together(result)
+        row, slot = (index.to(old.device, non_blocking=True) for index in (rows, slots))
+        head = torch.arange(shape[1], device=old.device)
+        picked = old[:, row[:, None, None], head[:, None], slot[:, None, :]]  # the last three broadcast to [B', H, L']
+        new[:, :, :, :chosen].copy_(picked)
+        new[:, :, :, chosen:].zero_()
+
+    device.run(work)
+    return result
+
+
+def put_rows(
+    device: Device, slab: Slab, shape: Shape, rows: Tensor, coming: Slab, coming_shape: Shape, width: int
+) -> Shape:
+    """array[rows] = coming of every tensor of the slab, both with S made `width` long; its shape afterwards."""
+    axis = slab.axes.index("S")
+    result = (*shape[:axis], width, *shape[axis + 1 :])
+
+    def work() -> None:
+        old, new = slab.together(shape), slab.together(result)
+        if shape != result:
+            new.copy_(fitted(old, axis + 1, width, old.new_zeros))
+        row = rows.to(old.device, non_blocking=True)
+        given = coming.together(coming_shape)[:, : len(rows)]
+        new.index_copy_(1, row, fitted(given, axis + 1, width, given.new_zeros))
+
+    device.run(work)
+    return result

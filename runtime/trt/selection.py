@@ -1,4 +1,4 @@
-"""Which engine of a bundle to open, and whether it may be: everything that is known before it is deserialised."""
+"""Which engine of a bundle to open, and all checks that are possible before it is deserialised."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def choose_engine(
 ) -> tuple[Path, Passport]:
     """The folder and passport of the named engine, or of the one in this precision that suits a workload best.
 
-    One that is stale, that does not run here or that does not take the workload is chosen only if all are like it:
-    opening it says what is wrong.
+    One that is stale, does not run here or does not take the workload is chosen only if all are like it; opening it
+    then says what is wrong.
     """
     bundle.require(precision)
     names = engine_names(bundle)
     if engine is not None:
         if engine not in names:
-            known = f"only {', '.join(names)}" if names else "none at all"
+            known = f"only {', '.join(names)}" if names else "none"
             raise SessionError(
                 f"{bundle.root} has no engine {engine!r}, {known}; "
                 f"build one with: {build_command(bundle.root, precision, [EXAMPLE_TARGET])}"
@@ -116,13 +116,13 @@ def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) ->
 def runs_on(passport: Passport, device: Device) -> bool:
     if passport.targets:
         return device.capability in passport.targets
-    if passport.flavour == "tensorrt":  # built for the GPU of its machine, if that could be asked for its name
+    if passport.flavour == "tensorrt":  # built for the GPU of its machine, if its name is known
         return passport.device in ("", device.name)
     return int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
 
 
 def mend(folder: Path, passport: Passport, **changed: Range | int) -> str:
-    """The build that makes this engine anew, with the given ranges or slots instead of its own."""
+    """The command that rebuilds this engine, with the given ranges or slots instead of its own."""
     return f"rebuild with: {rebuild_command(folder, passport, passport.targets, **changed)} --force"
 
 

@@ -1,4 +1,4 @@
-"""A TensorRT engine pair as a Session: shapes checked, tensors bound by name, the cache left in place on the GPU."""
+"""TensorRT engines as a session: shapes are checked, tensors bound by name, the cache stays in place on the GPU."""
 
 from __future__ import annotations
 
@@ -22,16 +22,30 @@ from ..search.step_output import Answer
 from ..session import EVERYTHING, Limits, Session, StepForm
 from .device import CudaDevice, Device
 from .engine import Binding, Engine
-from .memory import BatchMemory, DeviceArray, Parcel, Post, Shape, Transfer, TrtState, allocate, room_for, shape_of
-from .moves import clear, gather_rows, gather_slots, put_rows, staged
-from .profiles import profiles_of
+from .memory import (
+    BatchMemory,
+    DeviceArray,
+    Parcel,
+    Post,
+    Shape,
+    Transfer,
+    TrtState,
+    allocate,
+    clear,
+    gather_rows,
+    gather_slots,
+    put_rows,
+    room_for,
+    shape_of,
+    staged,
+)
 from .selection import check_files, check_machine, choose_engine, mend, runs_on
-from .shapes import call_sizes, check_dtypes, check_places, check_reserved
+from .shapes import call_sizes, check_dtypes, check_places, check_reserved, profiles_of
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that steps of one state have in common while shapes stay, so that a step only moves what is new."""
+    """What steps of one state have in common while shapes stay, so that a step copies only its inputs and logits."""
 
     signature: tuple[tuple[Shape, np.dtype], ...]  # of the values sent
     beams: int
@@ -44,7 +58,7 @@ class StepPlan:
 class TrtSession(Session):
     """Owns the engines and all device memory. A state's memory returns to the session when the state dies.
 
-    Everything happens on one stream, and the host waits for it once per step: for the logits.
+    Everything runs on one stream, and the host waits for it once per step: for the logits.
     """
 
     backend = "tensorrt"
@@ -89,17 +103,17 @@ class TrtSession(Session):
             raise
 
     def allocate_shared(self) -> None:
-        """Memory on both sides for what travels in every call and no state keeps."""
+        """Memory on both sides for tensors that are copied in every call and that no state keeps."""
         inputs = {"encoder": self.passport.engines["encoder"].inputs, "decoder_step": self.sent}
         self.posts = {graph: Post(self.device, tensors, self.most) for graph, tensors in inputs.items()}
-        self.answer = [allocate(self.device, self.logits, self.most)]
-        self.answer_staging = self.device.staging(room_for(self.logits, self.most))
+        self.logits_memory = [allocate(self.device, self.logits, self.most)]
+        self.logits_staging = self.device.staging(room_for(self.logits, self.most))
 
     @classmethod
     def from_bundle(
         cls, bundle: Bundle, precision: str, engine: str | None = None, workload: Workload | None = None
     ) -> TrtSession:
-        """Opens an engine pair of a bundle; what can be told from files is told before a GPU is needed."""
+        """Opens the engines of a bundle; everything that files show is checked before a GPU is needed."""
         folder, passport = choose_engine(bundle, precision, engine, workload)
         check_files(bundle, folder, passport)
         device = CudaDevice()
@@ -184,13 +198,13 @@ class TrtSession(Session):
         sizes, profile = call_sizes(self.folder, self.passport, "decoder_step", shapes, rows)
 
         sent = self.posts["decoder_step"].parcel({name: (rows, *shape[1:]) for name, shape in padded.items()})
-        answer = self.answer[0].reshaped(shape_of(self.logits, sizes))
-        logits = Transfer(self.answer_staging, answer)
+        device_logits = self.logits_memory[0].reshaped(shape_of(self.logits, sizes))
+        logits = Transfer(self.logits_staging, device_logits)
         written: dict[str, DeviceArray] = {}
         for slab in state.memory.beside(state[self.cache[0].name]):
             written |= slab.arrays({**sizes, "L": sizes.get("M", sizes["L"])})
         made = {f"new_{name}": array for name, array in written.items()}
-        arrays = {**state, **sent.arrays, **made, "logits": answer}
+        arrays = {**state, **sent.arrays, **made, "logits": device_logits}
         binding = engine.binding(profile, arrays, before=sent.to_device, after=logits.to_host)
         return StepPlan(signature_of(values.values()), sizes["K"], sent, binding, logits, written)
 
@@ -230,8 +244,8 @@ class TrtSession(Session):
         state.plan = None
 
     def rows_for(self, staying: int, now: int) -> int:
-        """How many rows to go on with: those there are until half of them are nobody's, so that the shapes of a decode,
-        and with them its CUDA graph, change seldom, though sources leave it all the time."""
+        """How many rows to go on with: the current ones until half of them are padding, so that the shapes of a decode,
+        and with them its CUDA graph, change seldom while sources leave it."""
         while staying <= now // 2 and now // 2 >= self.fewest_rows:
             now //= 2
         return max(now, staying)
@@ -270,18 +284,18 @@ class TrtSession(Session):
             self.engines.clear()
             self.pool.clear()
             self.posts.clear()
-            self.answer.clear()
+            self.logits_memory.clear()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def fill(window: np.ndarray, value: np.ndarray) -> None:
-    """Puts an input of a step where the engine reads it. Rows and beams that are nobody's get token 0 at place 0, which
-    sees every slot; nobody else sees the slots behind the value's last."""
-    nobody = window.dtype == bool
+    """Copies an input of a step into the engine's memory. Padding rows and beams get token 0 at position 0 with an
+    all-true mask; in the masks of all others, slots behind the value's last are false."""
+    padding = window.dtype == bool
     if window.shape != value.shape:
-        window[...] = nobody
+        window[...] = padding
         if value.ndim == 3:
             window[: value.shape[0], : value.shape[1]] = False
         window = window[tuple(slice(size) for size in value.shape)]
@@ -298,7 +312,7 @@ def physical_rows(state: TrtState) -> int:
 
 
 def padded_rows(index: np.ndarray, count: int) -> np.ndarray:
-    """Indices [B] or [B,L] for `count` rows: those that are nobody's repeat the last."""
+    """Indices [B] or [B,L] for `count` rows: padding rows repeat the last."""
     return index[np.minimum(np.arange(count), len(index) - 1)] if len(index) else index
 
 

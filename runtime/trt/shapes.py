@@ -1,25 +1,63 @@
-"""Whether a call fits an engine: its inputs against each other, and against the ranges of the passport.
+"""Shapes of an engine: its profiles, which of them serves a call, and checks of a call's inputs.
 
-TensorRT neither notices that two inputs disagree in their batch, nor looks where an index leads.
+An engine may have several profiles, say one for single short sources and one for large batches; TensorRT tunes its
+kernels for each. A call runs in the smallest that takes it. TensorRT checks neither that the batches of two inputs
+agree nor that indices are in range, so both are checked here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from seq2engine.errors import RequestError
-from seq2engine.export.artifact.passport import EngineEntry, Passport
-from seq2engine.export.artifact.profiles import Range, ShapeRanges
+from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passport
+from seq2engine.export.artifact.profiles import Range, ShapeRanges, sizes_from_ranges
 
-from .memory import Shape, Sizes
-from .profiles import Profile, profile_for, profiles_of
+from .memory import Shape, Sizes, shape_of
 from .selection import mend
 
 RANGE_OF_AXIS = {"B": "batch", "K": "beam", "S": "source", "L": "target", "M": "target"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile, by its number in the engine; `sizes` are those of the contract's letters at min, opt and max."""
+
+    index: int
+    ranges: ShapeRanges
+    sizes: tuple[Sizes, ...]
+
+    @property
+    def most(self) -> Sizes:
+        return self.sizes[-1]
+
+    def takes(self, sizes: Sizes) -> bool:
+        least, most = self.sizes[0], self.sizes[-1]
+        return all(least[letter] <= size <= most[letter] for letter, size in sizes.items())
+
+    def shapes(self, tensor: EngineTensor) -> tuple[Shape, ...]:
+        return tuple(shape_of(tensor, sizes) for sizes in self.sizes)
+
+    @property
+    def volume(self) -> int:
+        return self.most["B"] * self.most["K"] * self.most["S"] * self.most["M"]
+
+
+def profiles_of(passport: Passport) -> tuple[Profile, ...]:
+    return tuple(
+        Profile(index, ranges, sizes_from_ranges(ranges, passport.cache_form, passport.slots))
+        for index, ranges in enumerate(passport.profiles)
+    )
+
+
+def profile_for(profiles: Sequence[Profile], sizes: Sizes) -> Profile | None:
+    """The smallest that takes these sizes."""
+    return min((p for p in profiles if p.takes(sizes)), key=lambda p: (p.volume, p.index), default=None)
 
 
 def call_sizes(
@@ -82,7 +120,7 @@ def check_reserved(folder: Path, passport: Passport, slots: int) -> None:
         takes = f"has {most}" if least == most else f"takes {least} to {most}"
         option, value = mending_option(passport.ranges, passport, "L", slots)
         raise RequestError(
-            f"a cache of {slots} slots was asked for, this engine {takes}; {mend(folder, passport, **{option: value})}"
+            f"a cache of {slots} slots was requested, this engine {takes}; {mend(folder, passport, **{option: value})}"
         )
 
 
@@ -105,6 +143,6 @@ def check_dtypes(graph: str, entry: EngineEntry, values: Mapping[str, np.ndarray
 
 
 def check_places(name: str, places: np.ndarray, end: int) -> None:
-    """Refuses indices below 0 or from `end` on: the GPU would read or write whatever lies there."""
+    """Refuses indices below 0 or from `end` on: the GPU would read or write out of bounds."""
     if places.size and (places.min() < 0 or places.max() >= end):
         raise RequestError(f"{name} holds {places.min()} to {places.max()}, expected 0 to {end - 1}")

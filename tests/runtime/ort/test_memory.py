@@ -86,7 +86,7 @@ def test_memory_is_given_back_before_batches_unlike_those_before():
 
 
 def test_an_array_with_room_grows_where_it_is():
-    array = zeros((2, OWN_PAGES), "float32", room=3)
+    array = zeros((2, OWN_PAGES), "float32", over_allocation=3)
     array[...] = 5
     larger = resized(array, (3, 2, OWN_PAGES))
     assert np.shares_memory(array, larger)

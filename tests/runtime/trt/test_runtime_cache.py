@@ -87,7 +87,7 @@ def test_a_bundle_that_cannot_be_written_to_costs_only_the_cache(
         raise OSError(30, "Read-only file system")
         yield
 
-    monkeypatch.setattr("seq2engine.runtime.trt.runtime_cache.new_file", read_only)
+    monkeypatch.setattr("seq2engine.runtime.trt.engine.new_file", read_only)
     folder = put_engines(bundle)
     with session_over(folder) as session, caplog.at_level(logging.WARNING):
         one_step(session)

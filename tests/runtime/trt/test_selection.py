@@ -127,7 +127,7 @@ def test_an_engine_that_is_stale_or_of_another_gpu_stands_back(bundle: Bundle, g
 
 def test_an_engine_that_is_not_there(bundle: Bundle) -> None:
     built = f"build one with: {BUILD} --target sm89"
-    assert refusal(bundle, "big") == f"{{root}} has no engine 'big', none at all; {built}"
+    assert refusal(bundle, "big") == f"{{root}} has no engine 'big', none; {built}"
     put_engines(bundle, name="one")
     assert refusal(bundle, "big") == f"{{root}} has no engine 'big', only one; {built}"
     assert refusal(bundle, "../engines/one") == f"{{root}} has no engine '../engines/one', only one; {built}"

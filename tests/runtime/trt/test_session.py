@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from support.trt_steps import LENGTH, encoded, greedy, opened
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.runtime.generate import padded
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.session import Limits
 from seq2engine.runtime.trt import session as trt_session
 
 
@@ -65,7 +65,7 @@ def test_open_session_opens_the_only_engine(
     with open_session(bundle.root, "tensorrt", "fp32") as session:
         assert session.backend == "tensorrt"
         assert session.precision == "fp32"
-        assert dataclasses.astuple(session.limits) == (4, 1, 16, 12, 12, False)
+        assert session.limits == Limits(4, 1, 16, 12, 12)
         assert greedy(session, SOURCES[:1], LENGTH) == [reference_greedy(MODEL, SOURCES[0], LENGTH)]
 
 
@@ -153,7 +153,7 @@ def test_a_wrong_cache_is_refused(bundles: dict[str, Path], tmp_path: Path) -> N
         state = session.encode(*padded(SOURCES, 0))
         with pytest.raises(RequestError, match="no cache yet; reserve one"):
             session.step(state, **STEP)
-        with pytest.raises(RequestError, match=r"a cache of 40 slots was asked for, this engine has 12; .* --slots 40"):
+        with pytest.raises(RequestError, match=r"a cache of 40 slots was requested, this engine has 12; .* --slots 40"):
             session.reserve(state, 40)
 
 
