@@ -13,7 +13,6 @@ front, with as many slots behind them as `slack` says.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,19 +23,6 @@ from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
 OWN_TIME = 16  # steps after which a source of a deterministic session sheds its dead slots
-
-
-@dataclass
-class CacheCounts:
-    """What a decode did with its cache, for reports."""
-
-    steps: int = 0
-    compactions: int = 0  # dead slots dropped
-    growths: int = 0  # the cache moved to more slots
-    most_live: int = 0  # slots of one source that were alive at once
-    most_slots: int = 0  # slots of one source that were allocated at once
-    read: int = 0  # slots of one source that attention went over, in all steps together
-    moved: int = 0  # slots of one source that compactions and growths copied, all together
 
 
 class TreeStep:
@@ -53,7 +39,6 @@ class TreeStep:
     ):
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
         self.fixed_slots, self.on_time = session.limits.slots_for(beams), session.deterministic
-        self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
             self.capacity = 0
@@ -78,20 +63,10 @@ class TreeStep:
         answer = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.places += self.ahead
         self.most_used += self.beams
-        self.tally.steps += 1
-        self.tally.read += self.capacity
-        if self.capacity > self.tally.most_slots:
-            self.tally.most_slots = self.capacity
         return answer
 
     def attention(self) -> np.ndarray:
         return cross_attention(self.session, self.state)
-
-    @property
-    def counts(self) -> CacheCounts:
-        """What was done so far. Living slots are counted when room runs out, and here: between, they only grow."""
-        self.live_slots()
-        return self.tally
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
@@ -162,7 +137,6 @@ class TreeStep:
         """
         due = (self.position > 0) & (self.position % OWN_TIME == 0)
         if due.any():
-            self.live_slots()
             self.compact(self.capacity, due)
         used = self.most_used
         if used + self.beams > self.capacity:
@@ -183,9 +157,7 @@ class TreeStep:
             self.compact(live)
 
     def live_slots(self) -> int:
-        live = int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
-        self.tally.most_live = max(self.tally.most_live, live)
-        return live
+        return int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
 
     def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
         """Gathers every source's living slots to the front of a cache of that many slots.
@@ -205,12 +177,6 @@ class TreeStep:
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
         self.stand_at(self.position, used)
         self.session.select(self.state, None, slots)
-        stays = np.arange(capacity) if capacity == self.capacity else -1
-        self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))
-        if capacity > self.capacity:
-            self.tally.growths += 1
-        else:
-            self.tally.compactions += 1
         self.capacity = capacity
 
 
