@@ -78,8 +78,8 @@ def cases_at_lengths(cases: Sequence[Case], lengths: Sequence[int]) -> tuple[Cas
     return tuple(Case("x".join(map(str, each)), *each) for each in sizes)
 
 
-def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
-    """Everything that keeps a model from running these cases."""
+def size_problems(cases: Sequence[Case]) -> list[str]:
+    """What is wrong with these cases for any model."""
     found = [] if cases else ["no case to time"]
     names = [case.name for case in cases]
     found += [f"two cases are called {name}" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -87,6 +87,13 @@ def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
         for size in ("batch", "beam", "source", "target"):
             if getattr(case, size) < 1:
                 found.append(f"case {case.name}: {size} {getattr(case, size)}, expected at least 1")
+    return found
+
+
+def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
+    """What keeps a model from running these cases."""
+    found = []
+    for case in cases:
         if case.source > config.max_source:
             found.append(f"case {case.name}: source {case.source}, the model takes at most {config.max_source}")
         if case.target > config.max_target:

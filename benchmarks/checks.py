@@ -1,91 +1,98 @@
-"""What keeps a benchmark from running, all of it, before anything is loaded or timed."""
+"""What keeps a benchmark from running, all of it, before anything is loaded or timed.
+
+Some of it is wrong whatever the bundle holds (`usage_problems`), so the command line finds it before it opens one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from seq2engine.errors import Seq2EngineError, SessionError, UsageError
-from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.contract import PRECISIONS
 
-from .cases import Case, case_problems
-from .peers.processes import ENVIRONMENTS, peer_problems
+from .cases import case_problems, size_problems
+from .machine import usable_cores
+from .options import BenchOptions, Plan
+from .peers.processes import peer_problems
 from .scenarios import scenario_problems
 
 BACKENDS = ("torch", "onnxruntime", "tensorrt")  # the backends timed here
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a benchmark is asked to time, with which options."""
-
-    backends: Sequence[str]
-    precisions: Sequence[str]
-    cases: Sequence[Case]
-    rounds: int
-    threads: int
-    scenarios: Sequence[str] = ()
-    bound_ms: float | None = None
-    peers: Sequence[str] = ()
-    environments: Path = ENVIRONMENTS
-    provider: str | None = None
-    draft: str | None = None
+def check_bench(plan: Plan) -> None:
+    """Refuses what cannot be timed, with every problem in one message."""
+    if problems := [*usage_problems(plan.options), *bundle_problems(plan)]:
+        raise UsageError(f"cannot benchmark {plan.bundle.root}: " + "; ".join(dict.fromkeys(problems)))
 
 
-def check_bench(bundle: Bundle, asked: Asked, more: Sequence[str] = ()) -> None:
-    """Refuses what cannot be timed, with every problem in one message; `more` are those that were found before."""
-    if problems := [*more, *bench_problems(bundle, asked, bool(more))]:
-        raise UsageError(f"cannot benchmark {bundle.root}: " + "; ".join(problems))
-
-
-def bench_problems(bundle: Bundle, asked: Asked, cases_are_wrong: bool = False) -> list[str]:
+def usage_problems(options: BenchOptions) -> list[str]:
+    """What is wrong with options for any bundle."""
+    threads = usable_cores() if options.threads is None else options.threads
     problems = []
     for kind, names, known in (
-        ("backend", asked.backends, BACKENDS),
-        ("precision", asked.precisions, bundle.precisions),
+        ("backend", options.backends, BACKENDS),
+        ("precision", options.precisions, tuple(PRECISIONS)),
     ):
+        if names is None:
+            continue
         if not names:
             problems.append(f"no {kind} to time")
         problems += [f"{kind} {name!r}, expected one of {', '.join(known)}" for name in names if name not in known]
         problems += [f"{kind} {name!r} twice" for name in dict.fromkeys(names) if list(names).count(name) > 1]
-    if asked.cases or not cases_are_wrong:
-        problems += case_problems(asked.cases, bundle.config)
-    counts = (("rounds", asked.rounds), ("threads", asked.threads))
+    problems += [] if options.cases is None else size_problems(options.cases)
+    counts = (("rounds", options.rounds), ("threads", threads))
     problems += [f"{name} {count}, expected at least 1" for name, count in counts if count < 1]
-    problems += scenario_problems(asked.scenarios, asked.bound_ms)
-    problems += peer_problems(asked.peers, asked.threads, asked.environments)
-    return problems + provider_problems(asked) + draft_problems(bundle, asked)
+    problems += scenario_problems(options.scenarios, options.bound_ms)
+    problems += peer_problems(options.peers, threads, options.environments)
+    return problems + provider_problems(options) + draft_problems(options)
 
 
-def provider_problems(asked: Asked) -> list[str]:
-    if asked.provider is None:
+def bundle_problems(plan: Plan) -> list[str]:
+    """What is wrong with options for this bundle."""
+    held = plan.bundle.precisions
+    known = [name for name in plan.precisions if name in PRECISIONS]
+    problems = [f"precision {name!r}, expected one of {', '.join(held)}" for name in known if name not in held]
+    problems += case_problems(plan.cases, plan.bundle.config)
+    return problems + speculative_problems(plan)
+
+
+def provider_problems(options: BenchOptions) -> list[str]:
+    if options.provider is None:
         return []
-    if "onnxruntime" not in asked.backends:
-        return [f"provider {asked.provider!r} without the backend onnxruntime, whose choice it is"]
+    if "onnxruntime" not in options.backends:
+        return [f"provider {options.provider!r} without the backend onnxruntime, whose choice it is"]
     from seq2engine.runtime.ort.providers import check_provider
 
     try:
-        check_provider(asked.provider)
+        check_provider(options.provider)
     except SessionError as error:
         return [str(error)]
     return []
 
 
-def draft_problems(bundle: Bundle, asked: Asked) -> list[str]:
-    if asked.draft is None:
+def draft_problems(options: BenchOptions) -> list[str]:
+    """Of speculative decoding, whatever the bundle holds."""
+    if options.draft is None:
         return []
-    if "onnxruntime" not in asked.backends:
-        return [f"draft {asked.draft!r} without the backend onnxruntime, which is the one that takes drafts"]
-    if asked.provider not in (None, "cpu"):
-        return [f"draft {asked.draft!r} with provider {asked.provider!r}, expected the CPU"]
+    if options.draft not in PRECISIONS:
+        return [f"draft {options.draft!r}, expected one of {', '.join(PRECISIONS)}"]
+    if "onnxruntime" not in options.backends:
+        return [f"draft {options.draft!r} without the backend onnxruntime, which alone has speculative decoding"]
+    if options.provider not in (None, "cpu"):
+        return [f"draft {options.draft!r} with provider {options.provider!r}, expected the CPU"]
+    return []
+
+
+def speculative_problems(plan: Plan) -> list[str]:
+    """Precisions of the bundle that cannot draft for each other."""
+    draft = plan.options.draft
+    if draft is None or draft_problems(plan.options):
+        return []
     from seq2engine.runtime.ort.speculative import check_draft
 
     found = []
-    for precision in asked.precisions:
-        if precision in bundle.precisions and precision != asked.draft:
+    for precision in plan.precisions:
+        if precision in plan.bundle.precisions and precision != draft:
             try:
-                check_draft(bundle, precision, asked.draft)
+                check_draft(plan.bundle, precision, draft)
             except Seq2EngineError as error:
-                found.append(f"draft {asked.draft!r}: {error}")
+                found.append(f"draft {draft!r}: {error}")
     return list(dict.fromkeys(found))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,30 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 
 from .cases import Case, sources_for
+from .options import Plan
 from .peers.worker import peak_bytes
-from .timed_decode import options_of, split_decode
+from .result import Arm
+from .timed_decode import case_options, fixed_length
 
 
-def peak_of_arm(
-    bundle: Bundle,
-    backend: str,
-    precision: str,
-    threads: int,
-    provider: str | None,
-    cases: Sequence[Case],
-    seed: int,
-    draft: str | None = None,
-) -> int:
+def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
     """Peak bytes of a fresh process that opens the arm's session and decodes every case, as a user would and timed."""
     request = {
-        "bundle": str(bundle.root),
-        "backend": backend,
-        "precision": precision,
-        "threads": threads,
+        "bundle": str(plan.bundle.root),
+        "backend": arm.backend,
+        "precision": arm.precision,
+        "threads": plan.threads,
         "provider": provider,
-        "cases": [dataclasses.asdict(case) for case in cases],
-        "seed": seed,
-        "draft": draft,
+        "cases": [dataclasses.asdict(case) for case in plan.cases],
+        "seed": plan.options.seed,
+        "draft": arm.draft,
     }
     command = [sys.executable, "-m", "seq2engine.benchmarks.cost", json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise SessionError(f"{backend} {precision} failed in a process of its own, where its memory is taken: {said}")
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        name = f"{arm.backend} {arm.precision}"
+        raise SessionError(f"{name} failed in the process that measures its memory: {reason}")
     return int(done.stdout.splitlines()[-1])
 
 
@@ -65,8 +58,9 @@ def decode_all(request: dict[str, Any]) -> None:
     ) as session:
         for case in (Case(**values) for values in request["cases"]):
             sources = sources_for(case, session.config, request["seed"])
-            generate(session, sources, options_of(case))
-            split_decode([], session, sources, options_of(case))
+            options = case_options(session, case)
+            generate(session, sources, options)
+            generate(session, sources, fixed_length(options))
 
 
 def export_seconds(bundle: Bundle, precision: str) -> float:

@@ -9,12 +9,12 @@ from typing import Any
 
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.quality.metrics import Quality, quality_from_dict
-from seq2engine.runtime.tree_cache import CacheCounts
 
 from .cases import Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment
 from .scenarios import Scenario
+from .timed_decode import CacheCounts
 from .timing import Ratio, Samples, ratio_interval
 
 FORMAT = 4

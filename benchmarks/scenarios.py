@@ -28,7 +28,7 @@ from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 from .cases import Case, ordinary_ids
-from .timed_decode import options_of
+from .timed_decode import case_options
 from .timing import Samples, interleaved
 
 SCENARIOS = ("single", "offline", "server")
@@ -61,28 +61,36 @@ def scenario_problems(names: Sequence[str], bound_ms: float | None) -> list[str]
     return found
 
 
+@dataclass(frozen=True)
+class ScenarioOptions:
+    """Which scenarios to run. `bound_ms` is the p99 latency of a server (None: derived from the first arm)."""
+
+    names: Sequence[str] = ()
+    bound_ms: float | None = None
+    queries: int = QUERIES
+    seed: int = 0
+
+
 def run_scenarios(
-    names: Sequence[str],
+    asked: ScenarioOptions,
     sessions: Mapping[str, Session],
     case: Case,
-    bound_ms: float | None = None,
-    seed: int = 0,
-    queries: int = QUERIES,
+    speculative: Collection[str] = (),
     progress: Progress = silent,
-    drafted: Collection[str] = (),
 ) -> tuple[Scenario, ...]:
     """Every scenario on every arm, with sources up to the case's length, its beams, and outputs up to its target.
 
-    Arms that are `drafted` have something to show for single sources with one beam only, and are left out elsewhere.
+    Speculative decoding changes nothing but single sources with one beam; elsewhere these arms are left out.
     """
+    names, bound_ms, seed = asked.names, asked.bound_ms, asked.seed
     if problems := scenario_problems(names, bound_ms):
         raise UsageError("; ".join(problems))
     if not names:
         return ()
-    plain = {name: session for name, session in sessions.items() if name not in drafted}
-    config = next(iter(sessions.values())).config
-    sources = ragged_sources(case, config, queries, seed)
-    options = options_of(case)
+    plain = {name: session for name, session in sessions.items() if name not in speculative}
+    session = next(iter(sessions.values()))
+    sources = ragged_sources(case, session.config, asked.queries, seed)
+    options = case_options(session, case)
     found: list[Scenario] = []
     if "single" in names or "server" in names:
         streams = single_streams(sessions if case.beam == 1 else plain, sources, options, progress)

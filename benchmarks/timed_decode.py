@@ -1,84 +1,219 @@
-"""A decode of fixed length, which is what is timed; watched, where its pieces are asked for; and one step of it."""
+"""What is timed: `generate` itself, to a fixed output length, through a session that watches the clock.
+
+    encoder      session.encode
+    step         session.step: the graph, and the copies into and out of its buffers
+    compaction   session.select of cache slots: living slots move to the front, or to a longer cache
+    copies       all other moves of the cache: reserve, rows that leave the batch, rows that are replaced
+    search       everything else in `generate`
+
+Wrappers pass every call on to the session that they wrap, so the decode is the one that users run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from seq2engine.runtime.generate import form_from_options, padded
-from seq2engine.runtime.parallel import in_parallel
-from seq2engine.runtime.search.beam import beam_search
-from seq2engine.runtime.search.greedy import greedy_search
+from seq2engine.runtime.generate import form_from_options, generate, start_of
+from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step import Emitted, Hypothesis, Special, drain
+from seq2engine.runtime.search.step import Emitted, Hypothesis
 from seq2engine.runtime.search.step_output import Answer
-from seq2engine.runtime.session import Session, State
-from seq2engine.runtime.tree_cache import CacheCounts, TreeStep
+from seq2engine.runtime.session import Session, State, StepForm
+from seq2engine.runtime.threads import Workers
+from seq2engine.runtime.tree_cache import TreeStep
 
 from .cases import Case
-from .split import PIECES, WatchedSession, WatchedTree
 
-NEVER = -1  # no token has this id: as the end token it makes every decode run to its maximum length
+PIECES = ("encoder", "step", "search", "compaction", "copies")
 
 Tokens = list[tuple[int, ...]]  # the best hypothesis of every source
+Split = dict[str, int]  # piece -> nanoseconds
+Choices = tuple[np.ndarray, np.ndarray]  # tokens and parents of one step
 
 
 def best_tokens(hypotheses: list[list[Hypothesis]]) -> Tokens:
     return [nbest[0].tokens for nbest in hypotheses]
 
 
-def options_of(case: Case) -> SearchOptions:
-    """How a case is decoded: for its tokens. No peer is asked for scores either."""
-    return SearchOptions(max_length=case.target, beam=case.beam, scores=False)
+def case_options(session: Session, case: Case, defaults: bool = True) -> SearchOptions:
+    """How a case is decoded: tokens without scores, with the model's own rules unless `defaults` is false.
+
+    Peers get the weights of a model and nothing else, so beside them its rules are left out.
+    """
+    if not defaults:
+        return SearchOptions(max_length=case.target, beam=case.beam, scores=False)
+    own = measured_options(session, case.beam, case.target)
+    return dataclasses.replace(own, max_length=case.target)
+
+
+def fixed_length(options: SearchOptions) -> SearchOptions:
+    """The same options, but every output has the maximum length: every arm does the same work, whatever it outputs."""
+    return dataclasses.replace(options, ignore_eos=True)
+
+
+# --- timing -----------------------------------------------------------------------------------------------------------
+
+
+class WatchedSession:
+    """A session that adds up the nanoseconds spent in it."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.spent = dict.fromkeys(PIECES, 0)
+        self.parallel: list[Split] = []  # what parallel decodes spent, each on its own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    @contextmanager
+    def counted(self, piece: str) -> Iterator[None]:
+        started = time.perf_counter_ns()
+        yield
+        self.spent[piece] += time.perf_counter_ns() - started
+
+    @property
+    def workers(self) -> WatchedWorkers | None:
+        return None if self.session.workers is None else WatchedWorkers(self.session.workers, self.parallel)
+
+    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+        with self.counted("encoder"):
+            return self.session.encode(source_ids, source_mask)
+
+    def step(self, state: State, *inputs: np.ndarray) -> Answer:
+        started = time.perf_counter_ns()  # no context manager: its own cost would be charged to the search
+        answer = self.session.step(state, *inputs)
+        self.spent["step"] += time.perf_counter_ns() - started
+        return answer
+
+    def reserve(self, state: State, slots: int, form: StepForm) -> None:
+        with self.counted("copies"):
+            self.session.reserve(state, slots, form)
+
+    def replace(self, state: State, *given: Any) -> None:
+        with self.counted("copies"):
+            self.session.replace(state, *given)
+
+    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        with self.counted("compaction" if rows is None else "copies"):
+            self.session.select(state, rows, slots)
+
+    def split(self, whole: int) -> Split:
+        """Nanoseconds of every piece, of `whole` in all: of parallel decodes the mean."""
+        parts = self.parallel or [self.spent]
+        mean = {piece: sum(spent[piece] for spent in parts) // len(parts) for piece in PIECES}
+        return {**mean, "search": whole - sum(mean.values())}
+
+
+class WatchedWorkers:
+    """Workers that are watched, each on its own."""
+
+    def __init__(self, workers: Workers[Session], spent: list[Split]):
+        self.watched, self.spent = workers, spent
+
+    def for_batch(self, sources: int, rows: int) -> tuple[WatchedSession, ...]:
+        found = tuple(WatchedSession(worker) for worker in self.watched.for_batch(sources, rows))
+        self.spent += [worker.spent for worker in found]
+        return found
+
+
+def timed_decode(session: Session, sources: list[list[int]], options: SearchOptions) -> Split:
+    """One call of `generate`, as a user makes it, and where its time went."""
+    watched = WatchedSession(session)
+    started = time.perf_counter_ns()
+    generate(cast(Session, watched), sources, options)
+    return watched.split(time.perf_counter_ns() - started)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CacheCounts:
+    """What a decode did with the cache of a source."""
+
+    steps: int = 0
+    compactions: int = 0  # dead slots dropped
+    growths: int = 0  # the cache moved to more slots
+    most_live: int = 0  # most slots alive at once
+    most_slots: int = 0  # most slots allocated at once
+    read: int = 0  # slots that attention went over, in all steps together
+    moved: int = 0  # slots that compactions and growths copied, all together
+
+
+class CountedSession:
+    """A session that counts cache slots."""
+
+    def __init__(self, session: Session):
+        self.session, self.counts = session, CacheCounts()
+        self.capacity = 0  # slots of the cache as it is now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def step(self, state: State, *inputs: np.ndarray) -> Answer:
+        mask, counts = inputs[-1], self.counts  # [B, K, L]
+        self.capacity = mask.shape[-1]
+        counts.steps += 1
+        counts.read += self.capacity
+        counts.most_slots = max(counts.most_slots, self.capacity)
+        counts.most_live = max(counts.most_live, int(mask.any(axis=1).sum(axis=1).max(initial=0)))
+        return self.session.step(state, *inputs)
+
+    def reserve(self, state: State, slots: int, form: StepForm) -> None:
+        self.capacity = slots
+        self.session.reserve(state, slots, form)
+
+    def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
+        if slots is not None:
+            self.count_move(slots)
+        self.session.select(state, rows, slots)
+
+    def count_move(self, slots: np.ndarray) -> None:
+        """Slots [B,L] that the cache is gathered from: into one of the same length, or a longer or shorter one."""
+        before, after = self.capacity, slots.shape[1]
+        stays = np.arange(after) if after == before else -1
+        self.counts.moved += int((slots != stays).sum(axis=1).max(initial=0))
+        if after > before:
+            self.counts.growths += 1
+        else:
+            self.counts.compactions += 1
+        self.capacity = after
 
 
 @dataclass(frozen=True)
 class FixedDecode:
-    """A decode that ran to its full length: its tokens, its cache, and the choices (tokens, parents) of every step."""
+    """An untimed decode to a fixed length: its tokens, its cache, and the choices of every step."""
 
     tokens: Tokens
     counts: CacheCounts
-    trail: list[tuple[np.ndarray, np.ndarray]]
+    trail: list[Choices]
 
 
-def fixed_decode(
-    session: Session, sources: list[list[int]], options: SearchOptions, tree: type[TreeStep] = TreeStep
-) -> FixedDecode:
-    """`generate`, but no source ends before the maximum length: every arm does the same work, whatever it says."""
-    state = session.encode(*padded(sources, session.config.pad_id))
-    form = form_from_options(options, session.config)
-    step = tree(session, state, len(sources), options.beam, options.max_length, form)
-    search = greedy_search if options.beam == 1 else beam_search
-    steps = search(step, len(sources), Special(session.config.start_id, NEVER), options)
-    trail: list[tuple[np.ndarray, np.ndarray]] = []
+def fixed_decode(session: Session, sources: list[list[int]], options: SearchOptions) -> FixedDecode:
+    """`generate` to a fixed length, the whole batch in one decode."""
+    counted = CountedSession(session)
+    trail: list[Choices] = []
 
-    def follow(emitted: Emitted) -> None:
+    def note(emitted: Emitted) -> None:
         trail.append((emitted.tokens, emitted.parents))
 
-    tokens = best_tokens(drain(steps, follow))
+    tokens = best_tokens(generate(cast(Session, counted), sources, fixed_length(options), note))
     assert all(len(row) == options.max_length for row in tokens)
-    return FixedDecode(tokens, step.counts, trail)
+    return FixedDecode(tokens, counted.counts, trail)
 
 
-def split_decode(
-    splits: list[dict[str, int]], session: Session, sources: list[list[int]], options: SearchOptions
-) -> None:
-    """A fixed decode, by parallel workers where a user's would be; the mean of their pieces is added to the list."""
-
-    def part(worker: Session, numbers: list[int]) -> dict[str, int]:
-        watched = WatchedSession(worker)
-        fixed_decode(cast(Session, watched), [sources[number] for number in numbers], options, WatchedTree)
-        return watched.split()
-
-    found = [split for _, split in in_parallel(session, sources, options.beam, part)]
-    splits.append({piece: sum(split[piece] for split in found) // len(found) for piece in PIECES})
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
-class SeenSession:
-    """A session that keeps what its latest step was given: the inputs, and the state's tensors as they were before."""
+class RecordedSession:
+    """A session that keeps the inputs of its latest step, and the tensors of the state as they were before it."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -93,24 +228,20 @@ class SeenSession:
 
 
 def repeated_step(
-    session: Session,
-    ids: np.ndarray,
-    mask: np.ndarray,
-    case: Case,
-    trail: list[tuple[np.ndarray, np.ndarray]],
+    session: Session, ids: np.ndarray, mask: np.ndarray, options: SearchOptions, trail: list[Choices]
 ) -> Callable[[], Answer]:
-    """The step halfway through a decode that made these choices, to be called again and again.
+    """The step halfway through a decode that made these choices, as a function to call again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.
     """
-    seen = SeenSession(session)
-    form = form_from_options(options_of(case), session.config)
-    step = TreeStep(cast(Session, seen), session.encode(ids, mask), case.batch, case.beam, case.target, form)
-    start = np.full((case.batch, case.beam), session.config.start_id, dtype=np.int64)
-    step(start, np.tile(np.arange(case.beam), (case.batch, 1)))
-    for tokens, parents in trail[: case.target // 2]:
+    recorded = RecordedSession(session)
+    batch, beam, form = len(ids), options.beam, form_from_options(options, session.config)
+    step = TreeStep(cast(Session, recorded), session.encode(ids, mask), batch, beam, options.max_length, form)
+    start = np.full((batch, beam), start_of(session.config, options), dtype=np.int64)
+    step(start, np.tile(np.arange(beam), (batch, 1)))
+    for tokens, parents in trail[: options.max_length // 2]:
         step(tokens, parents)
-    state, before, inputs = seen.given
+    state, before, inputs = recorded.given
 
     def again() -> Answer:
         if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same

@@ -16,7 +16,7 @@ from .search.beam import beam_search
 from .search.greedy import greedy_search
 from .search.options import SearchOptions
 from .search.sampling import sampling_search
-from .search.step import Emitted, Hypothesis, Search, Special, Start, Step, drain
+from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
 from .session import Session, StepForm
 from .tree_cache import TreeStep
@@ -59,7 +59,8 @@ def search_over(
     if options.greedy and search is beam_search:
         search = greedy_search
     starts = [Start(tuple(prefix) or options.forced_start) for prefix in prefixes or ()]
-    return search(step, len(sources), Special(start_of(config, options), config.end_id), options, sources, starts)
+    special = Special(start_of(config, options), NO_TOKEN if options.ignore_eos else config.end_id)
+    return search(step, len(sources), special, options, sources, starts)
 
 
 def form_from_options(options: SearchOptions, config: ModelConfig) -> StepForm:

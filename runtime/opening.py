@@ -58,7 +58,7 @@ def session_with(bundle: Bundle, options: SessionOptions) -> Session:
     if options.deterministic and bundle.cache_form != "static":
         raise SessionError(
             f"deterministic with a {bundle.cache_form} cache, expected a static one; export with: "
-            "seq2engine export CHECKPOINT BUNDLE --cache static"
+            "seq2engine export CHECKPOINT BUNDLE --cache-form static"
         )
     try:
         module = importlib.import_module(f".{BACKENDS[options.backend]}", __package__)

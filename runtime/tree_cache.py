@@ -13,7 +13,6 @@ front and leaves `slack` free slots behind them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,19 +23,6 @@ from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
 COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
-
-
-@dataclass
-class CacheCounts:
-    """Statistics of a decode's cache, for reports."""
-
-    steps: int = 0
-    compactions: int = 0  # dead slots dropped
-    growths: int = 0  # the cache got more slots
-    most_live: int = 0  # most live slots of one source
-    most_slots: int = 0  # most allocated slots of one source
-    read: int = 0  # slots of one source that attention read, summed over steps
-    moved: int = 0  # slots of one source that compactions and growths copied, summed
 
 
 class TreeStep:
@@ -53,7 +39,6 @@ class TreeStep:
     ):
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
         self.fixed_slots, self.batch_invariant = session.limits.slots_for(beams), session.deterministic
-        self.tally = CacheCounts()
         self.growing = session.cache_form == "growing"
         if self.growing:
             self.capacity = 0
@@ -78,20 +63,10 @@ class TreeStep:
         output = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         self.places += self.ahead
         self.most_used += self.beams
-        self.tally.steps += 1
-        self.tally.read += self.capacity
-        if self.capacity > self.tally.most_slots:
-            self.tally.most_slots = self.capacity
         return output
 
     def attention(self) -> np.ndarray:
         return cross_attention(self.session, self.state)
-
-    @property
-    def counts(self) -> CacheCounts:
-        """Statistics so far. Live slots are counted when free slots run out, and here; in between they only grow."""
-        self.live_slots()
-        return self.tally
 
     def keep(self, rows: np.ndarray) -> None:
         self.session.select(self.state, rows, None)
@@ -162,7 +137,6 @@ class TreeStep:
         """
         due = (self.position > 0) & (self.position % COMPACTION_STEPS == 0)
         if due.any():
-            self.live_slots()
             self.compact(self.capacity, due)
         used = self.most_used
         if used + self.beams > self.capacity:
@@ -183,9 +157,7 @@ class TreeStep:
             self.compact(live)
 
     def live_slots(self) -> int:
-        live = int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
-        self.tally.most_live = max(self.tally.most_live, live)
-        return live
+        return int(self.mask.any(axis=1).sum(axis=1).max(initial=0))
 
     def compact(self, capacity: int, due: np.ndarray | None = None) -> None:
         """Gathers every source's live slots to the front of a cache of that many slots.
@@ -205,12 +177,6 @@ class TreeStep:
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
         self.set_positions(self.position, used)
         self.session.select(self.state, None, slots)
-        stays = np.arange(capacity) if capacity == self.capacity else -1
-        self.tally.moved += int((slots != stays).sum(axis=1).max(initial=0))
-        if capacity > self.capacity:
-            self.tally.growths += 1
-        else:
-            self.tally.compactions += 1
         self.capacity = capacity
 
 

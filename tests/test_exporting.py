@@ -34,7 +34,7 @@ def overflowing():
 def test_python_makes_the_command_s_bundle(cli, overflowing, tmp_path, precision, form):
     save_checkpoint(overflowing, tmp_path / "checkpoint")
     python = seq2engine.onnx_from_model(overflowing, tmp_path / "python", (precision,), form)
-    flags = ("--precision", precision, "--cache", form, "--quiet")
+    flags = ("--precision", precision, "--cache-form", form, "--quiet")
     assert cli("export", tmp_path / "checkpoint", tmp_path / "command", *flags)[0] == 0
     command = seq2engine.open_bundle(tmp_path / "command")
     assert python.manifest.scan == command.manifest.scan != {}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seq2engine.benchmarks.cases import Case, sources_for
-from seq2engine.benchmarks.timed_decode import split_decode
+from seq2engine.benchmarks.timed_decode import Split, fixed_length, timed_decode
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
@@ -46,9 +46,10 @@ def session(bundle: Bundle, request: pytest.FixtureRequest) -> Iterator[Session]
 def test_loop(benchmark: Any, session: Session, batch: int, beam: int) -> None:
     case = Case("loop", batch=batch, beam=beam, source=16, target=32)
     sources = sources_for(case, session.config)
-    options = SearchOptions(max_length=case.target, beam=beam)
-    splits: list[dict[str, int]] = []
-    benchmark.pedantic(split_decode, (splits, session, sources, options), rounds=30, warmup_rounds=3)
+    options = fixed_length(SearchOptions(max_length=case.target, beam=beam))
+    splits: list[Split] = []
+    decode = lambda: splits.append(timed_decode(session, sources, options))  # noqa: E731
+    benchmark.pedantic(decode, rounds=30, warmup_rounds=3)
     beside = [100 * sum(split[piece] for piece in AROUND) / split["step"] for split in splits]
     benchmark.extra_info["loop, % of a step"] = round(median(beside[3:]), 1)
     assert len(splits) == 33

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from seq2engine.benchmarks.cases import Case, sources_for
-from seq2engine.benchmarks.timed_decode import fixed_decode, repeated_step
+from seq2engine.benchmarks.timed_decode import case_options, fixed_decode, fixed_length, repeated_step
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
@@ -47,14 +47,15 @@ def test_encoder(benchmark: Any, session: Session, sources: list[list[int]]) -> 
 
 
 def test_step(benchmark: Any, session: Session, sources: list[list[int]]) -> None:
-    trail = fixed_decode(session, sources, SearchOptions(max_length=CASE.target, beam=CASE.beam)).trail
-    answer = benchmark(repeated_step(session, *padded(sources, session.config.pad_id), CASE, trail))
+    options = SearchOptions(max_length=CASE.target, beam=CASE.beam)
+    trail = fixed_decode(session, sources, options).trail
+    answer = benchmark(repeated_step(session, *padded(sources, session.config.pad_id), options, trail))
     assert answer.logits.shape == (CASE.batch, CASE.beam, session.config.target_vocab)
 
 
 def test_end_to_end(benchmark: Any, session: Session, sources: list[list[int]]) -> None:
-    decoded = benchmark(fixed_decode, session, sources, SearchOptions(max_length=CASE.target, beam=CASE.beam))
-    assert decoded.counts.steps == CASE.target
+    found = benchmark(generate, session, sources, fixed_length(case_options(session, CASE)))
+    assert all(len(nbest[0].tokens) == CASE.target for nbest in found)
 
 
 def test_compaction(benchmark: Any, session: Session, sources: list[list[int]]) -> None:

@@ -15,6 +15,7 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
 from ..cases import Case
+from ..result import Arm
 from .processes import ENVIRONMENTS, Peer, PeerKind, Worker, open_worker, peers_from_names
 
 Found = TypeVar("Found")
@@ -54,7 +55,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class PeerDecode:
-    """What a peer said in a case, and its best worker, which is ready to say it again."""
+    """What a peer output in a case, and its best worker, which is ready to decode it again."""
 
     worker: Worker
     beam_style: str
@@ -132,6 +133,20 @@ def decode_with_peer(peer: Peer, case: Case, sources: list[list[int]]) -> PeerDe
     best = peer.best_for(seconds_of)
     best.run()
     return PeerDecode(best, peer.kind.beam_style, usual, best.tokens())
+
+
+def arm_of_peer(peers: Peers, name: str) -> Arm:
+    """A peer's arm from those of its processes that were timed."""
+    workers = peers.timed[name]
+    return Arm(
+        backend=name,
+        precision=WIDTHS[peers.kinds[name].precision],
+        bytes=max(worker.bytes for worker in workers),
+        load_ms=1000 * max(worker.load_seconds for worker in workers),
+        version=workers[0].version,
+        peer=True,
+        peak_bytes=max(worker.peak for worker in workers),
+    )
 
 
 def seconds_of(call: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..result import PARTS, BenchResult, CaseResult, Curve
-from ..split import PIECES
+from ..timed_decode import PIECES
 from ..timing import ratio_interval
 from .tables import LABELS, number, share_text
 

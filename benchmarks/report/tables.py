@@ -10,7 +10,7 @@ from seq2engine.runtime.quality.metrics import quality_head, quality_row
 
 from ..intervals import COVERAGE, fewest_rounds
 from ..result import PARTS, BenchResult, CaseResult, Curve, slots_of_greedy, winner
-from ..split import PIECES
+from ..timed_decode import PIECES
 from ..timing import Ratio
 
 LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}

@@ -42,7 +42,7 @@ def unknown_target(target: str, known: Sequence[str]) -> str:
     if target in SERVERS:
         return (
             f"TensorRT-RTX builds nothing for {target} ({SERVERS[target]}); use `tensorrt` on a machine with that GPU: "
-            "install it there with pip install 'seq2engine[gpu]' and build without --target, or take along what "
+            "install it there with pip install 'seq2engine[gpu]' and build without --gpu, or take along what "
             "`seq2engine package` writes and run its build.py"
         )
     return f"unknown target {target!r}, expected one of {', '.join(known)}"

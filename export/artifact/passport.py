@@ -13,11 +13,10 @@ from typing import Any
 from seq2engine.errors import BundleError
 
 from .build_flags import PLAIN, BuildFlags
-from .profiles import Range, ShapeRanges, short
+from .profiles import FLAGS, Range, ShapeRanges, short
 
 FORMAT = 2
 PASSPORT = "passport.json"
-OPTIONS = {"batch": "batch", "beam": "beam", "source": "source", "target": "length"}  # range -> option of the build
 
 
 @dataclass(frozen=True)
@@ -124,17 +123,17 @@ def tensor_from_dict(values: dict[str, Any]) -> EngineTensor:
 
 def command_of_passport(root: Path, passport: Passport, targets: Sequence[str], **changed: Range | int) -> str:
     """The build of such an engine, with the given ranges or slots instead of its own."""
-    options: dict[str, Range | int] = {name: getattr(passport.ranges, name) for name in OPTIONS}
+    options: dict[str, Range | int] = {name: getattr(passport.ranges, name) for name in FLAGS}
     if passport.cache_form == "static" and passport.slots != passport.ranges.slots:
         options["slots"] = passport.slots
     words = [build_command(root, passport.precision, targets), "--flavour", passport.flavour]
     for name, value in {**options, **changed}.items():
-        values = [value, *(getattr(ranges, name) for ranges in passport.narrower)] if name in OPTIONS else [value]
+        values = [value, *(getattr(ranges, name) for ranges in passport.narrower)] if name in FLAGS else [value]
         values = values[:1] if len(set(values)) == 1 else values
-        words += [f"--{OPTIONS.get(name, name)}", *(short(value) for value in values)]
+        words += [f"--{FLAGS.get(name, name)}", *(short(value) for value in values)]
     return " ".join([*words, *passport.flags.options()])
 
 
 def build_command(root: Path, precision: str, targets: Sequence[str]) -> str:
     words = ["seq2engine build", shlex.quote(str(root)), "--precision", precision]
-    return " ".join(words + (["--target", *targets] if targets else []))
+    return " ".join(words + (["--gpu", *targets] if targets else []))

@@ -16,8 +16,13 @@ from seq2engine.model.config import ModelConfig
 from ..contract import GraphSpec
 
 KINDS = ("min", "opt", "max")
-NAMES = ("batch", "beam", "source", "target")
-SAID = {"target": "length"}  # as the options of a build call it
+FLAGS = {
+    "batch": "batch",
+    "beam": "beam",
+    "source": "source-length",
+    "target": "max-length",
+}  # range -> flag of a build
+NAMES = tuple(FLAGS)
 MOST_SOURCES = 65_536  # in a batch: beyond, a number is a slip of the finger
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # input -> shape at min, opt, max
 
@@ -113,7 +118,7 @@ def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
     for name in NAMES:
         r: Range = getattr(ranges, name)
         if not 1 <= r.min <= r.opt <= r.max:
-            problems.append(f"{SAID.get(name, name)} {r} must rise from at least 1")
+            problems.append(f"{FLAGS[name].replace('-', ' ')} {r} must rise from at least 1")
     for name, limit, whose in (
         ("batch", MOST_SOURCES, "the most that is built,"),
         ("beam", config.target_vocab, "the model's vocabulary of"),
@@ -122,7 +127,7 @@ def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
     ):
         r = getattr(ranges, name)
         if r.max > limit:
-            problems.append(f"{SAID.get(name, name)} {r} exceeds {whose} {limit}")
+            problems.append(f"{FLAGS[name].replace('-', ' ')} {r} exceeds {whose} {limit}")
     if problems:
         raise BuildError("shape ranges: " + "; ".join(problems))
 
@@ -139,7 +144,7 @@ def check_profiles(profiles: Sequence[ShapeRanges], config: ModelConfig) -> tupl
         if all(ranges.covers(other) for other in profiles):
             return (ranges, *profiles[:i], *profiles[i + 1 :])
     widest = " ".join(
-        f"{SAID.get(name, name)} {min(r.min for r in given)} to {max(r.max for r in given)}"
+        f"{FLAGS[name].replace('-', ' ')} {min(r.min for r in given)} to {max(r.max for r in given)}"
         for name in NAMES
         if (given := [getattr(ranges, name) for ranges in profiles])
     )

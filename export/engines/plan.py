@@ -20,7 +20,7 @@ import numpy as np
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
-from ..artifact.profiles import Range, ShapeRanges, short
+from ..artifact.profiles import FLAGS, Range, ShapeRanges, short
 
 MULTIPLE = 8  # lengths are rounded up to it: what matrix kernels like, and few odd shapes
 LEAST_BAR = 8  # columns of the longest bar of a histogram, however narrow a terminal is
@@ -80,9 +80,9 @@ class ShapePlan:
     def build_options(self) -> list[str]:
         """The options of `seq2engine build` for these profiles."""
         words = []
-        for option, name in (("batch", "batch"), ("beam", "beam"), ("source", "source"), ("length", "target")):
+        for name, flag in FLAGS.items():
             texts = [short(getattr(profile.ranges, name)) for profile in self.profiles]
-            words += [f"--{option}", *(texts[:1] if len(set(texts)) == 1 else texts)]
+            words += [f"--{flag}", *(texts[:1] if len(set(texts)) == 1 else texts)]
         return words
 
 

@@ -202,11 +202,11 @@ def check_targets(
     """Refuses targets that are unknown, or that cannot run the graphs, before anything is built."""
     if not hasattr(trt, "ComputeCapability"):
         if targets:
-            raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
+            raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --gpu out")
         return
     known = [f"sm{name[2:]}" for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
     problems = [unknown_target(target, known) for target in targets if target not in known]
-    command = f"seq2engine build {shlex.quote(str(root))} --target"
+    command = f"seq2engine build {shlex.quote(str(root))} --gpu"
     reasons = {target: unsupported(target, precision, censuses) for target in targets or PORTABLE}
     able = [target for target, reason in reasons.items() if reason is None]
     for target, reason in reasons.items():

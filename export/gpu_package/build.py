@@ -1,7 +1,7 @@
 """Builds the engines of this package on this machine. Needs numpy and `tensorrt` (or `tensorrt_rtx`).
 
     python build.py                                        for the GPU of this machine
-    python build.py --flavour tensorrt_rtx --target sm89   ahead of time, also without a GPU
+    python build.py --flavour tensorrt_rtx --gpu sm89   ahead of time, also without a GPU
 
 The shapes of every input at min, opt and max are written out in package.json, profile by profile. Every file is held
 against its hash first. Engines that are there already are replaced only with --force.
@@ -27,11 +27,11 @@ from trt_engine import EngineFailed
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Builds the engines of this package.")
     parser.add_argument("--flavour", choices=FLAVOURS, help="(default: the one installed)")
-    parser.add_argument("--target", nargs="+", default=[], metavar="SM", help="tensorrt_rtx only, such as sm89")
+    parser.add_argument("--gpu", nargs="+", default=[], metavar="SM", help="tensorrt_rtx only, such as sm89")
     parser.add_argument("--force", action="store_true", help="replace engines that are there")
     args = parser.parse_args(argv)
     try:
-        build_engines(read_package(), load_tensorrt(args.flavour), args.target, args.force)
+        build_engines(read_package(), load_tensorrt(args.flavour), args.gpu, args.force)
     except (PackageError, EngineFailed, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
     parser.add_argument("text", nargs="*", help="(default: the lines of the standard input)")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
     parser.add_argument("--beam", type=int, metavar="K", help="beams; 1 is greedy (default: the model's own)")
-    parser.add_argument("--length", type=int, help="tokens of an output at most (default: the model's own)")
+    parser.add_argument("--max-length", type=int, help="tokens of an output at most (default: the model's own)")
     parser.add_argument("--from", dest="source_language", metavar="LANG", help="the text's language")
     parser.add_argument("--to", dest="target_language", metavar="LANG", help="the language to translate to")
     args = parser.parse_args(argv)
-    for name in ("beam", "length"):
+    for name in ("beam", "max_length"):
         if (value := getattr(args, name)) is not None and value < 1:
-            parser.error(f"--{name} {value}, expected at least 1")
+            parser.error(f"--{name.replace('_', '-')} {value}, expected at least 1")
     try:
         package = read_package()
         beams, note = beams_for(package, args.beam)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
         trt = load_for(built)
         sources, wrong = read_sources(args.text or sys.stdin.buffer, tokenizer, package, args.source_language)
         with Cuda(cudart) as cuda, ModelEngines(package, cuda, trt, folder, built) as model:
-            outputs = decoded_by_beam(model, [one for one in sources if one], beams, first, args.length)
+            outputs = decoded_by_beam(model, [one for one in sources if one], beams, first, args.max_length)
             for source in sources:
                 print(tokenizer.decode(next(outputs)) if source else "", flush=True)
     except (PackageError, EngineFailed, CudaError, OSError) as error:

@@ -66,7 +66,7 @@ def build(trt: Any, path: Path, profiles: list[dict[str, list[list[int]]]], targ
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # an fp32 graph is to be computed in fp32
     if targets and not hasattr(trt, "ComputeCapability"):
-        raise EngineFailed(f"{trt.__name__} builds for the GPU of this machine only; leave --target out")
+        raise EngineFailed(f"{trt.__name__} builds for the GPU of this machine only; leave --gpu out")
     if targets:
         config.num_compute_capabilities = len(targets)
         for i, target in enumerate(targets):

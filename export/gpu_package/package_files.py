@@ -82,7 +82,7 @@ def read_engines(package: Any, flavour: str | None) -> tuple[Path, Any]:
 
 
 def rebuild(built: Any) -> str:
-    target = " ".join(["", "--target", *built["targets"]]) if built["targets"] else ""
+    target = " ".join(["", "--gpu", *built["targets"]]) if built["targets"] else ""
     return f"rebuild with: python build.py --force --flavour {built['flavour']}{target}"
 
 

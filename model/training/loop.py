@@ -168,7 +168,7 @@ def check_batch_tokens(pairs: Sequence[Pair], batch_tokens: int) -> None:
     if batch_tokens < longest:
         raise RequestError(
             f"--batch-tokens {batch_tokens}, but the longest pair has {longest} tokens; give {longest} or more, or "
-            "leave long pairs out with --max-source and --max-target"
+            "leave long pairs out with --source-length and --max-length"
         )
 
 

@@ -111,7 +111,7 @@ def train_from_text(
     for name, kept in fitting.items():
         if not kept:
             limits = f"{config.max_source} source and {config.max_target} target tokens"
-            raise RequestError(f"no pair of the {name} data fits {limits}; raise --max-source and --max-target")
+            raise RequestError(f"no pair of the {name} data fits {limits}; raise --source-length and --max-length")
     state = out.with_name(out.name + ".training")
     model = initial_model(config, options.seed)
     history = train_model(model, fitting["train"], fitting["dev"], state, options, progress)

@@ -177,7 +177,7 @@ def check_draft(bundle: Bundle, precision: str, draft: str) -> None:
     if bundle.cache_form != "static":
         raise SessionError(
             f"speculative decoding with a {bundle.cache_form} cache, expected a static one; export with: "
-            "seq2engine export CHECKPOINT BUNDLE --cache static"
+            "seq2engine export CHECKPOINT BUNDLE --cache-form static"
         )
     own, theirs = (bundle.specs(name)["decoder_step"].inputs for name in (precision, draft))
     if own != theirs or draft == precision:

@@ -85,6 +85,9 @@ def problems_of_combinations(options: OptionFields) -> Iterator[str]:
         yield "min alternative expansion prob without alternatives, expected it with alternatives only"
     if options.phrases and options.sample:
         yield "phrases together with sample, expected greedy or beam search"
+    if options.ignore_eos and (options.phrases or options.trie is not None):
+        limit = "phrases" if options.phrases else "a trie"
+        yield f"ignore eos together with {limit}, which decides where an output may end; expected one of them"
     if options.phrases and options.trie is not None:
         yield "phrases together with a trie, expected one of them"
 

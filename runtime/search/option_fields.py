@@ -44,6 +44,7 @@ class OptionFields:
     min_alternative_expansion_prob: float = 0.0
     alignments: bool = False
     scores: bool = True
+    ignore_eos: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -71,7 +72,12 @@ class OptionFields:
         repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
         if listed or repeating or any(len(tokens) > 1 for tokens in self.banned):
             return 0
-        return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + (self.min_length > 1)
+        return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + self.bars_eos
+
+    @property
+    def bars_eos(self) -> bool:
+        """Whether the end token may not come before some length."""
+        return self.min_length > 1 and not self.ignore_eos
 
     @property
     def width(self) -> int:

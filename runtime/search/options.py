@@ -42,6 +42,9 @@ class SearchOptions(OptionFields):
     cross-attention weights, the mean of its heads, and need a session that keeps them (`open_session(...,
     attention=True)`).
 
+    With `ignore_eos` the end token is a token like any other, as in vLLM: every output has `max_length` tokens, so that
+    decodes of one length can be timed.
+
     Without `scores`, greedy search need not compute probabilities: a session with a faster path to the best token
     (`Session.unscored`) returns the same tokens sooner, and scores are NaN. Other searches compute them anyway.
 

@@ -93,7 +93,7 @@ class Rules:
         barred = np.isin(best.tokens, self.always)
         opening = self.start_lengths + 1 == length
         barred |= opening[:, None, None] & np.isin(best.tokens, self.first)
-        if length < self.options.min_length:
+        if self.options.bars_eos and length < self.options.min_length:
             barred |= best.tokens == self.special.end
         order = np.argsort(barred, axis=-1, kind="stable")
         tokens = np.take_along_axis(best.tokens, order, axis=-1)
@@ -141,11 +141,11 @@ class Rules:
         if self.first.size and opening.any():
             rows = np.flatnonzero(np.broadcast_to(opening, len(result)))
             result[rows[:, None], :, self.first] = -np.inf
-        if length < options.min_length:
+        if options.bars_eos and length < options.min_length:
             result[..., end] = -np.inf
         for constraint in self.constraints:
             result = constraint.limit(result, length)
-        if options.alternatives:
+        if options.alternatives and not options.ignore_eos:
             result[opening & (self.ranks >= 0), :, end] = -np.inf
         if (forced >= 0).any():
             self.force(result, forced, normaliser)
@@ -206,7 +206,8 @@ class Rules:
         if self.barred is None:
             assert self.options.allowed is not None
             self.barred = np.ones(vocab, dtype=bool)
-            self.barred[[*self.options.allowed, self.special.end]] = False
+            end = () if self.options.ignore_eos else (self.special.end,)
+            self.barred[[*self.options.allowed, *end]] = False
         return self.barred
 
     def keep(self, rows: np.ndarray) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from .step_output import Answer
 
+NO_TOKEN = -1  # an id that no token has
+
 
 class Step(Protocol):
     """One decoder step for K beams of B sources.
@@ -33,7 +35,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Special:
-    """The token ids a search must know."""
+    """The token ids a search must know. `end` is NO_TOKEN where nothing ends an output but its maximum length."""
 
     start: int
     end: int

@@ -82,7 +82,7 @@ class CudaDevice:
         except torch.OutOfMemoryError as error:
             raise SessionError(
                 f"{self.name} has no room for what a session needs; free some of its memory, "
-                "or build the engine for smaller ranges with: seq2engine build --batch --beam --source"
+                "or build the engine for smaller ranges with: seq2engine build --batch --beam --source-length"
             ) from error
 
     def synchronize(self) -> None:

@@ -13,8 +13,8 @@ Check = Callable[[argparse.Namespace], Iterator[str]]  # what is wrong with some
 
 # Option -> the least it may be. Where an option is a text in one command and a number in another, numbers are meant.
 LEAST = {
-    **dict.fromkeys(("batch", "beam", "count", "jobs", "lengths", "max_length", "nbest", "output", "profiles"), 1),
-    **dict.fromkeys(("rounds", "slots", "source", "threads"), 1),
+    **dict.fromkeys(("batch", "beam", "count", "jobs", "max_length", "nbest", "profiles"), 1),
+    **dict.fromkeys(("slots", "threads"), 1),
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
@@ -26,23 +26,18 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 
 def check_usage(args: argparse.Namespace) -> None:
     """Raises one error that lists every problem. GPUs are spelled as we do afterwards."""
-    if args.command_name == "bench":  # which tells what is wrong with it together with what its bundle cannot do
-        checks: tuple[Check, ...] = ()
-    else:
-        checks = (numbers, precisions, choices, sessions, ranges, training)
-    refuse(args, checks)
-    if getattr(args, "target", None):
+    ours: tuple[Check, ...] = (numbers, precisions, choices, sessions, ranges, training)
+    refuse(args, (benchmarks,) if args.command_name == "bench" else ours)
+    if getattr(args, "gpu", None):
         from seq2engine.export.artifact.gpu_support import target_from_text
 
-        args.target = [target_from_text(target) for target in args.target]
+        args.gpu = [target_from_text(gpu) for gpu in args.gpu]
 
 
 def check_usage_without_bundle(args: argparse.Namespace) -> None:
     """The same for what is else told together with a bundle, of a command whose bundle cannot be opened."""
     if args.command_name == "run":
         refuse(args, (search_numbers,))
-    elif args.command_name == "bench":
-        refuse(args, (numbers, precisions, choices, sessions, scenarios))
 
 
 def refuse(args: argparse.Namespace, checks: Sequence[Check]) -> None:
@@ -71,18 +66,12 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
 def precisions(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.export.contract import check_choices
 
-    cache = args.cache if args.command_name == "export" else "static"  # in `build` it is a folder
+    cache = getattr(args, "cache_form", "static")
     yield from problem(partial(check_choices, "fp32", cache))
     for precision in (*given(args, "precision"), *given(args, "add"), *given(args, "draft")):
         if precision == AUTO and args.command_name in CHOOSING:
             continue
         yield from problem(partial(check_choices, precision, cache))
-
-
-def scenarios(args: argparse.Namespace) -> Iterator[str]:
-    from seq2engine.benchmarks.scenarios import scenario_problems
-
-    yield from scenario_problems(args.scenario, args.bound)
 
 
 def choices(args: argparse.Namespace) -> Iterator[str]:
@@ -101,26 +90,22 @@ def choices(args: argparse.Namespace) -> Iterator[str]:
 
 
 def sessions(args: argparse.Namespace) -> Iterator[str]:
-    """Of commands that open a session on a backend; `bench` opens one on each, with what each can use."""
+    """Of commands that open a session on a backend."""
     if "backend" not in args:
         return
     from seq2engine.runtime.backends import SessionOptions, check_session
 
     for backend in given(args, "backend"):
-        if args.command_name == "bench":
-            yield from problem(partial(check_session, SessionOptions(backend)))
-        else:
-            attention = bool(getattr(args, "alignments", None) or getattr(args, "coverage_penalty", None))
-            draft = getattr(args, "draft", None)
-            options = SessionOptions(
-                backend,
-                engine=args.engine,
-                attention=attention,
-                deterministic=args.deterministic,
-                provider=args.provider,
-                draft=draft,
-            )
-            yield from problem(partial(check_session, options))
+        attention = bool(getattr(args, "alignments", None) or getattr(args, "coverage_penalty", None))
+        options = SessionOptions(
+            backend,
+            engine=args.engine,
+            attention=attention,
+            deterministic=args.deterministic,
+            provider=args.provider,
+            draft=getattr(args, "draft", None),
+        )
+        yield from problem(partial(check_session, options))
 
 
 def ranges(args: argparse.Namespace) -> Iterator[str]:
@@ -130,11 +115,17 @@ def ranges(args: argparse.Namespace) -> Iterator[str]:
 
         for option in RANGES:
             for text in given(args, option):
-                yield from problem(partial(rising_range, text, option))
+                yield from problem(partial(rising_range, text, option.replace("_", "-")))
     if given(args, "workspace"):
         from seq2engine.export.artifact.build_flags import bytes_from_text
 
         yield from problem(partial(bytes_from_text, args.workspace))
+
+
+def benchmarks(args: argparse.Namespace) -> Iterator[str]:
+    from seq2engine.commands.bench import bench_usage
+
+    yield from bench_usage(args)
 
 
 def training(args: argparse.Namespace) -> Iterator[str]:

@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.common.progress import Progress
-from seq2engine.common.reports import report_files
-from seq2engine.errors import Seq2EngineError, UsageError
+from seq2engine.errors import Seq2EngineError
 from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
+from seq2engine.flags.shared import (
+    Commands,
+    add_command,
+    add_draft,
+    add_json,
+    add_provider,
+    add_references,
+    progress_for,
+    references_from_args,
+)
 
 if TYPE_CHECKING:
     from seq2engine.benchmarks.cases import Case
+    from seq2engine.benchmarks.options import BenchOptions
     from seq2engine.benchmarks.result import BenchResult
     from seq2engine.model.config import ModelConfig
 
 BACKENDS = ("torch", "onnxruntime", "tensorrt")
 COMPARE = "compare"  # in place of a bundle; a bundle of that name is ./compare
-AXES = {"batch": "batch", "beam": "beam", "source": "source", "output": "target"}  # flag -> size of a case
+AXES = ("batch", "beam", "source-length", "max-length")  # flags of a sweep
+
+
+def add_parser(commands: Commands) -> None:
+    renamed = {"--lengths": "--max-length", "--output": "--max-length", "--source": "--source-length"}
+    summary = "time encoder, step and whole decodes, outputs compared first"
+    sub = add_command(commands, "bench", run_bench, summary, renamed)
+    add_bench_flags(sub)
+    add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
+    sub.add_argument("--count", type=int, help="references to decode (default: all)")
+    add_provider(sub)
+    add_draft(sub)
+    add_json(sub)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    return compare_benches(args) if args.bundle[0] == COMPARE else run_arms(args)
 
 
 def add_bench_flags(sub: argparse.ArgumentParser) -> None:
@@ -55,12 +80,14 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         metavar="BxKxSxT",
         help="cases: batch x beam x source x output, such as 8x4x32x32",
     )
-    add_numbers(sub, "--lengths", "T", "every case at each of these output lengths: cost curves")
+    add_numbers(sub, "--max-length", "T", "output lengths: every case at each of these, or those of a sweep")
     sub.add_argument(
-        "--sweep", action="store_true", help="the grid of batch 1 8 32, beam 1 4, source 32 128 and output 32 128"
+        "--sweep",
+        action="store_true",
+        help="the grid of batch 1 8 32, beam 1 4, source length 32 128 and output length 32 128",
     )
-    for flag in AXES:
-        add_numbers(sub, f"--{flag}", "N", f"a sweep with these values of {flag}")
+    for flag in AXES[:-1]:
+        add_numbers(sub, f"--{flag}", "N", f"a sweep with these values of {flag.replace('-', ' ')}")
     sub.add_argument(
         "--scenario",
         action=Listed,
@@ -104,66 +131,29 @@ def is_peer(word: str) -> bool:
     return word.partition(" ")[0] in ("all", "ctranslate2", "transformers", "optimum", "openvino")
 
 
-def run_arms(
-    args: argparse.Namespace,
-    references: Callable[[argparse.Namespace], dict[str, list[str]] | None],
-    progress: Callable[[argparse.Namespace], Progress],
-) -> int:
+def run_arms(args: argparse.Namespace) -> int:
     """Times what is asked for; the report is there after the first case, and has every finished one at any time."""
-    from seq2engine.benchmarks.checks import Asked, check_bench
-    from seq2engine.benchmarks.machine import usable_cores
+    from seq2engine.benchmarks.checks import check_bench
+    from seq2engine.benchmarks.options import plan_from_options
     from seq2engine.benchmarks.report.page import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
+    from seq2engine.common.reports import report_files
     from seq2engine.export.artifact.bundle import open_bundle
-    from seq2engine.export.artifact.default_precision import shared_precision
 
-    if len(args.bundle) > 1:
-        raise UsageError(f"{len(args.bundle)} bundles, expected one; or two results: bench compare BEFORE AFTER")
     bundle = open_bundle(args.bundle[0])
-    cases, wrong = cases_from_args(args, bundle.config)
-    if args.count is not None and args.references is None:
-        wrong.append("--count without --references, of which it is the number")
-    precisions = args.precision or [shared_precision(bundle, args.backend)]
-    threads = usable_cores() if args.threads is None else args.threads
-    asked = Asked(
-        args.backend,
-        precisions,
-        cases,
-        args.rounds,
-        threads,
-        args.scenario,
-        args.bound,
-        args.peers,
-        provider=args.provider,
-        draft=args.draft,
-    )
-    check_bench(bundle, asked, wrong)
-    files = report_files(bundle.root, "bench", " ".join((*args.backend, *precisions)), args.out)
+    options = options_from_args(args, cases_from_args(args, bundle.config))
+    plan = plan_from_options(bundle, options)
+    check_bench(plan)
+    files = report_files(bundle.root, "bench", " ".join((*options.backends, *plan.precisions)), args.out)
     kept: list[BenchResult] = []
 
     def keep(result: BenchResult) -> None:
         files.write(bench_html(result), result.to_json())
         kept.append(result)
 
+    options = dataclasses.replace(options, references=references_from_args(args))
     try:
-        result = bench_bundle(
-            bundle,
-            backends=args.backend,
-            precisions=precisions,
-            cases=cases,
-            rounds=args.rounds,
-            threads=threads,
-            progress=progress(args),
-            references=references(args),
-            provider=args.provider,
-            draft=args.draft,
-            peers=args.peers,
-            quick=args.quick,
-            export_times=args.export_times,
-            scenarios=args.scenario,
-            bound_ms=args.bound,
-            keep=keep,
-        )
+        result = bench_bundle(bundle, options, progress_for(args), keep)
     except (KeyboardInterrupt, Seq2EngineError):
         if kept:
             print(f"{kept[-1].interrupted}, which are in: {files.page}", file=sys.stderr)
@@ -173,27 +163,63 @@ def run_arms(
     return 0
 
 
-def cases_from_args(args: argparse.Namespace, config: ModelConfig) -> tuple[tuple[Case, ...], list[str]]:
-    """The cases that the flags name, and what is wrong with those flags."""
-    from seq2engine.benchmarks.cases import (
-        case_text_problems,
-        cases_at_lengths,
-        cases_for,
-        cases_from_grid,
-        cases_from_text,
+def bench_usage(args: argparse.Namespace) -> list[str]:
+    """What is wrong with the flags, whatever the bundle holds."""
+    if args.bundle[0] == COMPARE:
+        right = "compare takes two results, as in: seq2engine bench compare BEFORE.json AFTER.json"
+        return [right] if len(args.bundle) != 3 else []
+    from seq2engine.benchmarks.cases import case_text_problems, cases_from_text
+    from seq2engine.benchmarks.checks import usage_problems
+
+    wrong = case_text_problems(args.case or [])
+    if len(args.bundle) > 1:
+        wrong.append(f"{len(args.bundle)} bundles, expected one; or two results: bench compare BEFORE AFTER")
+    if args.case and (sweep_of(args) or args.sweep):
+        wrong.append("cases and a sweep, expected either; leave out --case, or the sizes of the sweep")
+    if args.count is not None and args.references is None:
+        wrong.append("--count without --references, of which it is the number")
+    for flag in AXES:
+        sizes = getattr(args, flag.replace("-", "_")) or []
+        wrong += [f"--{flag} {size}, expected at least 1" for size in sizes if size < 1]
+    cases = None if wrong or not args.case else cases_from_text(args.case)
+    return wrong + usage_problems(options_from_args(args, cases))
+
+
+def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) -> BenchOptions:
+    """All but the references, which are read when nothing else is wrong."""
+    from seq2engine.benchmarks.options import BenchOptions
+
+    return BenchOptions(
+        backends=args.backend,
+        precisions=args.precision,
+        cases=cases,
+        rounds=args.rounds,
+        threads=args.threads,
+        provider=args.provider,
+        draft=args.draft,
+        peers=args.peers,
+        scenarios=args.scenario,
+        bound_ms=args.bound,
+        quick=args.quick,
+        export_times=args.export_times,
     )
 
-    grid = {size: getattr(args, flag) for flag, size in AXES.items() if getattr(args, flag)}
-    wrong = case_text_problems(args.case or [])
-    if args.case and (grid or args.sweep):
-        wrong.append("cases and a sweep, expected either; leave out --case, or the sizes of the sweep")
-    if wrong:
-        return (), wrong
-    if args.case:
-        cases = cases_from_text(args.case)
-    else:
-        cases = cases_from_grid(config, grid) if grid or args.sweep else cases_for(config)
-    return cases_at_lengths(cases, args.lengths) if args.lengths else cases, []
+
+def sweep_of(args: argparse.Namespace) -> dict[str, list[int]]:
+    """Sizes that make a sweep; output lengths alone make none, but give every case each of them."""
+    sizes = {"batch": args.batch, "beam": args.beam, "source": args.source_length}
+    return {axis: values for axis, values in sizes.items() if values}
+
+
+def cases_from_args(args: argparse.Namespace, config: ModelConfig) -> tuple[Case, ...]:
+    """The cases that the flags name."""
+    from seq2engine.benchmarks.cases import cases_at_lengths, cases_for, cases_from_grid, cases_from_text
+
+    sweep = sweep_of(args)
+    if sweep or args.sweep:
+        return cases_from_grid(config, {**sweep, "target": args.max_length or []})
+    cases = cases_from_text(args.case) if args.case else cases_for(config)
+    return cases_at_lengths(cases, args.max_length) if args.max_length else cases
 
 
 def compare_benches(args: argparse.Namespace) -> int:
@@ -201,8 +227,6 @@ def compare_benches(args: argparse.Namespace) -> int:
     from seq2engine.benchmarks.comparison import compare_results, comparison_table
     from seq2engine.benchmarks.result_files import result_from_path
 
-    if len(args.bundle) != 3:
-        raise UsageError("compare takes two results, as in: seq2engine bench compare BEFORE.json AFTER.json")
     before, after = (result_from_path(Path(name)) for name in args.bundle[1:])
     found = compare_results(before, after, args.slower, args.relative, args.anyway)
     print(found.to_json().rstrip() if args.json else comparison_table(found))

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import BuildError
-from seq2engine.flags.lists import MOST_PRECISE, Listed, is_range, is_target
+from seq2engine.flags.lists import MOST_PRECISE, Listed, is_gpu, is_range
 from seq2engine.flags.precision import say_precision
+from seq2engine.flags.shared import Commands, add_command, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -23,18 +23,28 @@ if TYPE_CHECKING:
 RANGES = {  # option -> field of ShapeRanges, and what it counts
     "batch": ("batch", "sources"),
     "beam": ("beam", "beams"),
-    "source": ("source", "source tokens"),
-    "length": ("target", "output tokens"),
+    "source_length": ("source", "source tokens"),
+    "max_length": ("target", "output tokens"),
 }
+
+
+OLD_RANGES = {"--source": "--source-length", "--length": "--max-length"}
+
+
+def add_parser(commands: Commands) -> None:
+    renamed = {**OLD_RANGES, "--target": "--gpu", "--cache": "--engine-cache", "--no-cache": "--no-engine-cache"}
+    add_build_flags(add_command(commands, "build", run_build, "build TensorRT engines of a bundle", renamed))
+    summary = "give a bundle engines by swapping the weights of those of another one"
+    add_refit_flags(add_command(commands, "refit", run_refit, summary))
 
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle folder")
-    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every target)")
-    add_targets(sub, "GPUs by compute capability, such as sm89,sm120")
+    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every GPU)")
+    add_gpus(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():
         sub.add_argument(
-            f"--{name}",
+            f"--{name.replace('_', '-')}",
             action=Listed,
             fits=is_range,
             metavar="RANGE",
@@ -49,15 +59,15 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
     sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
     sub.add_argument(
-        "--cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
+        "--engine-cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
     )
-    sub.add_argument("--no-cache", action="store_true", help="neither look into the cache nor add to it")
+    sub.add_argument("--no-engine-cache", action="store_true", help="neither look into the engine cache nor add to it")
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built at once (default: %(default)s)")
     sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
 
 
-def add_targets(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--target", action=Listed, fits=is_target, default=[], metavar="SM", help=what)
+def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--gpu", action=Listed, fits=is_gpu, default=[], metavar="SM", help=what)
 
 
 def run_build(args: argparse.Namespace) -> int:
@@ -76,10 +86,10 @@ def run_build(args: argparse.Namespace) -> int:
     trt = load_tensorrt(args.flavour)
     precision = build_precision(args, bundle, trt)
     first, *narrower = profiles_from_args(args, bundle, precision)
-    check_targets(trt, args.target, precision, bundle.root)  # all, before the first build
-    say_precision(args, bundle, precision, "every target runs")
+    check_targets(trt, args.gpu, precision, bundle.root)  # all, before the first build
+    say_precision(args, bundle, precision, "every GPU runs")
     passports: list[Passport] = []
-    groups = target_groups(args.target)
+    groups = target_groups(args.gpu)
     names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
     for targets, name in zip(groups, names, strict=True):
         passports.append(
@@ -91,10 +101,10 @@ def run_build(args: argparse.Namespace) -> int:
                 args.slots,
                 args.flavour,
                 args.force,
-                progress_of(args),
+                progress_for(args),
                 narrower,
                 flags,
-                None if args.no_cache else args.cache or default_cache(),
+                None if args.no_engine_cache else args.engine_cache or default_cache(),
                 args.rebuild,
                 args.jobs,
                 name,
@@ -122,7 +132,7 @@ def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
     if args.precision is not None:
         bundle.require(args.precision)
         return str(args.precision)
-    return precision_to_build(bundle, args.target, hasattr(trt, "ComputeCapability"))
+    return precision_to_build(bundle, args.gpu, hasattr(trt, "ComputeCapability"))
 
 
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:
@@ -139,7 +149,7 @@ def run_refit(args: argparse.Namespace) -> int:
     from seq2engine.inspection.describe import engine_text
 
     bundle = open_bundle(args.bundle)
-    passport = refit_engines(bundle, args.source, args.engine, args.force, progress_of(args))
+    passport = refit_engines(bundle, args.source, args.engine, args.force, progress_for(args))
     print(passport.to_json().rstrip() if args.json else engine_text(passport, bundle.config))
     return 0
 
@@ -152,12 +162,15 @@ def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str)
     given = {flag: texts for flag in RANGES if (texts := getattr(args, flag)) is not None}
     count = max((len(texts) for texts in given.values()), default=1)
     if wrong := {flag: len(texts) for flag, texts in given.items() if len(texts) not in (1, count)}:
-        listed = ", ".join(f"{number} of --{flag}" for flag, number in wrong.items())
+        listed = ", ".join(f"{number} of --{flag.replace('_', '-')}" for flag, number in wrong.items())
         raise BuildError(f"{count} profiles need one range or {count} of every option, not {listed}")
     return [
         dataclasses.replace(
             default_ranges(bundle.config, precision, bundle.cache_form),
-            **{RANGES[flag][0]: range_from_text(texts[number % len(texts)], flag) for flag, texts in given.items()},
+            **{
+                RANGES[flag][0]: range_from_text(texts[number % len(texts)], flag.replace("_", "-"))
+                for flag, texts in given.items()
+            },
         )
         for number in range(count)
     ]
@@ -165,7 +178,3 @@ def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str)
 
 def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seq2engine" / "engines"
-
-
-def progress_of(args: argparse.Namespace) -> Progress:
-    return silent if args.quiet else ProgressPrinter()

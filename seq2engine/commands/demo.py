@@ -1,123 +1,21 @@
-"""The whole story on this machine, without a GPU: a trained model from weights to text, every stage shown.
-
-The shipped grapheme-to-phoneme model is exported, checked and timed, with its error rates beside each precision; and
-TensorRT engines of the larger `base` preset show what a GPU would be given to do.
-"""
+"""`seq2engine demo`: every stage on the shipped model, without a GPU."""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 from pathlib import Path
 
-from seq2engine.benchmarks.cases import Case
-from seq2engine.benchmarks.report.page import bench_html, bench_table
-from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.common.progress import Progress
-from seq2engine.common.reports import report_files
-from seq2engine.common.tables import text_table
-from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.artifact.passport import Passport
-from seq2engine.export.artifact.profiles import Range
-from seq2engine.export.engines.to_engine import default_ranges, engines_from_onnx
-from seq2engine.exporting import onnx_from_model
-from seq2engine.model.checkpoint import load_checkpoint, random_model
-from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-from seq2engine.runtime.model_options import options_from_session
-from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.report.page import parity_html, report_name
-from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.quality.metrics import References, references_from_file
-from seq2engine.runtime.text.translate import translate
-
-TARGET = "sm89"
-BEAM = 4
-WORDS = ("transformer", "encoder", "attention", "pharaoh", "knight", "quay")
-TEST_WORDS = 400  # of the test split: enough to see a precision that hurts, few enough for a demo
-THREADS = 1  # for a model this small a second thread costs more than it brings
+from seq2engine.flags.shared import Commands, add_command, progress_for
 
 
-def demo(out: Path, progress: Progress) -> str:
-    """Runs every stage into `out` (replacing what an earlier demo left) and returns the closing summary."""
-    shipped = shipped_checkpoint("g2p")
-    references = references_from_file(shipped / TEST_SPLIT, TEST_WORDS)
-    bundle = onnx_from_model(
-        load_checkpoint(shipped),
-        out / "g2p",
-        ("fp32", "fp16"),
-        force=True,
-        progress=progress,
-        companions=shipped,
-    )
-    base = onnx_from_model(random_model("base"), out / "base", ("fp32", "fp16"), force=True, progress=progress)
-    engines = [
-        (name, engine_stage(made, precision, beam, progress))
-        for name, made in (("g2p", bundle), ("base", base))
-        for precision in made.precisions
-        for beam in (1, BEAM)
-    ]
-    verdicts = [parity_stage(bundle, precision, references, progress) for precision in bundle.precisions]
-    files = report_files(bundle.root, "bench", "demo")
-    bench = bench_bundle(
-        bundle,
-        backends=("torch", "onnxruntime"),
-        precisions=bundle.precisions,
-        cases=(Case("1x1x9x9", 1, 1, 9, 9), Case("8x4x9x9", 8, BEAM, 9, 9)),
-        rounds=10,
-        threads=THREADS,
-        progress=progress,
-        references=references,
-    )
-    files.write(bench_html(bench), bench.to_json())
-    made = [
-        ("checkpoint", shipped),
-        ("ONNX graphs", bundle.root / "onnx"),
-        ("TensorRT engines", base.root / "engines"),
-        ("parity report", verdicts[0][1]),
-        ("benchmark report", files.page),
-    ]
-    return "\n\n".join(
-        [
-            launch_table(engines),
-            text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
-            "\n".join(told for told, _ in verdicts),
-            bench_table(bench),
-            text_table(("made", "where"), made),
-        ]
-    )
+def add_parser(commands: Commands) -> None:
+    summary = "the whole pipeline on small seeded models, on this machine, without a GPU"
+    sub = add_command(commands, "demo", run_demo, summary)
+    sub.add_argument("--out", type=Path, default=Path("out/demo"), help="folder to write (default: %(default)s)")
 
 
-def engine_stage(bundle: Bundle, precision: str, beam: int, progress: Progress) -> Passport:
-    ranges = dataclasses.replace(default_ranges(bundle.config), beam=Range(beam, beam, beam))
-    return engines_from_onnx(bundle, [TARGET], ranges, precision, progress=progress)
+def run_demo(args: argparse.Namespace) -> int:
+    from seq2engine.commands.demo_stages import demo
 
-
-def parity_stage(bundle: Bundle, precision: str, references: References, progress: Progress) -> tuple[str, Path]:
-    report = report_files(bundle.root, "parity", report_name("onnxruntime", None, precision))
-    result = parity_of(
-        bundle, precision=precision, beam=BEAM, threads=THREADS, progress=progress, references=references
-    )
-    report.write(parity_html(result), result.to_json())
-    rates = ", ".join(
-        f"{quality.search} PER {quality.marked.tokens:.1%} WER {quality.marked.lines:.1%}"
-        for quality in result.quality[result.candidate]
-    )
-    return "\n".join(filter(None, (f"{result.verdict_line}; {rates}", result.cost_line))), report.page
-
-
-def launch_table(engines: list[tuple[str, Passport]]) -> str:
-    """Kernel launches of the decoder steps, read from the engines; they were built here, without a GPU."""
-    rows = [
-        (
-            f"{name} decoder step, {passport.precision}, beam {passport.ranges.beam.max}",
-            passport.engines["decoder_step"].launches,
-            f"{passport.engines['decoder_step'].fused_attentions} of {passport.engines['decoder_step'].attentions}",
-        )
-        for name, passport in engines
-    ]
-    return text_table((f"TensorRT engine for {TARGET}", "launches", "fused attentions"), rows)
-
-
-def spoken(bundle: Bundle) -> list[tuple[str, str]]:
-    with open_session(bundle, threads=THREADS) as session:
-        texts = translate(session, bundle.tokenizer(), WORDS, options_from_session(session, beam=BEAM))
-    return list(zip(WORDS, texts, strict=True))
+    print(demo(args.out, progress_for(args)))
+    return 0

@@ -22,6 +22,7 @@ from typing import Any
 
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.machine import environment, load_average, usable_cores
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.report.page import bench_table
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.common.about import about_rows
@@ -154,7 +155,7 @@ def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:
 
 def bench_stage(bundle: Bundle, rounds: int, precisions: Sequence[str]) -> Stage:
     cases = (Case("1x1x9x9", 1, 1, 9, 9), Case("8x4x9x9", 8, BEAM, 9, 9), Case("32x4x9x9", 32, BEAM, 9, 9))
-    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), precisions, cases, rounds)
+    result = bench_bundle(bundle, BenchOptions(("onnxruntime", "tensorrt"), precisions, cases, rounds))
     return Stage("benchmark", True, bench_table(result), json.loads(result.to_json()))
 
 

@@ -7,9 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seq2engine.flags.shared import Commands, add_command
+
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
     from seq2engine.export.engines.foreign_step import ForeignStep
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "show what a bundle holds: graphs, precision census, engines, launches"
+    add_inspect_flags(add_command(commands, "inspect", run_inspect, summary))
 
 
 def add_inspect_flags(sub: argparse.ArgumentParser) -> None:

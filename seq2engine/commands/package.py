@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seq2engine.commands.build import RANGES, profiles_from_args
-from seq2engine.common.progress import ProgressPrinter, silent
+from seq2engine.commands.build import OLD_RANGES, RANGES, profiles_from_args
+from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, progress_for
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "make a folder that a GPU machine can verify with TensorRT and numpy alone"
+    sub = add_command(commands, "package", run_package, summary, renamed=OLD_RANGES)
+    add_bundle(sub)
+    add_package_flags(sub)
+    add_json(sub)
 
 
 def add_package_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +23,10 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
     for name, (_, what) in RANGES.items():
         parser.add_argument(
-            f"--{name}", nargs=1, metavar="RANGE", help=f"{what}, for build.py: one number, or least:usual:most"
+            f"--{name.replace('_', '-')}",
+            nargs=1,
+            metavar="RANGE",
+            help=f"{what}, for build.py: one number, or least:usual:most",
         )
     parser.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
     parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
@@ -42,7 +53,7 @@ def run_package(args: argparse.Namespace) -> int:
         force=args.force,
         seed=args.seed,
         threads=args.threads,
-        progress=silent if args.quiet else ProgressPrinter(),
+        progress=progress_for(args),
         texts=() if args.texts is None else texts_from_file(args.texts),
     )
     if args.json:

@@ -11,17 +11,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.common.progress import ProgressPrinter, silent
-from seq2engine.common.reports import SUFFIXES, ReportFiles, report_files
 from seq2engine.errors import UsageError
 from seq2engine.flags.lists import Listed, Maybe, one_of
 from seq2engine.flags.precision import precisions_from_args
+from seq2engine.flags.shared import (
+    Commands,
+    add_backend,
+    add_bundle,
+    add_command,
+    add_json,
+    add_references,
+    progress_for,
+    references_from_args,
+)
 
 if TYPE_CHECKING:
+    from seq2engine.common.reports import ReportFiles
     from seq2engine.export.artifact.bundle import Bundle
     from seq2engine.runtime.parity.run import ParityOptions
 
 RANDOM_SOURCES = 64  # of a parity without references
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "compare a backend with PyTorch, or any two: graphs, tensors, steps, whole decodes"
+    sub = add_command(commands, "parity", run_parity, summary)
+    add_bundle(sub)
+    add_backend(sub, several=True)
+    add_references(sub, "decode these instead of random sources, and count both sides' error rates")
+    add_parity_flags(sub)
+    add_json(sub)
 
 
 def add_parity_flags(sub: argparse.ArgumentParser) -> None:
@@ -62,17 +81,6 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--row", type=int, action="append", default=[], help="a source to hunt with, by its number")
 
 
-def references_from_args(args: argparse.Namespace) -> dict[str, list[str]] | None:
-    from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-    from seq2engine.runtime.quality.metrics import references_from_file
-
-    if args.references is None:
-        return None
-    scheme, _, name = args.references.partition(":")
-    path = shipped_checkpoint(name) / TEST_SPLIT if scheme == "shipped" else Path(args.references)
-    return references_from_file(path, args.count)
-
-
 def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.runtime.parity.gate import broken_of, gate_from_file
@@ -88,7 +96,7 @@ def run_parity(args: argparse.Namespace) -> int:
     options = options_from_args(args)
     precisions = precisions_from_args(args, bundle)
     files = files_from_args(args, bundle, precisions, options)  # a place that cannot be written to is refused now
-    results = parities_of(bundle, precisions, args.backend, options, silent if args.quiet else ProgressPrinter())
+    results = parities_of(bundle, precisions, args.backend, options, progress_for(args))
     failed, broken = False, []
     for result, report in zip(results, files, strict=True):
         report.write(parity_html(result), result.to_json())
@@ -132,6 +140,7 @@ def files_from_args(
     args: argparse.Namespace, bundle: Bundle, precisions: Sequence[str], options: ParityOptions
 ) -> list[ReportFiles]:
     """Where the report of each precision goes; before the work, so that a wrong place costs none."""
+    from seq2engine.common.reports import SUFFIXES, report_files
     from seq2engine.runtime.parity.report.page import report_name
 
     if args.out is not None and args.out.suffix in SUFFIXES and len(precisions) > 1:

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.commands.build import add_targets, progress_of
+from seq2engine.commands.build import add_gpus
 from seq2engine.commands.run import add_languages, lines_from_input
 from seq2engine.common.tables import text_table
 from seq2engine.common.terminal import columns_of
 from seq2engine.flags.lists import MOST_PRECISE
+from seq2engine.flags.shared import Commands, add_command, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 DECODED = 200
 ITEM_BYTES = {"float32": 4, "float16": 2}
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "choose profiles for a file of real requests, and say how to build them"
+    add_plan_flags(add_command(commands, "plan", run_plan, summary, renamed={"--target": "--gpu"}))
 
 
 def add_plan_flags(sub: argparse.ArgumentParser) -> None:
@@ -34,8 +40,8 @@ def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     add_languages(sub)
     sub.add_argument("--batch", metavar="RANGE", default="1:8:32", help="sources at once (default: %(default)s)")
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
-    sub.add_argument("--precision", help=f"of the engine to build (default: {MOST_PRECISE} every target)")
-    add_targets(sub, "GPUs to build for, such as sm89")
+    sub.add_argument("--precision", help=f"of the engine to build (default: {MOST_PRECISE} every GPU)")
+    add_gpus(sub, "GPUs to build for, such as sm89")
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
@@ -46,7 +52,7 @@ def run_plan(args: argparse.Namespace) -> int:
     from seq2engine.export.engines.plan import histogram_text, plan_from_lengths
 
     bundle = open_bundle(args.bundle)
-    precision = args.precision or precision_to_build(bundle, args.target)
+    precision = args.precision or precision_to_build(bundle, args.gpu)
     bundle.require(precision)
     graphs = bundle.manifest.graphs[precision].values()
     lengths, beam = lengths_from_args(args, bundle)
@@ -66,7 +72,7 @@ def run_plan(args: argparse.Namespace) -> int:
     ]
     plan = plans[-1]
     words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]
-    command = " ".join([*words, *(["--target", *args.target] if args.target else []), *plan.build_options()])
+    command = " ".join([*words, *(["--gpu", *args.gpu] if args.gpu else []), *plan.build_options()])
     if args.json:
         print(json.dumps({**values_of(plan), "command": command}, indent=2))
         return 0
@@ -94,7 +100,7 @@ def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tu
     with open_session(bundle) as session:
         first = first_token(session, tokenizer, args.target_language)
         options = options_from_session(session, beam=beam, forced_bos=first)
-        return lengths_by_decoding(session, sources, options, args.count, progress_of(args)), beam
+        return lengths_by_decoding(session, sources, options, args.count, progress_for(args)), beam
 
 
 def values_of(plan: ShapePlan) -> dict[str, object]:

@@ -18,6 +18,7 @@ from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
 from seq2engine.flags.precision import precision_from_args, say_precision
 from seq2engine.flags.search import add_search_flags, options_from_args, prefixes_from_args
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft
 
 if TYPE_CHECKING:
     from seq2engine.model.tokenizers.base import Coder
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16  # bytes read at once
 LARGE = 1 << 14  # bytes of a file from which progress is shown
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "decode lines: text where the bundle has a tokenizer, else token ids"
+    sub = add_command(commands, "run", run_run, summary)
+    add_bundle(sub)
+    add_backend(sub)
+    add_draft(sub)
+    add_run_flags(sub)
 
 
 def add_run_flags(sub: argparse.ArgumentParser) -> None:

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.commands.run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
 from seq2engine.flags.precision import precision_from_args, say_precision
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command
 
 if TYPE_CHECKING:
     from seq2engine.model.tokenizers.base import Coder, Tokenizer
     from seq2engine.runtime.text.scoring import ScoredLine
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "score given outputs: log-probability and perplexity of lines of source<TAB>target"
+    sub = add_command(commands, "score", run_score, summary)
+    add_bundle(sub)
+    add_backend(sub)
+    add_score_flags(sub)
 
 
 def add_score_flags(sub: argparse.ArgumentParser) -> None:

@@ -6,8 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from seq2engine.common.progress import ProgressPrinter, silent
 from seq2engine.errors import RequestError
+from seq2engine.flags.shared import Commands, add_command, progress_for
+
+
+def add_parser(commands: Commands) -> None:
+    renamed = {"--max-source": "--source-length", "--max-target": "--max-length"}
+    summary = "train a model on parallel text: TSV, or two aligned files"
+    add_train_flags(add_command(commands, "train", run_train, summary, renamed))
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +35,11 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         ("--positions", str, "sinusoidal, learned or rotary (default: sinusoidal)"),
         ("--activation", str, "relu, gelu or silu (default: relu)"),
         ("--dropout", float, "(default: 0.1)"),
-        ("--max-source", int, "most source tokens; longer pairs are left out (default: 128)"),
-        ("--max-target", int, "most target tokens (default: 128)"),
     ):
         parser.add_argument(flag, type=kind, help=help_text)
+    longest = "tokens that the model takes; longer pairs are left out (default: 128)"
+    parser.add_argument("--source-length", dest="max_source", type=int, metavar="N", help=f"most source {longest}")
+    parser.add_argument("--max-length", dest="max_target", type=int, metavar="N", help=f"most output {longest}")
     for flag, kind, help_text in (
         ("--epochs", int, "times through the data (default: 20)"),
         ("--minutes", float, "stop after that long, with what has been learnt by then"),
@@ -78,7 +85,7 @@ def run_train(args: argparse.Namespace) -> int:
             text=TextOptions(args.source_split, args.target_split, args.lower),
             options=TrainOptions(**{name: given[name] for name in fields if name in given}),
             force=args.force,
-            progress=silent if args.quiet else ProgressPrinter(),
+            progress=progress_for(args),
             command=args.command_line,
         )
     except KeyboardInterrupt:

@@ -1,20 +1,28 @@
-"""Progress of long work: the worker reports a stage and how much of it is done; a terminal shows a bar, a log lines."""
+"""Progress of long work: the worker reports a stage and how much of it is done; a terminal shows a bar, a log lines.
+
+`rich` draws the bar, in the colours and characters that the terminal has. Its live display is not used: it hides the
+cursor and draws from a thread of its own, which a killed process would leave behind.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from seq2engine.common.terminal import columns_of, cut_to, width_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BAR, SHORTEST_BAR = 24, 8  # columns
 NARROW = 40  # columns of a terminal below which words are worth more than a bar
 
 
 class Progress(Protocol):
-    """Told what is being done, the fraction of it that is done, and how it goes in a few words."""
+    """Called with the stage, the fraction of it that is done, and a few words of detail."""
 
     def __call__(self, stage: str, fraction: float, detail: str = "") -> None: ...
 
@@ -77,8 +85,21 @@ class ProgressPrinter:
         if columns + 1 < NARROW:
             return cut_to(text, columns)
         length = min(BAR, max(SHORTEST_BAR, columns - 1 - width_of(text)))
-        bar = "█" * round(fraction * length)
-        return f"{bar:░<{length}} {cut_to(text, columns - length - 1)}"
+        return f"{self.bar(fraction, length)} {cut_to(text, columns - length - 1)}"
+
+    @cached_property
+    def console(self) -> Console:
+        from rich.console import Console  # imported late: most commands show no bar
+
+        return Console(file=self.stream)
+
+    def bar(self, fraction: float, length: int) -> str:
+        from rich.progress_bar import ProgressBar
+
+        with self.console.capture() as drawn:
+            self.console.print(ProgressBar(total=1.0, completed=fraction, width=length), end="")
+        bar = drawn.get().rstrip("\n")
+        return bar if "\x1b" in bar else f"{bar:<{length}}"  # without colours the rest of a bar is not drawn
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import unicodedata
 from typing import TextIO
 
 CUT = "…"
@@ -25,24 +24,15 @@ def width_of(text: str) -> int:
     """Columns that a text takes: two for a wide character, none for an accent on another one."""
     if text.isascii():
         return len(text)
-    return sum(map(character_width, text))
+    from rich.cells import cell_len  # imported late: most texts are ASCII
 
-
-def character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return cell_len(text)
 
 
 def cut_to(text: str, columns: int) -> str:
     """The text, or as much of it as so many columns hold, with a sign that there was more."""
     if width_of(text) <= columns:
         return text
-    room = columns - width_of(CUT)
-    kept = []
-    for character in text:
-        room -= character_width(character)
-        if room < 0:
-            break
-        kept.append(character)
-    return "".join(kept) + (CUT if columns > 0 else "")
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, columns - width_of(CUT)).rstrip() + CUT if columns > 0 else ""

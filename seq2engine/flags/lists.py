@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from seq2engine.export.contract import PRECISIONS
@@ -76,6 +76,8 @@ class Maybe(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
 
+    renamed: Mapping[str, str] = {}  # flags of older versions -> what they are called now
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
@@ -119,6 +121,7 @@ class Parser(argparse.ArgumentParser):
                 free -= 1
                 placed.append(word)
                 continue
+            self.refuse_old_name(word)
             action = self.action_of(word)
             if action is None or "=" in word:
                 flags.append(word)
@@ -130,6 +133,11 @@ class Parser(argparse.ArgumentParser):
             del rest[: len(values)]
             flags.append(f"{word}={','.join(values)}" if values else word)
         return [*placed, *flags]
+
+    def refuse_old_name(self, word: str) -> None:
+        name = word.partition("=")[0]
+        if name in self.renamed:
+            self.error(f"{name} is now {self.renamed[name]}")
 
     def action_of(self, word: str) -> argparse.Action | None:
         """The flag that a word names, in full or by a beginning that only one has."""
@@ -175,7 +183,7 @@ def is_precision(word: str) -> bool:
     return word in PRECISIONS
 
 
-def is_target(word: str) -> bool:
+def is_gpu(word: str) -> bool:
     return re.fullmatch(r"(sm_?)?\d{2,3}|\d{1,2}\.\d", word) is not None
 
 

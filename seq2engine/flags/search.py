@@ -40,6 +40,12 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
     sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
     sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
+    sub.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=None,
+        help="do not stop at the end token: every output has --max-length tokens, for timing",
+    )
     add_rules(sub)
     add_alternatives(sub)
     add_sampling(sub)
@@ -192,6 +198,7 @@ def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Cod
         min_alternative_expansion_prob=args.min_alternative_expansion_prob,
         alignments=args.alignments,
         scores=args.scores or args.json,
+        ignore_eos=args.ignore_eos,
         no_repeat_ngram=args.no_repeat_ngram,
         source_no_repeat_ngram=args.source_no_repeat_ngram,
         repetition_penalty=args.repetition_penalty,

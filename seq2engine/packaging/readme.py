@@ -25,7 +25,7 @@ than Python 3.10 or later, an NVIDIA GPU with its driver, and what is in require
 | file | what |
 |---|---|
 | run_all.py | everything below in order, and one report; `--rounds` timed runs a batch size |
-| build.py | builds engines/; `--force` replaces engines, `--flavour tensorrt_rtx --target sm89` builds ahead of time |
+| build.py | builds engines/; `--force` replaces engines, `--flavour tensorrt_rtx --gpu sm89` builds ahead of time |
 | verify.py | parity alone: every tensor of recorded inputs against fp64, `--json FILE` |
 | decode.py | text in, text out{decoding}; reads lines where no text is given |
 | package.json | shapes of every input, budgets, expected outputs; sha256 of every file, checked before each command |

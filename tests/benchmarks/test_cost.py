@@ -12,8 +12,10 @@ from seq2engine.benchmarks import runner
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.ceiling import Ceiling
 from seq2engine.benchmarks.cost import peak_of_arm
+from seq2engine.benchmarks.options import BenchOptions, plan_from_options
 from seq2engine.benchmarks.peers.worker import peak_bytes
 from seq2engine.benchmarks.report.page import bench_html, bench_table
+from seq2engine.benchmarks.result import Arm
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
@@ -32,17 +34,22 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("footprint") / "small", ("fp32",))
 
 
+def peak_of(bundle: Bundle, precision: str) -> int:
+    plan = plan_from_options(bundle, BenchOptions(["onnxruntime"], [precision], [CASE], threads=1))
+    return peak_of_arm(plan, Arm("onnxruntime", precision, 0, 0.0), None)
+
+
 def test_memory_is_that_of_the_arm_alone(bundle: Bundle) -> None:
     """What this process holds is not charged to the one it starts, as getrusage would."""
     held = np.ones(120_000_000)  # 960 MB
     mine = peak_bytes()
     assert mine > held.nbytes
-    assert 1e7 < peak_of_arm(bundle, "onnxruntime", "fp32", 1, None, [CASE], 0) < mine / 2
+    assert 1e7 < peak_of(bundle, "fp32") < mine / 2
 
 
 def test_a_process_that_fails_says_why(bundle: Bundle) -> None:
-    with pytest.raises(SessionError, match=r"onnxruntime int8 failed in a process of its own.*holds no int8 graphs"):
-        peak_of_arm(bundle, "onnxruntime", "int8", 1, None, [CASE], 0)
+    with pytest.raises(SessionError, match=r"onnxruntime int8 failed in the process that .*holds no int8 graphs"):
+        peak_of(bundle, "int8")
 
 
 def test_a_system_that_does_not_tell_is_asked_another_way(tmp_path: Path) -> None:
@@ -51,7 +58,10 @@ def test_a_system_that_does_not_tell_is_asked_another_way(tmp_path: Path) -> Non
 
 def test_a_run_that_is_not_quick_has_it_all(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "ceiling_of", lambda threads: Ceiling(1e10, 1e11))
-    result = bench_bundle(bundle, ["onnxruntime"], cases=[CASE], rounds=1, threads=1, quick=False, export_times=True)
+    result = bench_bundle(
+        bundle,
+        BenchOptions(["onnxruntime"], cases=[CASE], rounds=1, threads=1, quick=False, export_times=True),
+    )
     arm = result.arms["onnxruntime fp32"]
     assert arm.peak_bytes is not None
     assert arm.export_seconds is not None

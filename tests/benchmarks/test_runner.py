@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from seq2engine.benchmarks import runner
+from seq2engine.benchmarks import arms, options, runner, timed_decode
 from seq2engine.benchmarks.cases import Case, sources_for
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.result import PARTS
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.benchmarks.split import PIECES
-from seq2engine.benchmarks.timed_decode import fixed_decode, repeated_step
+from seq2engine.benchmarks.timed_decode import PIECES, fixed_decode, repeated_step
 from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
@@ -94,13 +95,13 @@ def swap(monkeypatch, kind):
         session = open_session(bundle, backend, precision, threads)
         return kind(session) if backend == "onnxruntime" else session
 
-    monkeypatch.setattr(runner, "open_session", opener)
+    monkeypatch.setattr(arms, "open_session", opener)
 
 
 def test_every_arm_is_timed_in_every_part(any_bundle):
     told = []
     progress = lambda stage, fraction: told.append((stage, fraction))  # noqa: E731
-    result = bench_bundle(any_bundle, cases=[CASE, GREEDY], rounds=2, threads=1, progress=progress)
+    result = bench_bundle(any_bundle, BenchOptions(cases=[CASE, GREEDY], rounds=2, threads=1), progress)
     assert list(result.arms) == ["torch fp32", "onnxruntime fp32"]
     assert result.first == "torch fp32"
     assert result.cache_form == any_bundle.cache_form
@@ -125,10 +126,9 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
     assert {stage for stage, fraction in told if fraction == 1} == {stage for stage, _ in told}
 
 
-def test_drafts_are_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
+def test_speculative_decoding_is_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
     drafted = onnx_from_model(random_model(SMALL, 3), tmp_path / "b", ("fp32", "w8a8"))
-    result = bench_bundle(
-        drafted,
+    asked = BenchOptions(
         ["onnxruntime"],
         ["fp32", "w8a8"],
         [CASE, SINGLE],
@@ -137,7 +137,8 @@ def test_drafts_are_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
         quick=False,
         draft="w8a8",
     )
-    name = "onnxruntime fp32 drafts w8a8"
+    result = bench_bundle(drafted, asked)
+    name = "onnxruntime fp32 draft w8a8"
     assert list(result.arms) == ["onnxruntime fp32", "onnxruntime w8a8", name]
     assert result.arms[name].draft == "w8a8"
     assert result.arms[name].peak_bytes > 0
@@ -146,7 +147,7 @@ def test_drafts_are_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
 
 
 def test_arms_say_what_they_loaded(bundle):
-    result = bench_bundle(bundle.root, cases=[GREEDY], rounds=1, threads=1)
+    result = bench_bundle(bundle.root, BenchOptions(cases=[GREEDY], rounds=1, threads=1))
     on_disk = {
         "torch fp32": (bundle.root / "model.safetensors").stat().st_size,
         "onnxruntime fp32": sum(path.stat().st_size for path in (bundle.root / "onnx" / "fp32").iterdir()),
@@ -156,8 +157,8 @@ def test_arms_say_what_they_loaded(bundle):
 
 
 def test_threads_default_to_all_cores(bundle, monkeypatch):
-    monkeypatch.setattr(runner, "usable_cores", lambda: 1)
-    result = bench_bundle(bundle, backends=["onnxruntime"], cases=[GREEDY], rounds=1)
+    monkeypatch.setattr(options, "usable_cores", lambda: 1)
+    result = bench_bundle(bundle, BenchOptions(backends=["onnxruntime"], cases=[GREEDY], rounds=1))
     assert result.environment.threads == 1
     assert list(result.arms) == ["onnxruntime fp32"]
 
@@ -174,13 +175,13 @@ def test_arms_rest_only_where_workers_of_another_may_spin(bundle, monkeypatch, b
         return {name: Samples((1_000_000,) * rounds) for name in arms}
 
     monkeypatch.setattr(runner, "interleaved", interleaved)
-    bench_bundle(bundle, backends, cases=[GREEDY], rounds=1, threads=threads)
+    bench_bundle(bundle, BenchOptions(backends, cases=[GREEDY], rounds=1, threads=threads))
     assert asked == {f"bench: greedy, {part}": (runner.LEAD[part], rest) for part in PARTS}
 
 
 def test_an_arm_that_says_something_else_is_shown_as_differing(bundle, monkeypatch):
     swap(monkeypatch, Liar)
-    (case,) = bench_bundle(bundle, cases=[GREEDY], rounds=1, threads=1).cases
+    (case,) = bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1)).cases
     assert (case.arms["onnxruntime fp32"].equal, case.arms["onnxruntime fp32"].equal_timed) == (1, 1)
     assert case.same("torch fp32")
     assert not case.same("onnxruntime fp32")
@@ -189,14 +190,14 @@ def test_an_arm_that_says_something_else_is_shown_as_differing(bundle, monkeypat
 def test_an_arm_that_fails_is_a_failed_run(bundle, monkeypatch):
     swap(monkeypatch, Broken)
     with pytest.raises(SessionError, match=r"onnxruntime fp32 failed at case greedy, .* the encoder is on fire"):
-        bench_bundle(bundle, cases=[GREEDY], rounds=1, threads=1)
+        bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1))
 
 
 def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkeypatch):
-    monkeypatch.setattr(runner, "open_session", None)
+    monkeypatch.setattr(arms, "open_session", None)
     beyond = Case("long", batch=1, beam=1, source=65, target=99)
     with pytest.raises(UsageError) as refused:
-        bench_bundle(bundle, ["torch", "abacus", "torch"], ["fp16"], [beyond], rounds=0, threads=0)
+        bench_bundle(bundle, BenchOptions(["torch", "abacus", "torch"], ["fp16"], [beyond], rounds=0, threads=0))
     for problem in (
         "backend 'abacus', expected one of torch, onnxruntime",
         "backend 'torch' twice",
@@ -208,7 +209,38 @@ def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkey
     ):
         assert problem in str(refused.value)
     with pytest.raises(UsageError, match=re.escape("no backend to time; no precision to time; no case to time")):
-        bench_bundle(bundle, [], [], [])
+        bench_bundle(bundle, BenchOptions([], [], []))
+
+
+def test_the_decode_that_is_timed_is_generate_with_the_model_s_own_rules(tmp_path, monkeypatch):
+    """A loop of the benchmark's own would leave out what `generate` does, and time something else."""
+    (tmp_path / "generation.json").write_text('{"forced_bos": 5, "max_length": 4, "min_length": 2}')
+    bundle = onnx_from_model(random_model(SMALL), tmp_path / "bundle", ("fp32",), companions=tmp_path)
+    seen = []
+
+    def watched(session, sources, options, *more):
+        seen.append((type(session).__name__, len(sources), options.ignore_eos, options.forced_bos))
+        return generate(session, sources, options, *more)
+
+    monkeypatch.setattr(timed_decode, "generate", watched)
+    bench_bundle(bundle, BenchOptions(["onnxruntime"], cases=[CASE], rounds=2, threads=1))
+    counted, timed = ("CountedSession", 3, True, 5), ("WatchedSession", 3, True, 5)
+    assert seen == [counted] + [timed] * (runner.WARMUP + 2)
+
+
+def test_parallel_decodes_are_watched_each_on_its_own(bundle):
+    """Two workers at the same time: the pieces are their mean, and come to no more than the whole."""
+    with open_session(bundle, threads=1) as one, open_session(bundle, threads=1) as other:
+        session = Wrapped(one)
+        session.workers = SimpleNamespace(for_batch=lambda sources, rows: (one, other))
+        watched = timed_decode.WatchedSession(session)
+        generate(watched, sources_for(CASE, SMALL), SearchOptions(max_length=3, beam=2, ignore_eos=True))
+    assert len(watched.parallel) == 2
+    assert all(spent["step"] > 0 and spent["encoder"] > 0 for spent in watched.parallel)
+    assert not any(watched.spent.values())
+    split = watched.split(10**12)
+    assert sum(split.values()) == 10**12
+    assert split["step"] == sum(spent["step"] for spent in watched.parallel) // 2
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
@@ -227,8 +259,9 @@ def test_the_repeated_step_is_the_one_halfway(any_bundle, backend, case):
     """Again and again the same logits, and the best continuation of them is what the decode chose there."""
     sources = sources_for(case, SMALL)
     with open_session(any_bundle, backend, threads=1) as session:
-        decoded = fixed_decode(session, sources, SearchOptions(max_length=case.target, beam=case.beam))
-        again = repeated_step(session, *padded(sources, SMALL.pad_id), case, decoded.trail)
+        wanted = SearchOptions(max_length=case.target, beam=case.beam)
+        decoded = fixed_decode(session, sources, wanted)
+        again = repeated_step(session, *padded(sources, SMALL.pad_id), wanted, decoded.trail)
         first = np.array(again().logits)
         for _ in range(3):
             np.testing.assert_array_equal(again().logits, first)

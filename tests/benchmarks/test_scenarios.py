@@ -12,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.report.page import bench_html, bench_table
 from seq2engine.benchmarks.report.tables import figure_text
 from seq2engine.benchmarks.result import result_from_dict
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.benchmarks.scenarios import SCENARIOS, latencies, ragged_sources, run_scenarios, server_figures
+from seq2engine.benchmarks.scenarios import (
+    SCENARIOS,
+    ScenarioOptions,
+    latencies,
+    ragged_sources,
+    run_scenarios,
+    server_figures,
+)
 from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import UsageError
 from seq2engine.export.to_onnx import onnx_from_model
@@ -77,7 +85,7 @@ def test_sources_are_ragged_and_the_same_again() -> None:
 
 def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
     bundle = onnx_from_model(random_model(SMALL), f"{tmp_path}/bundle", ("fp32",))
-    result = bench_bundle(bundle, cases=[CASE], rounds=1, threads=1, scenarios=SCENARIOS, queries=4)
+    result = bench_bundle(bundle, BenchOptions(cases=[CASE], rounds=1, threads=1, scenarios=SCENARIOS, queries=4))
     assert [(found.scenario, found.arm) for found in result.scenarios] == [
         (scenario, arm) for scenario in ("single", "server", "offline") for arm in ("torch fp32", "onnxruntime fp32")
     ]
@@ -97,11 +105,11 @@ def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="unknown scenario burst, expected some of single, offline, server"):
-        run_scenarios(["single", "burst"], {}, CASE)
+        run_scenarios(ScenarioOptions(["single", "burst"]), {}, CASE)
     with pytest.raises(UsageError, match="a bound of 0 ms, expected more than 0"):
-        run_scenarios(["server"], {}, CASE, bound_ms=0)
+        run_scenarios(ScenarioOptions(["server"], bound_ms=0), {}, CASE)
     with pytest.raises(UsageError, match="a bound without the scenario server"):
-        run_scenarios(["single"], {}, CASE, bound_ms=5)
+        run_scenarios(ScenarioOptions(["single"], bound_ms=5), {}, CASE)
 
 
 def test_a_rate_that_cannot_be_had_is_no_zero() -> None:
@@ -115,7 +123,7 @@ def test_drafts_are_shown_where_single_sources_are_decoded(tmp_path: Path, beam:
     bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("fp32", "w8a8"))
     case = dataclasses.replace(CASE, beam=beam)
     asked = {"rounds": 1, "threads": 1, "scenarios": SCENARIOS, "queries": 3, "draft": "w8a8"}
-    result = bench_bundle(bundle, ["onnxruntime"], ["fp32"], [case], **asked)
-    drafted = [found.scenario for found in result.scenarios if "drafts" in found.arm]
+    result = bench_bundle(bundle, BenchOptions(["onnxruntime"], ["fp32"], [case], **asked))
+    drafted = [found.scenario for found in result.scenarios if "draft" in found.arm]
     assert set(drafted) == shown
     assert {found.scenario for found in result.scenarios if found.arm == "onnxruntime fp32"} == set(SCENARIOS)

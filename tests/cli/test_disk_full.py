@@ -24,7 +24,7 @@ WRITERS = {  # command -> what it writes to, and the most bytes a file may have
     "import W/foreign W/out": ("W/out", 20_000),
     "train W/pairs.tsv W/out --dev W/pairs.tsv --d-model 32 --epochs 1": ("W/out.training", 100),
     "package W/bundle W/out --precision fp32": ("W/out", 20_000),
-    "build W/bundle --precision fp16 --target sm89 --no-cache": ("W/bundle/engines", 20_000),
+    "build W/bundle --precision fp16 --gpu sm89 --no-engine-cache": ("W/bundle/engines", 20_000),
     "attention W/bundle 5 --max-length 3": ("W/bundle/reports", 100),
 }
 

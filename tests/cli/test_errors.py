@@ -22,7 +22,7 @@ SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
 )
 ENGINE = "engines/sm89-fp16-beam1"
-ENGINE_SHAPES = ("--target", "sm89", "--batch", "1:2:4", "--length", "16", "--beam", "1")
+ENGINE_SHAPES = ("--gpu", "sm89", "--batch", "1:2:4", "--max-length", "16", "--beam", "1")
 ENGINE_SHAPES += ("--precision", "fp16", "--name", "sm89-fp16-beam1")
 # Every command that opens a bundle, as briefly as it can be run. B is the bundle, W a folder to write to.
 COMMANDS = {
@@ -47,7 +47,7 @@ def good(tmp_path_factory):
     """A bundle with an engine."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     root = onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("errors") / "good", ("fp32", "fp16")).root
-    assert main(["build", str(root), *ENGINE_SHAPES, "--no-cache", "--quiet"]) == 0
+    assert main(["build", str(root), *ENGINE_SHAPES, "--no-engine-cache", "--quiet"]) == 0
     return root
 
 
@@ -124,9 +124,9 @@ def test_inspect_says_which_engine_is_damaged_and_how_to_mend_it(cli, good, work
     code, text, _ = cli("inspect", bundle)
     assert code == 0
     (line,) = [line for line in text.splitlines() if line.startswith("damaged")]
-    assert line.startswith(f"{wanted}seq2engine build {bundle} --precision fp16 --target sm89")
+    assert line.startswith(f"{wanted}seq2engine build {bundle} --precision fp16 --gpu sm89")
     command = line.partition("seq2engine ")[2].split()
-    assert cli(*command, "--no-cache", "--quiet")[0] == 0
+    assert cli(*command, "--no-engine-cache", "--quiet")[0] == 0
     assert "damaged" not in cli("inspect", bundle)[1]
 
 
@@ -192,8 +192,8 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("build", "B", "--target", "91"), "unknown target 'sm91', expected one of sm75"),
-        (("build", "B", "--target", "sm_90"), "TensorRT-RTX builds nothing for sm90 (Hopper)"),
+        (("build", "B", "--gpu", "91"), "unknown target 'sm91', expected one of sm75"),
+        (("build", "B", "--gpu", "sm_90"), "TensorRT-RTX builds nothing for sm90 (Hopper)"),
         (("refit", "B", "B"), f"({ENGINE.rpartition('/')[2]}: tensorrt_rtx needs a CUDA driver"),
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
@@ -272,7 +272,7 @@ def test_too_much_asked_for_at_once_is_one_line(cli, good):
 def test_a_target_named_twice_is_one(cli, good, work):
     bundle = shutil.copytree(good, work / "bundle")
     shutil.rmtree(bundle / "engines")
-    assert cli("build", bundle, *ENGINE_SHAPES[2:], "--target", "sm89", "sm89", "--no-cache", "--quiet")[0] == 0
+    assert cli("build", bundle, *ENGINE_SHAPES[2:], "--gpu", "sm89", "sm89", "--no-engine-cache", "--quiet")[0] == 0
     assert [path.name for path in (bundle / "engines").iterdir()] == ["sm89-fp16-beam1"]
 
 

@@ -85,7 +85,7 @@ def test_export_inspect_run(cli, checkpoint, tmp_path, stdin):
 
 
 def test_export_of_random_weights(cli, tmp_path):
-    code, _, _ = cli("export", "random:tiny:3", tmp_path / "b", "--cache", "growing", "--quiet")
+    code, _, _ = cli("export", "random:tiny:3", tmp_path / "b", "--cache-form", "growing", "--quiet")
     assert code == 0
     assert json.loads((tmp_path / "b" / "manifest.json").read_text())["cache_form"] == "growing"
 
@@ -96,13 +96,13 @@ def test_build_and_its_passport(cli, own_bundle):
         own_bundle,
         "--precision",
         "fp16",
-        "--target",
+        "--gpu",
         "sm89",
         "--batch",
         "1:2:4",
-        "--source",
+        "--source-length",
         "1:8:20",
-        "--length",
+        "--max-length",
         "16",
         "--beam",
         "2",
@@ -167,7 +167,7 @@ def test_export_refusals(cli, checkpoint, tmp_path):
     assert_refused(cli("export", "random:huge", out), "unknown preset 'huge'", "tiny, base, big")
     assert_refused(cli("export", "random:tiny:x", out), "random:PRESET:SEED")
     assert_refused(cli("export", checkpoint, out, "--precision", "int3"), "unknown precision 'int3'", exits=2)
-    assert_refused(cli("export", checkpoint, out, "--cache", "odd"), "unknown cache form 'odd'", exits=2)
+    assert_refused(cli("export", checkpoint, out, "--cache-form", "odd"), "unknown cache form 'odd'", exits=2)
     truncated = shutil.copytree(checkpoint, tmp_path / "truncated")
     weights = truncated / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -222,12 +222,15 @@ def test_run_refusals(cli, bundle, stdin, tmp_path):
 
 
 def test_build_refusals(cli, own_bundle):
-    assert_refused(cli("build", own_bundle, "--target", "9.0"), "nothing for sm90 (Hopper)", "`tensorrt`")
+    assert_refused(cli("build", own_bundle, "--gpu", "9.0"), "nothing for sm90 (Hopper)", "`tensorrt`")
     assert_refused(
-        cli("build", own_bundle, "--target", "sm75", "--precision", "fp32"), "sm75 cannot run fp32", "--precision fp16"
+        cli("build", own_bundle, "--gpu", "sm75", "--precision", "fp32"), "sm75 cannot run fp32", "--precision fp16"
     )
     assert_refused(cli("build", own_bundle, "--batch", "8:4:2"), "batch 8:4:2 must rise", exits=2)
-    assert_refused(cli("build", own_bundle, "--source", "1:8:300"), "source 1:8:300 exceeds the model's maximum of 20")
+    assert_refused(
+        cli("build", own_bundle, "--source-length", "1:8:300"),
+        "source length 1:8:300 exceeds the model's maximum of 20",
+    )
     assert_refused(cli("build", own_bundle, "--batch", "1-8"), "'1-8' is not a range", exits=2)
     assert_refused(cli("build", own_bundle, "--slots", "3"), "--slots 3 is too few")
     assert_refused(cli("build", own_bundle, "--flavour", "trt"), "unknown TensorRT flavour", exits=2)
@@ -235,7 +238,7 @@ def test_build_refusals(cli, own_bundle):
 
 
 def test_engines_on_a_machine_without_a_gpu(cli, own_bundle, stdin):
-    options = ("--batch", "1:2:4", "--length", "16", "--name", "mine", "--precision", "fp16")
+    options = ("--batch", "1:2:4", "--max-length", "16", "--name", "mine", "--precision", "fp16")
     assert cli("build", own_bundle, *options, "--quiet")[0] == 0
     stdin(b"5\n")
     argv = ("run", own_bundle, "--backend", "tensorrt", "--precision", "fp16")

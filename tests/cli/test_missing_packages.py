@@ -26,7 +26,7 @@ LINES = {
     "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --heads 2 --threads 1 --force",
     "import": "import W/nowhere W/imported",
     "export": "export random:tiny W/exported --force",
-    "build": "build B --target sm89 --no-cache",
+    "build": "build B --gpu sm89 --no-engine-cache",
     "refit": "refit B B",
     "plan": "plan W/corpus.txt B --ratio 1 --precision fp32",
     "package": "package B W/package --precision fp32 --force",

@@ -37,8 +37,13 @@ SCALARS = [  # command, option, value, what is said of it
     ("build B", "--workspace", "1T", "--workspace '1T' is no size"),
     ("build B", "--flavour", "trt", "unknown TensorRT flavour 'trt', expected one of tensorrt, tensorrt_rtx"),
     ("build B", "--slots", "0", "--slots 0, expected at least 1"),
-    ("package B P", "--length", "x", "--length 'x' is not a range"),
-    ("export random:tiny B", "--cache", "elastic", "unknown cache form 'elastic', expected one of static, growing"),
+    ("package B P", "--max-length", "x", "--max-length 'x' is not a range"),
+    (
+        "export random:tiny B",
+        "--cache-form",
+        "elastic",
+        "unknown cache form 'elastic', expected one of static, growing",
+    ),
     ("train D C --dev D", "--epochs", "0", "epochs 0, expected more than 0"),
     ("train D C --dev D", "--norm", "mid", "norm is 'mid', expected one of"),
     ("train D C --dev D", "--threads", "0", "--threads 0, expected at least 1"),
@@ -84,10 +89,10 @@ def test_all_problems_are_told_at_once(cli):
 
 
 def test_what_works_passes():
-    for line in ("run B 5 --beam 4 --nbest 4", "bench B --beam 1 4", "build B --batch 1:2:4 --target 8.9 SM_120"):
+    for line in ("run B 5 --beam 4 --nbest 4", "bench B --beam 1 4", "build B --batch 1:2:4 --gpu 8.9 SM_120"):
         args = parsed(line.split())
         check_usage(args)
-    assert args.target == ["sm89", "sm120"]
+    assert args.gpu == ["sm89", "sm120"]
 
 
 def test_search_options_of_the_user_are_usage_and_those_of_the_model_are_not():

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from seq2engine.benchmarks import checks, runner
+from seq2engine.benchmarks import arms, checks, runner
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.result_files import result_from_path
 from seq2engine.errors import UsageError
 from seq2engine.export.artifact.bundle import open_bundle
@@ -42,7 +43,8 @@ def bundle(tmp_path):
 @pytest.fixture
 def no_work(monkeypatch):
     """Nothing may be loaded, timed or measured."""
-    for name in ("open_session", "ceiling_of", "bench_case", "open_peers"):
+    monkeypatch.setattr(arms, "open_session", None)
+    for name in ("ceiling_of", "CaseTimer", "open_peers"):
         monkeypatch.setattr(runner, name, None)
 
 
@@ -54,13 +56,15 @@ def no_work(monkeypatch):
         (("--case", "8x4"), "case 8x4: expected batch x beam x source x target, such as 8x4x32x32"),
         (("--case", "1x1x4x4", "--batch", "2"), "cases and a sweep, expected either"),
         (("--backend", "abacus"), "backend 'abacus', expected one of torch, onnxruntime, tensorrt"),
-        (("--precision", "fp16"), "precision 'fp16', expected one of fp32, w8a8"),
+        (("--precision", "fp61"), "precision 'fp61', expected one of fp32, fp16"),
         (("--provider", "abacus"), "unknown provider 'abacus', expected one of cpu, cuda"),
         (("--provider", "cuda"), "has no provider cuda; install it with: pip install onnxruntime-gpu"),
         (("--provider", "cpu", "--backend", "torch"), "provider 'cpu' without the backend onnxruntime"),
-        (("--lengths", "0", "99"), "target 0, expected at least 1"),
-        (("--draft", "int3"), "draft 'int3': unknown precision 'int3', expected one of fp32"),
-        (("--draft", "fp16"), "holds no fp16 graphs, only fp32, w8a8"),
+        (("--max-length", "0", "99"), "--max-length 0, expected at least 1"),
+        (("--sweep", "--batch", "0"), "--batch 0, expected at least 1"),
+        (("--case", "1x1x0x4"), "case 1x1x0x4: source 0, expected at least 1"),
+        (("another",), "2 bundles, expected one; or two results: bench compare BEFORE AFTER"),
+        (("--draft", "int3"), "draft 'int3', expected one of fp32"),
         (("--draft", "w8a8", "--backend", "torch"), "draft 'w8a8' without the backend onnxruntime"),
         (("--bound", "5"), "a bound without the scenario server"),
         (("--bound", "-1", "--scenario", "server"), "a bound of -1 ms, expected more than 0"),
@@ -70,7 +74,24 @@ def no_work(monkeypatch):
         (("--count", "3"), "--count without --references"),
     ],
 )
-def test_wrong_names_are_wrong_usage_before_any_work(cli, shared, no_work, words, said):
+def test_wrong_usage_is_found_before_the_bundle_is_opened(cli, tmp_path, no_work, words, said):
+    code, out, err = cli("bench", tmp_path / "nothing", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--precision", "fp16"), "precision 'fp16', expected one of fp32, w8a8"),
+        (("--draft", "fp16"), "holds no fp16 graphs, only fp32, w8a8"),
+        (("--case", "1x1x4x99"), "target 99, the model gives at most 64"),
+        (("--max-length", "99"), "target 99, the model gives at most 64"),
+    ],
+)
+def test_what_the_bundle_cannot_do_is_found_before_any_work(cli, shared, no_work, words, said):
     code, out, err = cli("bench", shared, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: cannot benchmark {shared}: ")
@@ -79,9 +100,9 @@ def test_wrong_names_are_wrong_usage_before_any_work(cli, shared, no_work, words
     assert not (shared / "reports").exists()
 
 
-def test_all_that_is_wrong_is_in_one_error(cli, shared, no_work):
+def test_all_that_is_wrong_is_in_one_error(cli, tmp_path, no_work):
     words = ("--case", "8x4", "--backend", "abacus", "--precision", "int3", "--scenario", "foo", "--peers", "bar")
-    _, _, err = cli("bench", shared, *words, "--rounds", "0")
+    _, _, err = cli("bench", tmp_path / "nothing", *words, "--rounds", "0")
     for said in ("case 8x4", "'abacus'", "'int3'", "scenario foo", "peer bar", "rounds 0"):
         assert said in err
     assert "no case to time" not in err  # there was one, only wrong
@@ -89,11 +110,11 @@ def test_all_that_is_wrong_is_in_one_error(cli, shared, no_work):
 
 def test_the_function_refuses_what_the_command_refuses(shared, no_work):
     with pytest.raises(UsageError, match=r"unknown scenario foo.*; unknown peer bar"):
-        runner.bench_bundle(shared, scenarios=["foo"], peers=["bar"])
+        runner.bench_bundle(shared, BenchOptions(scenarios=["foo"], peers=["bar"]))
 
 
 def test_the_backends_are_those_whose_files_are_known():
-    assert set(checks.BACKENDS) == set(runner.FILES)
+    assert set(checks.BACKENDS) == set(arms.FILES)
 
 
 def test_without_a_precision_it_is_what_the_bundle_has(cli, tmp_path, shared):
@@ -138,10 +159,10 @@ def test_an_interrupt_leaves_the_finished_cases(bundle, tmp_path, number):
 import sys
 from seq2engine.benchmarks import runner
 from seq2engine.cli.main import main
-real = runner.bench_case
-def bench_case(sessions, peers, case, rounds, *rest):
-    return real(sessions, peers, case, rounds if case.target == 3 else 10**6, *rest)
-runner.bench_case = bench_case
+real = runner.interleaved
+def interleaved(calls, rounds, warmup, progress, stage, *rest):
+    return real(calls, 10**6 if "64x64" in stage else rounds, warmup, progress, stage, *rest)
+runner.interleaved = interleaved
 sys.exit(main({["bench", str(bundle), *words]!r}))
 """
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a background shell tells its children to ignore it

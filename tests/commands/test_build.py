@@ -63,33 +63,44 @@ def refused(result, *parts, exits=1):
 
 def test_options_with_several_ranges_are_several_profiles(cli, bundle, built):
     code, text, _ = cli(
-        "build", bundle, "--target", "sm86", "--source", "1:8:16", "1:16:64", "--batch", "1", "1:4:8", "--length", "20"
+        "build",
+        bundle,
+        "--gpu",
+        "sm86",
+        "--source-length",
+        "1:8:16",
+        "1:16:64",
+        "--batch",
+        "1",
+        "1:4:8",
+        "--max-length",
+        "20",
     )
     assert code == 0
     assert "profile 0: batch 1:4:8, beam 1:4:4, source 1:16:64, output 20:20:20" in text
     assert "profile 1: batch 1:1:1, beam 1:4:4, source 1:8:16, output 20:20:20" in text
     assert built == [("encoder", ("sm86",), 2), ("decoder_step", ("sm86",), 2)]
     refused(
-        cli("build", bundle, "--source", "8", "16", "32", "--batch", "1", "2"),
+        cli("build", bundle, "--source-length", "8", "16", "32", "--batch", "1", "2"),
         "3 profiles need one range or 3 of every option, not 2 of --batch",
     )
-    refused(cli("build", bundle, "--source", "8", "16"), "none of 2 covers the others")
+    refused(cli("build", bundle, "--source-length", "8", "16"), "none of 2 covers the others")
 
 
 def test_turing_is_built_apart(cli, bundle, built):
-    code, text, _ = cli("build", bundle, "--target", "sm75", "sm86", "sm89", "--json", "--no-cache")
+    code, text, _ = cli("build", bundle, "--gpu", "sm75", "sm86", "sm89", "--json", "--no-engine-cache")
     assert code == 0
     assert [passport["targets"] for passport in json.loads(text)] == [["sm86", "sm89"], ["sm75"]]
     names = sorted(path.name.rpartition("-")[0] for path in (bundle / "engines").iterdir())
     assert names == ["sm75-fp16-beam1to4", "sm86-sm89-fp16-beam1to4"]
-    assert cli("build", bundle, "--target", "sm75,sm86", "--name", "mine", "--quiet")[0] == 0
+    assert cli("build", bundle, "--gpu", "sm75,sm86", "--name", "mine", "--quiet")[0] == 0
     assert {path.name for path in (bundle / "engines").iterdir()} >= {"mine-sm75", "mine-sm86"}
     del built[4:]
     assert [targets for _, targets, _ in built] == [("sm86", "sm89")] * 2 + [("sm75",)] * 2
 
 
 def test_every_target_is_checked_before_the_first_build(cli, bundle, built):
-    refused(cli("build", bundle, "--target", "sm86", "sm75", "sm90"), "builds nothing for sm90 (Hopper)")
+    refused(cli("build", bundle, "--gpu", "sm86", "sm75", "sm90"), "builds nothing for sm90 (Hopper)")
     assert built == []
 
 
@@ -108,12 +119,12 @@ def test_flags_are_in_the_passport_and_shown(cli, bundle, built):
 def test_the_same_build_is_not_built_again_but_for_rebuild(cli, bundle, built, tmp_path):
     cache = tmp_path / "my cache"
     for options, builds in (((), 2), ((), 2), (("--rebuild",), 4)):
-        code, _, error = cli("build", bundle, "--cache", cache, *options)
+        code, _, error = cli("build", bundle, "--engine-cache", cache, *options)
         assert code == 0
         assert len(built) == builds
     assert len(list(cache.iterdir())) == 2
     shutil.rmtree(bundle / "engines")
-    code, _, error = cli("build", bundle, "--cache", cache)
+    code, _, error = cli("build", bundle, "--engine-cache", cache)
     assert "build: encoder fp16: done in 0.0 s, from the cache" in error
     assert len(built) == 4
 
@@ -123,7 +134,7 @@ def test_the_same_build_is_not_built_again_but_for_rebuild(cli, bundle, built, t
 
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_a_plan_ends_with_a_command_that_builds_it(cli, bundles, built, corpus, form):
-    options = ("--profiles", 3, "--target", "sm86", "--beam", 2)
+    options = ("--profiles", 3, "--gpu", "sm86", "--beam", 2)
     code, text, _ = cli("plan", corpus, bundles[form], *options, "--ratio", "1.2")
     assert code == 0
     assert "1 requests are longer than the model takes and were left out" in text

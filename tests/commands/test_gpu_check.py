@@ -16,6 +16,7 @@ from support.stand_in_engines import BEAMS, MODEL, put_engines
 from support.tensorrt_stand_in import tensorrt_stand_in
 
 from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.runner import bench_bundle
 from seq2engine.commands import gpu_check as check
 from seq2engine.errors import BuildError, SessionError
@@ -114,7 +115,10 @@ def test_tensorrt_is_an_arm_of_the_benchmark(form: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     put_engines(bundle, BEAMS)
-    result = bench_bundle(bundle, ("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1)
+    result = bench_bundle(
+        bundle,
+        BenchOptions(("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1),
+    )
     assert list(result.arms) == ["onnxruntime fp32", "tensorrt fp32"]
     assert result.arms["tensorrt fp32"].bytes == sum(f.stat().st_size for f in bundle.root.glob("engines/*/*.engine"))
     assert result.cases[0].arms["tensorrt fp32"].equal == 2

@@ -14,7 +14,7 @@ from seq2engine.common.reports import latest_report
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.files import listed_files
 
-BUILD = ("--target", "sm89", "--precision", "fp32", "--batch", "1", "--source", "8", "--length", "8")
+BUILD = ("--gpu", "sm89", "--precision", "fp32", "--batch", "1", "--source-length", "8", "--max-length", "8")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def good(tmp_path_factory):
     """A bundle with a tokenizer, decoding defaults and, where TensorRT-RTX is installed, an engine."""
     root = text_bundle(tmp_path_factory.mktemp("inspect"), beam=2).root
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
-    assert main(["build", str(root), *BUILD, "--no-cache", "--quiet"]) == 0
+    assert main(["build", str(root), *BUILD, "--no-engine-cache", "--quiet"]) == 0
     return root
 
 

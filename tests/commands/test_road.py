@@ -75,7 +75,7 @@ def test_the_road_without_a_flag(cli, gpu, checkpoint, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_default_build_serves_one_beam_and_four(cli, gpu, checkpoint, tmp_path, precision, cache):
     bundle = tmp_path / "bundle"
-    passed(cli("export", checkpoint, bundle, "--precision", precision, "--cache", cache, "--quiet"))
+    passed(cli("export", checkpoint, bundle, "--precision", precision, "--cache-form", cache, "--quiet"))
     passed(cli("build", bundle, "--quiet"))
     (passport,) = passports_of(open_bundle(bundle)).values()
     fixed = precision == "fp32" and cache == "static"  # where TensorRT fuses attention over a fixed number only
@@ -99,7 +99,7 @@ def test_a_padded_decode_fits_a_cache_without_a_slot_to_spare(cli, gpu, checkpoi
     reaches the last place it can; with 30, more of them fill the cache and are compacted."""
     bundle = tmp_path / "bundle"
     passed(cli("export", checkpoint, bundle, "--precision", "fp32", "--quiet"))
-    passed(cli("build", bundle, "--length", 12, "--slots", slots, "--quiet"))
+    passed(cli("build", bundle, "--max-length", 12, "--slots", slots, "--quiet"))
     for beam in beams:
         options = (*LINES, "--beam", beam, "--max-length", 12, "--json", "--quiet")
         found, _ = passed(cli("run", bundle, *options, "--backend", "tensorrt"))
@@ -112,9 +112,9 @@ def test_builds_that_differ_lie_side_by_side_and_the_one_that_fits_is_run(cli, g
     builds = [
         (),
         ("--precision", "fp16"),
-        ("--beam", 1, "--length", 20),
-        ("--beam", 8, "--length", 20),
-        ("--beam", 1, "--length", 10, "--name", "short"),
+        ("--beam", 1, "--max-length", 20),
+        ("--beam", 8, "--max-length", 20),
+        ("--beam", 1, "--max-length", 10, "--name", "short"),
     ]
     for number, options in enumerate(builds, start=1):
         passed(cli("build", *options, bundle, "--quiet"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -28,6 +29,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def _terminal_with_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def uncoloured(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def printed(stream: io.StringIO, *reports: tuple[float, str, float]) -> str:
@@ -83,13 +94,27 @@ def test_a_log_has_no_control_codes() -> None:
 
 def test_a_terminal_gets_one_line_that_is_redrawn() -> None:
     text = printed(Terminal(), (0, "build", 0.0), (10, "build", 0.25), (10, "build", 0.5), (20, "build", 1.0))
-    assert text.split("\r\x1b[K") == [
+    assert uncoloured(text).split("\r\x1b[K") == [
         "",
-        "░" * 24 + " build ...",
-        "█" * 6 + "░" * 18 + " build:  25%, 30.0 s left",
-        "█" * 12 + "░" * 12 + " build:  50%, 20.0 s left",
-        "█" * 24 + " build: done in 40.0 s\n",
+        "━" * 24 + " build ...",
+        "━" * 6 + "╺" + "━" * 17 + " build:  25%, 30.0 s left",
+        "━" * 12 + "╺" + "━" * 11 + " build:  50%, 20.0 s left",
+        "━" * 24 + " build: done in 40.0 s\n",
     ]
+
+
+def test_a_redraw_leaves_neither_a_colour_nor_a_hidden_cursor_behind() -> None:
+    """So that an interrupt at any moment leaves a terminal as it was."""
+    text = printed(Terminal(), (0, "build", 0.0), (10, "build", 0.25))
+    for line in text.split("\r\x1b[K"):
+        assert re.findall(r"\x1b\[(.*?)m", line)[-1:] in ([], ["0"])
+    assert "?25" not in text
+
+
+def test_without_colours_the_rest_of_the_bar_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = printed(Terminal(), (0, "build", 0.0), (10, "build", 0.25))
+    assert text.endswith("\r\x1b[K" + "━" * 6 + " " * 19 + "build:  25%, 30.0 s left")
 
 
 def test_a_terminal_is_not_redrawn_more_than_ten_times_a_second() -> None:
@@ -100,7 +125,7 @@ def test_a_terminal_is_not_redrawn_more_than_ten_times_a_second() -> None:
 def test_the_end_is_always_drawn() -> None:
     text = printed(Terminal(), (0, "build", 0.0), (0.01, "build", 0.5), (0.01, "build", 1.0))
     assert "50%" not in text
-    assert text.endswith("█ build: done in 0.0 s\n")
+    assert uncoloured(text).endswith("━ build: done in 0.0 s\n")
 
 
 def test_what_is_drawn_is_seen_at_once() -> None:
@@ -111,7 +136,8 @@ def test_what_is_drawn_is_seen_at_once() -> None:
 
 
 def test_a_fraction_beyond_the_end_is_the_end() -> None:
-    assert printed(Terminal(), (0, "build", 1.5)) == "\r\x1b[K" + "█" * 24 + " build: done in 0.0 s\n"
+    text = printed(Terminal(), (0, "build", 1.5))
+    assert uncoloured(text) == "\r\x1b[K" + "━" * 24 + " build: done in 0.0 s\n"
 
 
 # Both

@@ -22,6 +22,14 @@ from seq2engine.common.terminal import columns_of, cut_to, width_of
 END = "\0"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _terminal_with_colours():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.delenv("NO_COLOR", raising=False)
+        yield
+
+
 class Window:
     """A pseudo-terminal of a width that can be changed, and what has been written to it."""
 
@@ -52,8 +60,8 @@ class Window:
 
 
 def drawn(text: str) -> list[str]:
-    """The lines that were drawn one over the other, without what clears the one before."""
-    return [line for line in re.split(r"\r\x1b\[K|\n", text) if line]
+    """The lines that were drawn one over the other, without colours and what clears the one before."""
+    return [line for line in re.split(r"\r\x1b\[K|\n", re.sub(r"\x1b\[[0-9;]*m", "", text)) if line]
 
 
 TEXT = st.text(st.sampled_from("ab ,é中語😀\u0301\n\t\x1b0"), max_size=200)
@@ -84,11 +92,11 @@ def test_the_line_of_a_training_fits_eighty_columns_and_follows_the_window():
             window.resize(columns)
             printer("train", 0.1, detail)
             (shown[columns],) = drawn(window.written())
-    assert shown[80].startswith("█░░░░░░░ train:  10%, 1 min 30 s left, epoch 3 of 20, loss 3.123, ")
+    assert shown[80].startswith("╸━━━━━━━ train:  10%, 1 min 30 s left, epoch 3 of 20, loss 3.123, ")
     assert shown[80].endswith("…")
     assert len(shown[80]) == 79
     assert shown[160].endswith("exact match 12.3%")
-    assert shown[160].startswith("██" + "░" * 22 + " train")
+    assert shown[160].startswith("━━╺" + "━" * 21 + " train")
     assert shown[30] == "train:  10%, 4 min 30 s left…"
 
 

@@ -15,7 +15,7 @@ from seq2engine.flags.lists import Listed, Maybe
 SAMPLES = {  # flag -> two words it takes; any other list takes numbers
     "precision": ("fp32", "fp16"),
     "add": ("int8", "w8a8"),
-    "target": ("sm86", "sm89"),
+    "gpu": ("sm86", "sm89"),
     "backend": ("torch", "onnxruntime"),
     "case": ("1x1x4x4", "2x1x4x4"),
     "peers": ("optimum", "ctranslate2 int8"),
@@ -38,7 +38,11 @@ def commands():
 
 
 def places_of(sub):
-    return [f"{action.dest}-word" for action in sub._actions if not action.option_strings and action.nargs != "*"]
+    return [
+        next(iter(action.choices or [f"{action.dest}-word"]))
+        for action in sub._actions
+        if not action.option_strings and action.nargs != "*"
+    ]
 
 
 def flags_of(sub):
@@ -74,7 +78,8 @@ def test_every_flag_stands_before_between_and_behind_the_places(name):
             read(name, words)
             continue
         expected = read(name, [*places, *words])
-        assert all(expected[place.removesuffix("-word")] is not None for place in places)
+        dests = [action.dest for action in sub._actions if not action.option_strings and action.nargs != "*"]
+        assert all(expected[dest] is not None for dest in dests)
         for at in range(len(places)):
             assert read(name, [*places[:at], *words, *places[at:]]) == expected, (at, words)
         assert read(words[0], [*words[1:], name, *places]) == expected, "before the command"
@@ -148,8 +153,8 @@ def test_texts_of_a_run_stay_texts():
     [
         (["export", "ckpt", "B", "--precision"], "argument --precision: expected one argument"),
         (["export", "--precision", "fp32,", "ckpt", "B"], "argument --precision: an item is missing in 'fp32,'"),
-        (["bench", "B", "--lengths", "8", "x"], "argument --lengths: invalid int value: '8,x'"),
-        (["build", "--target", "sm89"], "the following arguments are required: bundle"),
+        (["bench", "B", "--max-length", "8", "x"], "argument --max-length: invalid int value: '8,x'"),
+        (["build", "--gpu", "sm89"], "the following arguments are required: bundle"),
         (["--qiet", "inspect", "B"], "unrecognized arguments: --qiet (did you mean --quiet?)"),
     ],
 )

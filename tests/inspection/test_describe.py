@@ -25,7 +25,7 @@ def test_inspect_prints_the_whole_passport(cli, root):
         "--weight-streaming",
         "--workspace",
         "512M",
-        "--source",
+        "--source-length",
         "1:8:32",
         "1:8:16",
         "--batch",
@@ -33,8 +33,8 @@ def test_inspect_prints_the_whole_passport(cli, root):
         "--beam",
         "1",
     )
-    options = ("--target", "sm86", "sm89", "--precision", "int8", "--length", "16", *flags)
-    assert cli("build", root, *options, "--quiet", "--no-cache")[0] == 0
+    options = ("--gpu", "sm86", "sm89", "--precision", "int8", "--max-length", "16", *flags)
+    assert cli("build", root, *options, "--quiet", "--no-engine-cache")[0] == 0
     code, text, _ = cli("inspect", root)
     assert code == 0
     lines = text.splitlines()
@@ -77,16 +77,16 @@ def test_turing_has_no_budget_as_the_table_was_read_from_other_kernels(cli, root
         "1",
         "--beam",
         "1",
-        "--source",
+        "--source-length",
         "8",
-        "--length",
+        "--max-length",
         "8",
         "--precision",
         "fp16",
         "--quiet",
-        "--no-cache",
+        "--no-engine-cache",
     )
-    assert cli("build", root, "--target", "sm75", "sm89", *shapes)[0] == 0
+    assert cli("build", root, "--gpu", "sm75", "sm89", *shapes)[0] == 0
     engines = json.loads(cli("inspect", root, "--json")[1])["engines"]
     budgets = {name[:-9]: [entry["launch_budget"] for entry in engines[name]["engines"].values()] for name in engines}
     assert budgets["sm75-fp16-beam1"] == [None, None]

@@ -174,7 +174,7 @@ def edit(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-REBUILD = "rebuild with: python build.py --force --flavour tensorrt --target sm86 sm89"
+REBUILD = "rebuild with: python build.py --force --flavour tensorrt --gpu sm86 sm89"
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (lambda p: (p / "package.json").unlink(), "{p}/package.json cannot be read (No such file or directory); copy the"),
     (lambda p: (p / "package.json").write_text("{"), "{p}/package.json is damaged (Expecting property name"),
@@ -275,7 +275,7 @@ def test_build_py_builds_here(
     result = package_from_bundle(copied(bundles["static"], tmp_path / "run7"), tmp_path / "out", "fp32", ranges=BEAMS)
     assert result.engines == "none"
     build = script(tmp_path / "out", "build")
-    assert build.main(["--flavour", "tensorrt_rtx", "--target", "sm89"]) == 0
+    assert build.main(["--flavour", "tensorrt_rtx", "--gpu", "sm89"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "next: python run_all.py"
     folder = tmp_path / "out" / "engines" / "tensorrt_rtx"
     described = json.loads((folder / "engines.json").read_text())
@@ -284,7 +284,7 @@ def test_build_py_builds_here(
     assert script(tmp_path / "out", "verify").main([], Cudart(gpus=0)) == 1
     assert "no NVIDIA GPU" in capsys.readouterr().err
     (tmp_path / "out" / "graphs" / "decoder_step.onnx").write_bytes(b"nonsense")
-    assert build.main(["--flavour", "tensorrt_rtx", "--target", "sm89", "--force"]) == 1
+    assert build.main(["--flavour", "tensorrt_rtx", "--gpu", "sm89", "--force"]) == 1
     assert "decoder_step.onnx is damaged (its hash differs); copy the package again" in capsys.readouterr().err
 
 
@@ -299,7 +299,7 @@ def test_build_py_without_tensorrt(
 def test_the_command(cli: Any, bundles: dict[str, Path], tmp_path: Path) -> None:
     bundle = copied(bundles["static"], tmp_path / "run7")
     out = tmp_path / "out"
-    words = ("package", bundle.root, out, "--precision", "fp16", "--beam", "2", "--length", "6", "--quiet")
+    words = ("package", bundle.root, out, "--precision", "fp16", "--beam", "2", "--max-length", "6", "--quiet")
     code, said, _ = cli(*words)
     assert code == 0
     assert said.splitlines()[-1] == "next, on the GPU machine: pip install -r requirements.txt && python run_all.py"

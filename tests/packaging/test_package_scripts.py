@@ -142,11 +142,11 @@ def test_lines_that_cannot_be_decoded(
     for argv, expected in (
         (("abc", "--to", "fra"), "error: language 'fra' asked for, but this model has none; leave it out\n"),
         (("abc", "--from", "fra"), "error: language 'fra' asked for, but this model has none; leave it out\n"),
-        (("abc", "--length", "13"), "error: length 13, at most 12 are supported\n"),
+        (("abc", "--max-length", "13"), "error: length 13, at most 12 are supported\n"),
     ):
         assert ran(text_package[1], "decode", monkeypatch, capsys, *argv)[::2] == (1, expected)
     with pytest.raises(SystemExit, match="2"):
-        ran(text_package[1], "decode", monkeypatch, capsys, "abc", "--length", "0")
+        ran(text_package[1], "decode", monkeypatch, capsys, "abc", "--max-length", "0")
 
 
 def test_a_package_without_a_tokenizer_takes_ids(
@@ -346,7 +346,7 @@ def test_builds_ask_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     package_from_bundle(bundle, out := tmp_path / "out", ranges=ONE_BEAM, threads=1)
     weights = out / open_bundle(bundle.root).graph("fp32", "encoder").data_path.replace("onnx/fp32", "graphs")
     whole = weights.read_bytes()
-    words = ["--flavour", "tensorrt_rtx", "--target", "sm89"]
+    words = ["--flavour", "tensorrt_rtx", "--gpu", "sm89"]
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert script(out, "build").main(words) == 1
     assert capsys.readouterr().err == f"error: {weights} is damaged (its hash differs); copy the package again\n"

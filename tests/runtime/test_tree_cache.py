@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seq2engine.benchmarks.timed_decode import CountedSession
 from seq2engine.errors import RequestError
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.search.step_output import Answer
@@ -51,6 +52,12 @@ def make(batch, beams, steps, **options):
     return TreeStep(session, {"source_mask": np.ones((batch, 1), dtype=bool)}, batch, beams, steps)
 
 
+def make_counted(batch, beams, steps):
+    session = CountedSession(PathSession())
+    step = TreeStep(session, {"source_mask": np.ones((batch, 1), dtype=bool)}, batch, beams, steps)
+    return step, session.counts
+
+
 def seen(logits):
     return [[[int(t) for t in path if t >= 0] for path in source] for source in logits]
 
@@ -88,31 +95,31 @@ def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps
 
 
 def test_greedy_never_needs_more_than_its_length():
-    step = make(2, 1, 50)
+    step, counts = make_counted(2, 1, 50)
     for t in range(50):
         step(np.full((2, 1), t), np.zeros((2, 1), dtype=np.int64))
-    assert step.counts.most_slots == 56  # rounded up
+    assert counts.most_slots == 56  # rounded up
 
 
 def test_peaky_beams_share_their_prefix():
     """All beams follow one parent: of K slots a step only one stays alive, so the cache stays near greedy's."""
     beams, steps = 4, 60
-    step = make(1, beams, steps)
+    step, counts = make_counted(1, beams, steps)
     for t in range(steps):
         step(np.full((1, beams), t), np.zeros((1, beams), dtype=np.int64))
-    assert step.counts.compactions > 0
-    assert step.counts.most_live <= steps + beams
-    assert step.counts.most_slots <= 1.6 * steps
+    assert counts.compactions > 0
+    assert counts.most_live <= steps + beams
+    assert counts.most_slots <= 1.6 * steps
 
 
 def test_divergent_beams_take_all_slots_and_no_more():
     """Beams that never share anything need K times the slots: the worst case must fit exactly."""
     beams, steps = 3, 30
-    step = make(1, beams, steps)
+    step, counts = make_counted(1, beams, steps)
     own = np.arange(beams)[None]
     for t in range(steps):
         step(np.full((1, beams), t), own)
-    assert step.counts.most_slots == rounded(beams * steps)
+    assert counts.most_slots == rounded(beams * steps)
 
 
 def test_a_fixed_cache_that_is_too_short_says_what_to_build():

@@ -7,10 +7,10 @@ import dataclasses
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.machine import Environment
 from seq2engine.benchmarks.result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
+from seq2engine.benchmarks.timed_decode import CacheCounts
 from seq2engine.benchmarks.timing import Samples, ratio_interval
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.quality.metrics import ErrorRates, Quality
-from seq2engine.runtime.tree_cache import CacheCounts
 
 SPLIT = {"encoder": 1, "step": 4, "search": 2, "compaction": 1, "copies": 0}  # eighths
 CASE = Case("pair", batch=2, beam=4, source=8, target=16)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.peers import processes
 from seq2engine.benchmarks.peers.processes import PeerKind, peer_kinds
 from seq2engine.benchmarks.report.page import bench_html, bench_table
@@ -37,9 +38,8 @@ def result(bundle: Bundle, environments: Path) -> BenchResult:
         kinds = {name: peer_kinds(1)[name] for name in ("ctranslate2 float32", "transformers")}
         broken = {"broken": PeerKind("no_such_peer", "transformers", "float32", "huggingface", ({},))}
         patch.setattr(processes, "peer_kinds", lambda threads: {**kinds, **broken})
-        return bench_bundle(
-            bundle, ["torch"], cases=CASES, rounds=2, threads=1, peers=["all"], environments=environments
-        )
+        asked = BenchOptions(["torch"], cases=CASES, rounds=2, threads=1, peers=["all"], environments=environments)
+        return bench_bundle(bundle, asked)
 
 
 def test_peers_are_timed_end_to_end_and_say_what_we_say(result: BenchResult) -> None:
@@ -89,4 +89,7 @@ def test_a_named_peer_that_fails_ends_the_run(
     broken = {"broken": PeerKind("no_such_peer", "transformers", "float32", "huggingface", ({},))}
     monkeypatch.setattr(processes, "peer_kinds", lambda threads: broken)
     with pytest.raises(SessionError, match="broken failed: KeyError"):
-        bench_bundle(bundle, ["torch"], cases=CASES, rounds=1, threads=1, peers=["broken"], environments=environments)
+        bench_bundle(
+            bundle,
+            BenchOptions(["torch"], cases=CASES, rounds=1, threads=1, peers=["broken"], environments=environments),
+        )

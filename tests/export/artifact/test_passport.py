@@ -56,13 +56,13 @@ PASSPORT = Passport(
 def test_the_command_that_builds_such_an_engine_tells_profiles_and_flags(tmp_path):
     root = tmp_path / "a bundle"
     assert command_of_passport(root, PASSPORT, ["sm86"], source=Range(1, 8, 40), slots=36) == (
-        f"seq2engine build '{root}' --precision fp16 --target sm86 --flavour tensorrt_rtx --batch 1:2:4 1 --beam 1 "
-        "--source 1:8:40 1:8:16 --length 1:8:32 --slots 36 --weight-streaming --workspace 1M"
+        f"seq2engine build '{root}' --precision fp16 --gpu sm86 --flavour tensorrt_rtx --batch 1:2:4 1 --beam 1 "
+        "--source-length 1:8:40 1:8:16 --max-length 1:8:32 --slots 36 --weight-streaming --workspace 1M"
     )
     plain = dataclasses.replace(PASSPORT, narrower=(), flags=PLAIN, flavour="tensorrt")
     assert command_of_passport(root, plain, []) == (
-        f"seq2engine build '{root}' --precision fp16 --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:32 "
-        "--length 1:8:32"
+        f"seq2engine build '{root}' --precision fp16 --flavour tensorrt --batch 1:2:4 --beam 1 --source-length 1:8:32 "
+        "--max-length 1:8:32"
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.profiles import (
+    FLAGS,
     Range,
     ShapeRanges,
     check_ranges,
@@ -97,8 +98,8 @@ def test_every_problem_is_listed_at_once():
         check_ranges(ranges, TINY)
     assert str(error.value) == (
         "shape ranges: batch 8:4:2 must rise from at least 1; beam 0:1:1 must rise from at least 1; "
-        "length 1:100:99 must rise from at least 1; source 1:8:65 exceeds the model's maximum of 64; "
-        "length 1:100:99 exceeds the model's maximum of 64"
+        "max length 1:100:99 must rise from at least 1; source length 1:8:65 exceeds the model's maximum of 64; "
+        "max length 1:100:99 exceeds the model's maximum of 64"
     )
 
 
@@ -112,7 +113,7 @@ def test_a_range_that_does_not_rise_is_refused_and_named(ranges, name, which, nu
     if 1 <= numbers[0] <= numbers[1] <= numbers[2] and not too_long:
         check_ranges(changed, TINY)
     else:
-        said = "length" if name == "target" else name
+        said = FLAGS[name].replace("-", " ")
         with pytest.raises(BuildError, match=f"shape ranges: {said} {changed.__dict__[name]} "):
             check_ranges(changed, TINY)
 

@@ -218,11 +218,11 @@ def test_without_memory_for_both_they_are_built_in_turn(build, counted, monkeypa
 
 def start_build(root, cache, *options):
     """A build in a process of its own, up to the moment in which TensorRT begins."""
-    command = [sys.executable, "-m", "seq2engine", "build", root, "--target", "sm86", "--batch", "1:2:4"]
+    command = [sys.executable, "-m", "seq2engine", "build", root, "--gpu", "sm86", "--batch", "1:2:4"]
     command += [
-        "--length",
+        "--max-length",
         "16",
-        "--cache",
+        "--engine-cache",
         cache,
         "--rebuild",
         "--json",

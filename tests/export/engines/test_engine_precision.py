@@ -143,7 +143,7 @@ IMPOSSIBLE = [
 def test_what_a_target_cannot_run_is_refused_before_the_build(precision, target, reason, nearest, bundle, ranges):
     wanted = (
         f"{target} cannot run {precision} ({reason}); "
-        f"build with: seq2engine build {bundle.root} --target {target} --precision {nearest}"
+        f"build with: seq2engine build {bundle.root} --gpu {target} --precision {nearest}"
     )
     assert refusal(bundle, ranges, precision, (target,)) == wanted
     assert refusal(bundle, ranges, precision, ("sm89", target, "sm120")) == wanted  # of several the one is named
@@ -168,15 +168,15 @@ def test_a_form_for_cpus_is_not_built(tmp_path, ranges):
     bundle = onnx_from_model(random_model("tiny"), tmp_path / "bundle", ("w8a8",))
     assert refusal(bundle, ranges, "w8a8", ("sm89",)) == (
         "sm89 cannot run w8a8 (it is a form for CPUs); "
-        f"build with: seq2engine build {bundle.root} --target sm89 --precision int8"
+        f"build with: seq2engine build {bundle.root} --gpu sm89 --precision int8"
     )
-    assert refusal(bundle, ranges, "w8a8", ()).endswith("--target sm80 --precision int8")
+    assert refusal(bundle, ranges, "w8a8", ()).endswith("--gpu sm80 --precision int8")
 
 
 def test_portable_engines_cannot_be_fp8(bundle, ranges):
     assert refusal(bundle, ranges, "fp8", ()) == (
         "portable engines run on sm80 too, which cannot run fp8 (fp8 begins with Ada, sm89); "
-        f"build with: seq2engine build {bundle.root} --target sm89 sm120 sm121 --precision fp8"
+        f"build with: seq2engine build {bundle.root} --gpu sm89 sm120 sm121 --precision fp8"
     )
 
 

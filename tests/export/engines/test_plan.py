@@ -105,7 +105,7 @@ def test_a_plan_worked_out_by_hand():
     assert plan.profiles[1].state_bytes == 4 * 2 * (64 * 320 + 2 * 32 * 256)
     assert plan.engine_bytes == 1000 + 2 * 4 * planning.PROFILE_BYTES  # two profiles of four layers
     options = " ".join(plan.build_options())
-    assert options == "--batch 1:2:4 --beam 2 --source 1:8:8 1:64:64 --length 1:8:8 1:16:16"
+    assert options == "--batch 1:2:4 --beam 2 --source-length 1:8:8 1:64:64 --max-length 1:8:8 1:16:16"
 
 
 def test_a_static_cache_has_one_length():

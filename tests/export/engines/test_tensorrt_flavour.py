@@ -187,7 +187,7 @@ def test_refits_that_are_refused(build, refused, own_bundle, other, tmp_path, tr
     assert refused() == none
     again = (
         f"build it instead with: seq2engine build {other.root} --precision fp32 --flavour tensorrt "
-        "--batch 1:2:4 --beam 1 --source 1:8:32 --length 1:8:32"
+        "--batch 1:2:4 --beam 1 --source-length 1:8:32 --max-length 1:8:32"
     )
     assert refused(engine=NAME) == f"engine {NAME} was built without --refit, so its weights are fixed; {again}"
     assert refused(engine="best") == (

@@ -284,7 +284,7 @@ def test_profiles_that_leave_requests_between_them(refused, ranges):
 def test_fp32_on_turing_names_the_reason_and_the_nearest_command(refused, own_bundle):
     assert refused(targets=["sm89", "sm75"], precision="fp32") == (
         "sm75 cannot run fp32 (Turing has no fp32 matrix kernel in TensorRT-RTX); "
-        f"build with: seq2engine build {own_bundle.root} --target sm75 --precision fp16"
+        f"build with: seq2engine build {own_bundle.root} --gpu sm75 --precision fp16"
     )
 
 
@@ -359,7 +359,7 @@ def test_a_flavour_nobody_knows(refused):
 def test_the_tensorrt_of_this_machines_gpu_takes_no_targets(tmp_path):
     local = SimpleNamespace(__name__="tensorrt")  # has no list of compute capabilities
     check_targets(local, [], "fp32", tmp_path)
-    with pytest.raises(BuildError, match="tensorrt builds for the GPU of this machine only; leave --target out"):
+    with pytest.raises(BuildError, match="tensorrt builds for the GPU of this machine only; leave --gpu out"):
         check_targets(local, ["sm89"], "fp32", tmp_path)
 
 

@@ -22,7 +22,7 @@ from seq2engine.model.training.loop import greedy_ids, validate
 from seq2engine.model.training.text import numbered_pairs
 
 SMALL = "--source-split characters --d-model 32 --d-ff 64 --heads 2 --encoder-layers 1 --decoder-layers 1 --warmup 40"
-SMALL += " --batch-tokens 300 --max-source 16 --max-target 16 --quiet"
+SMALL += " --batch-tokens 300 --source-length 16 --max-length 16 --quiet"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_batches_that_the_longest_pair_does_not_fit_are_refused(data, capsys):
         assert train(data, "--batch-tokens", str(tokens)) == 1
         assert capsys.readouterr().err == (
             f"error: --batch-tokens {tokens}, but the longest pair has {longest} tokens; give {longest} or more, or "
-            "leave long pairs out with --max-source and --max-target\n"
+            "leave long pairs out with --source-length and --max-length\n"
         )
     assert not (data / "out.training").exists()
     assert train(data, "--batch-tokens", str(longest), "--epochs", "1") == 0
@@ -147,7 +147,7 @@ def test_long_pairs_are_left_out_and_counted(data, capsys):
         ("a\n", "FOLDER/train.tsv line 1 has 1 columns, expected source<TAB>target"),
         ("a\tA\nb\tB\tc\n", "FOLDER/train.tsv line 2 has 3 columns, expected source<TAB>target"),
         (b"a\tA\n\xff\tB\n", "FOLDER/train.tsv line 2 is not UTF-8; convert the file first"),
-        ("a" * 17 + "\tA\n", "no pair of the train data fits 16 source and 16 target tokens; raise --max-source"),
+        ("a" * 17 + "\tA\n", "no pair of the train data fits 16 source and 16 target tokens; raise --source-length"),
     ],
 )
 def test_data_that_will_not_do(data, capsys, text, expected):

@@ -134,5 +134,5 @@ def test_only_where_it_can_be_kept(bundle, tmp_path):
     ):
         open_session(bundle, "torch", deterministic=True)
     growing = onnx_from_model(random_model(CONFIG), tmp_path / "growing", ("fp32",), cache_form="growing")
-    with pytest.raises(SessionError, match=r"with a growing cache, .* --cache static"):
+    with pytest.raises(SessionError, match=r"with a growing cache, .* --cache-form static"):
         open_session(growing, deterministic=True)

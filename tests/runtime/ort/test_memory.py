@@ -30,7 +30,6 @@ WIDE = dataclasses.replace(
 )
 DECODES = """
 import sys
-from seq2engine.benchmarks.timed_decode import fixed_decode
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parallel import workers_for
@@ -43,10 +42,10 @@ beam, sources = int(sys.argv[2]), int(sys.argv[3])
 options = SearchOptions(max_length=4, beam=beam)
 with open_session(sys.argv[1], threads=2) as session:
     assert len(workers_for(session, sources, sources * beam)) == 2
-    decode = {"workers": generate, "alone": fixed_decode}[sys.argv[4]]
+    on_step = {"workers": None, "alone": lambda emitted: None}[sys.argv[4]]  # who watches the steps gets one decode
     held = []
     for count in (1, sources, 1):
-        decode(session, [[5, 6, 7]] * count, options)
+        generate(session, [[5, 6, 7]] * count, options, on_step)
         held.append(resident())
 print(held[2] - held[0])
 """

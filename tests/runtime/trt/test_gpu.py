@@ -82,7 +82,7 @@ def test_a_package_is_verified_by_its_own_scripts(flavour: str, tmp_path: Path) 
     targets = targets_here(flavour)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
     package_from_bundle(bundle, tmp_path / "out", "fp32", ranges=FOUR_BEAMS)
-    target = ["--target", *targets] if targets else []
+    target = ["--gpu", *targets] if targets else []
     build = ["build.py", "--flavour", flavour, *target]
     for command in (build, ["verify.py"], ["run_all.py", "--rounds", "3"], ["decode.py", "5 17 250"]):
         done = subprocess.run([sys.executable, *command], cwd=tmp_path / "out", capture_output=True, text=True)

@@ -35,8 +35,8 @@ BUILD = "seq2engine build {root} --precision fp32"
 
 
 REBUILD = (
-    f"rebuild with: {BUILD} --target sm86 sm89 --flavour tensorrt_rtx "
-    "--batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
+    f"rebuild with: {BUILD} --gpu sm86 sm89 --flavour tensorrt_rtx "
+    "--batch 1:2:4 --beam 1 --source-length 1:8:16 --max-length 1:8:12 --force"
 )
 
 
@@ -73,7 +73,7 @@ def change_entry(folder: Path, graph: str, **values: Any) -> None:
 
 
 def test_no_engine(bundle: Bundle) -> None:
-    expected = f"no fp32 engine in {{root}}; build one with: {BUILD} --target sm89"
+    expected = f"no fp32 engine in {{root}}; build one with: {BUILD} --gpu sm89"
     assert refusal(bundle) == expected
     put_engines(bundle, precision="fp16", name="half")
     assert refusal(bundle) == expected
@@ -126,7 +126,7 @@ def test_an_engine_that_is_stale_or_of_another_gpu_stands_back(bundle: Bundle, g
 
 
 def test_an_engine_that_is_not_there(bundle: Bundle) -> None:
-    built = f"build one with: {BUILD} --target sm89"
+    built = f"build one with: {BUILD} --gpu sm89"
     assert refusal(bundle, "big") == f"{{root}} has no engine 'big', none; {built}"
     put_engines(bundle, name="one")
     assert refusal(bundle, "big") == f"{{root}} has no engine 'big', only one; {built}"
@@ -260,8 +260,8 @@ def test_another_gpu(bundle: Bundle, gpu: None) -> None:
     put_engines(bundle, targets=("sm120",), name="blackwell", slots=20)
     assert refusal(bundle) == (
         "engine blackwell was built for sm120, this GPU is sm89 (stand-in GPU); build one for it with: "
-        f"{BUILD} --target sm89 --flavour tensorrt_rtx "
-        "--batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --slots 20"
+        f"{BUILD} --gpu sm89 --flavour tensorrt_rtx "
+        "--batch 1:2:4 --beam 1 --source-length 1:8:16 --max-length 1:8:12 --slots 20"
     )
 
 
@@ -299,7 +299,7 @@ def test_an_engine_of_tensorrt_runs_on_the_gpu_it_was_built_on(bundle: Bundle, g
     change_passport(folder, lambda p: dataclasses.replace(p, device="NVIDIA H100"))
     assert refusal(bundle) == (
         "engine local was built for NVIDIA H100, this GPU is sm89 (stand-in GPU); build one for it with: "
-        f"{BUILD} --flavour tensorrt --batch 1:2:4 --beam 1 --source 1:8:16 --length 1:8:12 --force"
+        f"{BUILD} --flavour tensorrt --batch 1:2:4 --beam 1 --source-length 1:8:16 --max-length 1:8:12 --force"
     )
 
 

@@ -105,7 +105,7 @@ def test_a_wrong_step_is_refused_before_it_runs(
 
 
 def rebuild(where: Path, ranges: str) -> str:
-    build = f"seq2engine build {where}/run7 --precision fp32 --target sm86 sm89 --flavour tensorrt_rtx"
+    build = f"seq2engine build {where}/run7 --precision fp32 --gpu sm86 sm89 --flavour tensorrt_rtx"
     return f"rebuild with: {build} {ranges} --force"
 
 
@@ -117,7 +117,7 @@ def test_more_beams_than_the_engine_has_are_refused(bundles: dict[str, Path], tm
             session.step(state, **{**STEP, **more})
         assert str(caught.value) == (
             "decoder_step input tokens has shape [3, 2], this engine takes [1, 1] to [4, 1]; "
-            + rebuild(tmp_path, "--batch 1:2:4 --beam 1:1:2 --source 1:8:16 --length 1:8:12")
+            + rebuild(tmp_path, "--batch 1:2:4 --beam 1:1:2 --source-length 1:8:16 --max-length 1:8:12")
         )
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_batch_is_refused_before_it_runs(bundles: dict[str, Path], tmp_p
                 np.ones((5, 17), dtype=np.int64),
                 np.ones((5, 17), dtype=bool),
                 "encoder input source_ids has shape [5, 17], this engine takes [1, 1] to [4, 16]; "
-                + rebuild(tmp_path, "--batch 1:2:5 --beam 1 --source 1:8:17 --length 1:8:12"),
+                + rebuild(tmp_path, "--batch 1:2:5 --beam 1 --source-length 1:8:17 --max-length 1:8:12"),
             ),
             (
                 np.ones((2, 3), dtype=np.int64),
@@ -160,13 +160,15 @@ def test_a_wrong_cache_is_refused(bundles: dict[str, Path], tmp_path: Path) -> N
 def test_a_growing_cache_is_held_to_its_range(bundles: dict[str, Path], tmp_path: Path) -> None:
     with opened(bundles, tmp_path, "growing", ranges=BEAMS) as session:
         state = session.encode(*padded(SOURCES, 0))
-        with pytest.raises(RequestError, match=r"of 36 slots was .*, this engine takes 0 to 33; .* --length 1:8:13"):
+        with pytest.raises(
+            RequestError, match=r"of 36 slots was .*, this engine takes 0 to 33; .* --max-length 1:8:13"
+        ):
             session.reserve(state, 36)
         session.reserve(state, 33)
         with pytest.raises(RequestError, match="last axis to count 33 cached slots and 1 new ones"):
             session.step(state, **{**STEP, "self_mask": np.ones((3, 1, 33), dtype=bool)})
         session.step(state, **{**STEP, "self_mask": np.ones((3, 1, 34), dtype=bool)})
-        with pytest.raises(RequestError, match=r"self_k.0 has .* this engine takes .*; .* --length 1:8:13"):
+        with pytest.raises(RequestError, match=r"self_k.0 has .* this engine takes .*; .* --max-length 1:8:13"):
             session.step(state, **{**STEP, "self_mask": np.ones((3, 1, 35), dtype=bool)})
 
 

@@ -1,0 +1,88 @@
+"""What a benchmark times, and how: one object for the command line, the demo, the GPU check and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.default_precision import shared_precision
+from seq2engine.runtime.quality.metrics import References
+
+from .cases import Case, cases_for
+from .machine import usable_cores
+from .peers.processes import ENVIRONMENTS
+from .scenarios import QUERIES, ScenarioOptions
+
+ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Every backend is timed in every precision on every case; the first of each is what the others are compared with.
+
+    `precisions`: None takes the most precise that all backends run.
+    `cases`: None takes four usual ones (cases.py), cut to the lengths of the model.
+    `rounds`: timed calls of every arm; arms take turns.
+    `threads`: CPU threads of every arm; None takes all cores that this process may use.
+    `provider`: where ONNX Runtime computes; None is the CPU.
+    `draft`: a precision for speculative decoding. It gives every other precision on ONNX Runtime one more arm, in cases
+        with one source and one beam.
+    `peers`: other libraries with the same weights, timed end to end: names, or "all". Of all, those that fail are
+        listed as failed. `environments` is the folder that holds them (`make peers`).
+    `references`: source texts and right outputs. Every arm decodes them, with the beams of every case, and its error
+        rates stand beside its times.
+    `scenarios`: single, offline, server (scenarios.py), with the sizes of the first case and that many `queries`;
+        `bound_ms` is the p99 latency of a server.
+    `quick`: leaves out the ceiling of the machine and the peak memory of every arm.
+    `export_times`: exports every precision again and notes how long it takes.
+    """
+
+    backends: Sequence[str] = ("torch", "onnxruntime")
+    precisions: Sequence[str] | None = None
+    cases: Sequence[Case] | None = None
+    rounds: int = ROUNDS
+    threads: int | None = None
+    seed: int = 0
+    provider: str | None = None
+    draft: str | None = None
+    peers: Sequence[str] = ()
+    environments: Path = ENVIRONMENTS
+    references: References | None = None
+    scenarios: Sequence[str] = ()
+    bound_ms: float | None = None
+    queries: int = QUERIES
+    quick: bool = True
+    export_times: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options for one bundle, with nothing left to choose."""
+
+    bundle: Bundle
+    options: BenchOptions
+    precisions: tuple[str, ...]
+    cases: tuple[Case, ...]
+    threads: int
+
+    @property
+    def scenarios(self) -> ScenarioOptions:
+        asked = self.options
+        return ScenarioOptions(asked.scenarios, asked.bound_ms, asked.queries, asked.seed)
+
+    @property
+    def beams(self) -> list[int]:
+        return sorted({case.beam for case in self.cases})
+
+
+def plan_from_options(bundle: Bundle, options: BenchOptions) -> Plan:
+    precisions = options.precisions
+    return Plan(
+        bundle,
+        options,
+        tuple([shared_precision(bundle, options.backends)] if precisions is None else precisions),
+        cases_for(bundle.config) if options.cases is None else tuple(options.cases),
+        usable_cores() if options.threads is None else options.threads,
+    )

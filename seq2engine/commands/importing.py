@@ -1,0 +1,34 @@
+"""`seq2engine import`: a checkpoint of another library becomes one of ours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from seq2engine.flags.shared import Commands, add_command, add_json, progress_for
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "make a checkpoint of one from Hugging Face, fairseq, OpenNMT-py or torch.nn"
+    sub = add_command(commands, "import", run_import, summary)
+    sub.add_argument("source", type=Path, help="folder or file to read")
+    sub.add_argument("checkpoint", type=Path, help="folder to write")
+    sub.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
+    add_json(sub)
+
+
+def run_import(args: argparse.Namespace) -> int:
+    from seq2engine.model.importers.detect import import_checkpoint
+
+    result = import_checkpoint(args.source, args.checkpoint, args.force, progress_for(args))
+    if args.json:
+        print(result.to_json())
+        return 0
+    print(f"{result.kind}, {result.parameters:,} parameters: {result.checkpoint}")
+    print(f"takes {'text' if result.takes_text else 'token ids only: no tokenizer was found beside the weights'}")
+    if result.generation:
+        print("decoding defaults: " + ", ".join(f"{name} {value}" for name, value in result.generation.items()))
+    for note in result.notes:
+        print(f"note: {note}")
+    print(f"next: seq2engine export {result.checkpoint} BUNDLE")
+    return 0

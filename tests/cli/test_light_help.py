@@ -1,0 +1,74 @@
+"""`--help` answers at once: counted in imported modules, as a time would depend on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from seq2engine.cli.main import COMMANDS, make_parser
+
+MOST = 90  # modules beside those that the interpreter itself has loaded; argparse and pathlib alone take forty
+HEAVY = ("torch", "onnx", "onnxruntime", "numpy", "rich", "tempfile", "ctypes", "subprocess", "logging", "asyncio")
+COUNT = """
+import sys
+before = set(sys.modules)
+from seq2engine.__main__ import main
+sys.argv = ["seq2engine", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    pass
+print(*sorted(set(sys.modules) - before), file=sys.stderr)
+"""
+
+
+def imported(*words):
+    done = subprocess.run([sys.executable, "-c", COUNT, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: seq2engine")
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("--help", "bench")])
+def test_help_imports_little(words):
+    found = imported(*words)
+    assert not found & set(HEAVY)
+    assert len(found) <= MOST, sorted(found)
+
+
+def test_help_of_a_command_imports_no_other():
+    found = {name for name in imported("train", "--help") if name.startswith("seq2engine.commands.")}
+    assert found == {"seq2engine.commands.train"}
+
+
+def test_the_table_says_which_module_adds_which_command():
+    for module, names in COMMANDS.items():
+        assert tuple(make_parser([module])._subparsers._group_actions[0].choices) == names
+
+
+@pytest.mark.parametrize(
+    ("line", "new"),
+    [
+        ("export C B --cache growing", "--cache is now --cache-form"),
+        ("build B --target sm89", "--target is now --gpu"),
+        ("--target=sm89 build B", "--target is now --gpu"),
+        ("build B --length 8", "--length is now --max-length"),
+        ("build B --source 8", "--source is now --source-length"),
+        ("build B --cache DIR", "--cache is now --engine-cache"),
+        ("build B --no-cache", "--no-cache is now --no-engine-cache"),
+        ("plan C B --target sm89", "--target is now --gpu"),
+        ("package B P --length 8", "--length is now --max-length"),
+        ("bench B --lengths 8 16", "--lengths is now --max-length"),
+        ("bench B --output 8", "--output is now --max-length"),
+        ("train D C --dev D --max-source 8", "--max-source is now --source-length"),
+        ("train D C --dev D --max-target 8", "--max-target is now --max-length"),
+    ],
+)
+def test_a_flag_of_an_older_version_names_the_new_one(cli, capsys, line, new):
+    with pytest.raises(SystemExit) as ended:
+        cli(*line.split())
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert f"error: {new}; see: " in err
+    assert err.count("\n") == 1
