@@ -21,6 +21,7 @@ from seq2engine.model.transformer import Transformer
 
 from .audit import without_weight_data
 from .contract import GraphSpec
+from .graph_index import copy_of
 from .lowering import Value, lowered, module_path
 from .to_onnx import STEP_GRAPHS, EncoderGraph
 
@@ -29,8 +30,7 @@ REALS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto
 
 def exposed_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """A graph, with or without its weights loaded -> the same with these tensors as outputs besides its own."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     types = element_types(model)
     have = {output.name for output in made.graph.output}
     for name in names:

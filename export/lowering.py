@@ -25,6 +25,7 @@ from seq2engine.errors import ExportError
 from seq2engine.model.layers import write_slots
 
 from .contract import GraphSpec, TensorSpec
+from .graph_index import names_read, rename_inputs, rename_outputs
 
 Size = int | str | None  # a number, the contract's letter, or not known
 ELEMENT = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in ("float32", "float16", "int64", "bool")}
@@ -355,10 +356,9 @@ def assemble(w: GraphWriter, spec: GraphSpec, result: tuple[Value, ...], opset: 
     """Nodes and weights to a model whose outputs carry the contract's names."""
     assert len(result) == len(spec.outputs), f"{spec.name} returns {len(result)} tensors, not {len(spec.outputs)}"
     renamed = {value.name: tensor.name for value, tensor in zip(result, spec.outputs, strict=True)}
-    for node in w.nodes:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-    read = {name for node in w.nodes for name in node.input}
+    rename_inputs(w.nodes, renamed)
+    rename_outputs(w.nodes, renamed)
+    read = names_read(w.nodes)
     graph = helper.make_graph(
         w.nodes,
         spec.name,

@@ -14,6 +14,7 @@ from seq2engine.common.progress import Progress
 from seq2engine.errors import BundleError
 
 from ..artifact.passport import PASSPORT, EngineEntry, Passport, read_passport
+from .build_options import BuildOptions
 from .cache import EngineCache, EngineFacts
 from .jobs import EngineJob, build_jobs
 
@@ -35,9 +36,7 @@ def engines_of_jobs(
     trt: Any,
     jobs: Mapping[str, EngineJob],
     engines: Path,
-    cache: EngineCache | None,
-    rebuild: bool,
-    workers: int,
+    options: BuildOptions,
     progress: Progress,
     check: Callable[[str, Path], None],
 ) -> dict[str, EngineFacts]:
@@ -45,20 +44,21 @@ def engines_of_jobs(
 
     `check` raises if the engine of a key is not what was asked for, wherever it is from; then nothing is kept.
     """
+    cache = None if options.cache is None else EngineCache(Path(options.cache))
     facts: dict[str, EngineFacts] = {}
     with ExitStack() as locks:
         for key, job in jobs.items():
-            if not rebuild and (found := found_in_bundle(engines, key, job.file)):
+            if not options.rebuild and (found := found_in_bundle(engines, key, job.file)):
                 facts[key] = found
                 progress(job.stage, 1.0, "from the bundle")
             elif cache is not None:
                 waiting = partial(progress, job.stage, 0.0, "another process is building it")
                 locks.enter_context(cache.building(key, waiting))
-                if not rebuild and (found := cache.find(key, job.file)):
+                if not options.rebuild and (found := cache.find(key, job.file)):
                     facts[key] = found
                     progress(job.stage, 1.0, "from the cache")
         missing = [key for key in jobs if key not in facts]
-        built = build_jobs(trt, [jobs[key] for key in missing], workers, progress)
+        built = build_jobs(trt, [jobs[key] for key in missing], options.workers, progress)
         facts |= dict(zip(missing, built, strict=True))
         for key, job in jobs.items():
             check(key, job.file)

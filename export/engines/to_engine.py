@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,23 +18,24 @@ from seq2engine.common.tensorrt_module import gpu_name, load_tensorrt
 from seq2engine.errors import BuildError
 from seq2engine.model.config import ModelConfig
 
-from ..artifact.build_flags import PLAIN, BuildFlags, check_flags
+from ..artifact.build_flags import BuildFlags, check_flags
 from ..artifact.bundle import Bundle, GraphEntry, open_bundle
 from ..artifact.default_precision import precision_to_build
 from ..artifact.engines import ENGINES
-from ..artifact.gpu_support import NEAREST, PORTABLE, target_from_text, unknown_target, unsupported
+from ..artifact.gpu_support import target_from_text
 from ..artifact.passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from ..artifact.profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
 from ..contract import GRAPHS, PRECISIONS, GraphSpec
 from ..precision.census import check_engine
 from ..trt_forms.step import step_for_tensorrt
-from .cache import EngineCache, EngineFacts, engine_key
+from .build_options import DEFAULT_OPTIONS, BuildOptions
+from .cache import EngineFacts, engine_key
 from .jobs import EngineJob
 from .kernels import kernels_by_profile, weights_from_engine
 from .reuse import engines_of_jobs, passport_with, timings_path
+from .targets import check_targets, target_groups
 
 BEAMS = 4  # most of a build that nobody asked otherwise: what `run` and `parity` decode with by default fits
-APART = ("sm75",)  # targets that share an engine with no other
 
 
 def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str = "static") -> ShapeRanges:
@@ -59,94 +59,29 @@ def engines_from_onnx(
     targets: Sequence[str] = (),
     ranges: ShapeRanges | None = None,
     precision: str | None = None,
-    slots: int | None = None,
-    flavour: str | None = None,
-    force: bool = False,
+    options: BuildOptions = DEFAULT_OPTIONS,
     progress: Progress = silent,
-    narrower: Sequence[ShapeRanges] = (),
-    flags: BuildFlags = PLAIN,
-    cache: str | os.PathLike[str] | None = None,
-    rebuild: bool = False,
-    workers: int = 1,
-    name: str | None = None,
 ) -> Passport:
     """Builds both engines of a precision into the bundle and returns their passport.
 
-    `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable); `slots` is the length of
-    a static cache, by default one that always suffices; `narrower` are ranges within `ranges` that get profiles of
-    their own. An engine that was built before from the same graph, weights, TensorRT, targets, shapes and flags is
-    taken from the bundle, or from the folder `cache`, unless `rebuild` is asked for. Its folder is called `name`, or by
-    what it is and its key: so builds that differ never meet.
+    `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable). An engine that was built
+    before from the same graph, weights, TensorRT, targets, shapes and flags is taken from the bundle or from the cache.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    targets = [target_from_text(target) for target in targets]
-    trt = load_tensorrt(flavour)
-    precision = precision or precision_to_build(opened, targets, hasattr(trt, "ComputeCapability"))
-    specs = opened.specs(precision)
-    profiles = check_profiles(
-        (ranges or default_ranges(opened.config, precision, opened.cache_form), *narrower), opened.config
-    )
-    slots = check_slots(slots, profiles[0], opened.cache_form)
-    check_targets(trt, targets, precision, opened.root, [opened.graph(precision, graph).census for graph in GRAPHS])
-    if len(groups := target_groups(targets)) > 1:
-        listed = " and ".join(", ".join(group) for group in groups)
-        raise BuildError(f"{', '.join(targets)} cannot share an engine; build one for each of: {listed}")
-    (targets,) = groups
-    check_flags(trt, flags)
-    device = "" if hasattr(trt, "ComputeCapability") else gpu_name()
-    plans = {}
-    for graph in GRAPHS:
-        shapes = tuple(shapes_from_ranges(specs[graph], one, opened.cache_form, slots) for one in profiles)
-        model = graph_for_tensorrt(opened, precision, graph, profiles, slots)
-        weights = opened.graph(precision, graph).data_sha256
-        key = engine_key(model, weights, trt.__name__, trt.__version__, device, targets, shapes, flags)
-        plans[graph] = EnginePlan(graph, specs[graph], opened.graph(precision, graph), model, shapes, key)
+    request = checked_request(opened, targets, ranges, precision, options)
+    plans = {graph: engine_plan(request, graph) for graph in GRAPHS}
     keys = {graph: plan.key for graph, plan in plans.items()}
-    folder = (
-        opened.root / ENGINES / (check_name(name) or engine_name(trt.__name__, targets, precision, profiles[0], keys))
-    )
-    if not rebuild and (there := passport_with(folder, keys)) is not None:
+    folder = opened.root / ENGINES / (check_name(options.name) or name_of_request(request, keys))
+    if not options.rebuild and (there := passport_with(folder, keys)) is not None:
         for graph in GRAPHS:
-            progress(f"build: {graph} {precision}", 1.0, "it was there")
+            progress(f"build: {graph} {request.precision}", 1.0, "it was there")
         return there
     remove_leftovers(folder.parent)
-    if name is not None and folder.exists() and not (force or rebuild):
+    if options.name is not None and folder.exists() and not (options.force or options.rebuild):
         raise BuildError(f"{folder} is another engine, or damaged; choose another --name, or add --force to replace it")
     with no_room_is_an_error(folder), new_folder(folder, force=True, marker=PASSPORT) as beside:
-        jobs = {
-            plan.key: EngineJob(
-                stage=f"build: {graph} {precision}",
-                model=plan.model,
-                path=opened.graph_path(precision, graph),
-                weight_bytes=opened.inside(plan.entry.data_path).stat().st_size,
-                profiles=plan.shapes,
-                targets=tuple(targets),
-                flags=flags,
-                timings=timings_path(trt, device, cache),
-                file=beside / f"{graph}.engine",
-            )
-            for graph, plan in plans.items()
-        }
-        kept = None if cache is None else EngineCache(Path(cache))
-        by_key = {plan.key: plan for plan in plans.values()}
-
-        def check(key: str, file: Path) -> None:
-            check_precision(by_key[key], precision, file)
-
-        facts = engines_of_jobs(trt, jobs, opened.root / "engines", kept, rebuild, workers, progress, check)
-        passport = Passport(
-            flavour=trt.__name__,
-            version=trt.__version__,
-            targets=tuple(targets),
-            precision=precision,
-            cache_form=opened.cache_form,
-            ranges=profiles[0],
-            slots=slots,
-            engines={graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()},
-            narrower=profiles[1:],
-            flags=flags,
-            device=device,
-        )
+        entries = built_engines(request, plans, beside, options, progress)
+        passport = passport_of(request, entries)
         (beside / PASSPORT).write_text(passport.to_json())
     return passport
 
@@ -162,6 +97,50 @@ def no_room_is_an_error(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class BuildRequest:
+    """What is to be built, with everything decided and checked that does not need a graph."""
+
+    bundle: Bundle
+    trt: Any  # the TensorRT module
+    device: str  # the GPU that `tensorrt` builds for; nothing where engines are built for targets
+    targets: tuple[str, ...]
+    precision: str
+    profiles: tuple[ShapeRanges, ...]  # the widest first
+    slots: int
+    flags: BuildFlags
+
+
+def checked_request(
+    bundle: Bundle,
+    targets: Sequence[str],
+    ranges: ShapeRanges | None,
+    precision: str | None,
+    options: BuildOptions,
+) -> BuildRequest:
+    """Fills in what was left open; raises if this bundle cannot be built so, or not for these targets."""
+    named = [target_from_text(target) for target in targets]
+    trt = load_tensorrt(options.flavour)
+    has_targets = hasattr(trt, "ComputeCapability")
+    precision = precision or precision_to_build(bundle, named, has_targets)
+    widest = ranges or default_ranges(bundle.config, precision, bundle.cache_form)
+    profiles = check_profiles((widest, *options.narrower), bundle.config)
+    slots = check_slots(options.slots, profiles[0], bundle.cache_form)
+    check_targets(trt, named, precision, bundle.root, [bundle.graph(precision, graph).census for graph in GRAPHS])
+    shared = shared_targets(named)
+    check_flags(trt, options.flags)
+    device = "" if has_targets else gpu_name()
+    return BuildRequest(bundle, trt, device, shared, precision, tuple(profiles), slots, options.flags)
+
+
+def shared_targets(targets: Sequence[str]) -> tuple[str, ...]:
+    """Each target once; raises if they cannot share an engine."""
+    if len(groups := target_groups(targets)) > 1:
+        listed = " and ".join(", ".join(group) for group in groups)
+        raise BuildError(f"{', '.join(targets)} cannot share an engine; build one for each of: {listed}")
+    return tuple(groups[0])
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     """All that is known of an engine before it is built."""
 
@@ -171,6 +150,61 @@ class EnginePlan:
     model: bytes
     shapes: tuple[Shapes, ...]
     key: str
+
+
+def engine_plan(request: BuildRequest, graph: str) -> EnginePlan:
+    bundle, trt = request.bundle, request.trt
+    spec = bundle.specs(request.precision)[graph]
+    entry = bundle.graph(request.precision, graph)
+    shapes = tuple(shapes_from_ranges(spec, one, bundle.cache_form, request.slots) for one in request.profiles)
+    model = graph_for_tensorrt(bundle, request.precision, graph, request.profiles, request.slots)
+    built_by = (trt.__name__, trt.__version__, request.device, request.targets)
+    key = engine_key(model, entry.data_sha256, *built_by, shapes, request.flags)
+    return EnginePlan(graph, spec, entry, model, shapes, key)
+
+
+def built_engines(
+    request: BuildRequest, plans: Mapping[str, EnginePlan], folder: Path, options: BuildOptions, progress: Progress
+) -> dict[str, EngineEntry]:
+    """Puts the engines into a folder, built or taken from where they are; what the passport says of each."""
+    by_key = {plan.key: plan for plan in plans.values()}
+    jobs = {key: job_of(request, plan, folder, options) for key, plan in by_key.items()}
+
+    def check(key: str, file: Path) -> None:
+        check_precision(by_key[key], request.precision, file)
+
+    facts = engines_of_jobs(request.trt, jobs, request.bundle.root / ENGINES, options, progress, check)
+    return {graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()}
+
+
+def job_of(request: BuildRequest, plan: EnginePlan, folder: Path, options: BuildOptions) -> EngineJob:
+    return EngineJob(
+        stage=f"build: {plan.graph} {request.precision}",
+        model=plan.model,
+        path=request.bundle.graph_path(request.precision, plan.graph),
+        weight_bytes=request.bundle.inside(plan.entry.data_path).stat().st_size,
+        profiles=plan.shapes,
+        targets=request.targets,
+        flags=request.flags,
+        timings=timings_path(request.trt, request.device, options.cache),
+        file=folder / f"{plan.graph}.engine",
+    )
+
+
+def passport_of(request: BuildRequest, engines: Mapping[str, EngineEntry]) -> Passport:
+    return Passport(
+        flavour=request.trt.__name__,
+        version=request.trt.__version__,
+        targets=request.targets,
+        precision=request.precision,
+        cache_form=request.bundle.cache_form,
+        ranges=request.profiles[0],
+        slots=request.slots,
+        engines=dict(engines),
+        narrower=request.profiles[1:],
+        flags=request.flags,
+        device=request.device,
+    )
 
 
 def graph_for_tensorrt(
@@ -196,44 +230,6 @@ def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
     return slots
 
 
-def check_targets(
-    trt: Any, targets: Sequence[str], precision: str, root: Path, censuses: Sequence[dict[str, Any]] = ()
-) -> None:
-    """Refuses targets that are unknown, or that cannot run the graphs, before anything is built."""
-    if not hasattr(trt, "ComputeCapability"):
-        if targets:
-            raise BuildError(f"{trt.__name__} builds for the GPU of this machine only; leave --gpu out")
-        return
-    known = [f"sm{name[2:]}" for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
-    problems = [unknown_target(target, known) for target in targets if target not in known]
-    command = f"seq2engine build {shlex.quote(str(root))} --gpu"
-    reasons = {target: unsupported(target, precision, censuses) for target in targets or PORTABLE}
-    able = [target for target, reason in reasons.items() if reason is None]
-    for target, reason in reasons.items():
-        if reason is None:
-            continue
-        if not targets and able:  # nobody asked for this one: those that can are the nearest thing
-            mend = f"{command} {' '.join(able)} --precision {precision}"
-            problems.append(
-                f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}"
-            )
-            break
-        mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
-        problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")
-        if not targets:  # none can, for the same reason
-            break
-    if problems:
-        raise BuildError("; ".join(problems))
-
-
-def target_groups(targets: Sequence[str]) -> list[list[str]]:
-    """Targets by the engine they share. Turing gets one of its own: it lacks types that all others have, and an engine
-    for several GPUs can have only what every one of them has."""
-    once = list(dict.fromkeys(targets))
-    groups = [[t for t in once if t not in APART], *([t] for t in once if t in APART)]
-    return [group for group in groups if group] or [[]]
-
-
 def engine_name(
     flavour: str, targets: Sequence[str], precision: str, ranges: ShapeRanges, keys: Mapping[str, str]
 ) -> str:
@@ -242,6 +238,10 @@ def engine_name(
     beams = str(ranges.beam.max) if ranges.beam.fixed else f"{ranges.beam.min}to{ranges.beam.max}"
     key = hashlib.sha256("".join(keys[graph] for graph in GRAPHS).encode()).hexdigest()
     return f"{where}-{precision}-beam{beams}-{key[:8]}"
+
+
+def name_of_request(request: BuildRequest, keys: Mapping[str, str]) -> str:
+    return engine_name(request.trt.__name__, request.targets, request.precision, request.profiles[0], keys)
 
 
 def name_of(passport: Passport) -> str:

@@ -16,6 +16,7 @@ from onnx import helper, shape_inference
 from seq2engine.errors import BuildError, ExportError
 
 from ..contract import PRECISIONS, STORED, VOCABULARY
+from ..graph_index import makers_of
 
 HEAD = "output/MatMul"  # the product whose weight is the vocabulary's
 SMALL = 1024  # bytes; constants below this stay in the graph while shapes are inferred
@@ -55,13 +56,13 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 def stored_types(model: onnx.ModelProto) -> dict[str, str]:
     """Product -> the type its weight is stored in, looking through what restores or turns it; none: two activations."""
     weights = {weight.name: weight for weight in model.graph.initializer}
-    maker = {name: node for node in model.graph.node for name in node.output}
+    makers = makers_of(model.graph.node)
     found = {}
     for node in model.graph.node:
         if node.op_type == "MatMul":
             name = node.input[1]
-            while name in maker and maker[name].op_type in ("DequantizeLinear", "Transpose", "Cast"):
-                name = maker[name].input[0]
+            while name in makers and makers[name].op_type in ("DequantizeLinear", "Transpose", "Cast"):
+                name = makers[name].input[0]
             if name in weights:
                 found[node.name] = dtype_of(weights[name].data_type)
     return found

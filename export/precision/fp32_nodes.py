@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from seq2engine.errors import ExportError
 
-from ..trt_forms.step import find_attentions
+from ..graph_index import find_attentions
 from .census import types_of
 
 LARGEST, SMALLEST = 65504.0, 2.0**-14  # of fp16: below the latter numbers lose their digits

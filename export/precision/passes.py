@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..graph_index import copy_of, readers_of, rename_inputs, rename_outputs, replace_nodes
 from .census import types_of
 from .quantise import quantised_graph
 
@@ -70,18 +71,18 @@ PASSES: dict[str, Pass] = {
 
 def typed(model: onnx.ModelProto, element: int, islands: Collection[str]) -> onnx.ModelProto:
     """The graph in another type, its islands in fp32, with a Cast wherever two types meet."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     floats = {name for name, kind in types_of(model).items() if kind == TensorProto.FLOAT}
     computes = {node.name: element for node in graph.node} | dict.fromkeys(
         with_makers(graph, islands), TensorProto.FLOAT
     )
+    readers = readers_of(graph.node)
     kinds: dict[str, int] = {}
     for weight in graph.initializer:
         if weight.name in floats:
-            readers = [computes[node.name] for node in graph.node if weight.name in node.input]
-            kinds[weight.name] = TensorProto.FLOAT if set(readers) == {TensorProto.FLOAT} else element
+            wide = {computes[node.name] for node in readers.get(weight.name, ())} == {TensorProto.FLOAT}
+            kinds[weight.name] = TensorProto.FLOAT if wide else element
             if kinds[weight.name] == element:
                 array = rounded(numpy_helper.to_array(weight), element)
                 weight.CopyFrom(numpy_helper.from_array(array, weight.name))
@@ -105,12 +106,10 @@ def typed(model: onnx.ModelProto, element: int, islands: Collection[str]) -> onn
         want = value.type.tensor_type.elem_type
         if value.name in floats and kinds[value.name] != want:
             inner = f"{value.name}/{LABEL[kinds[value.name]]}"
-            for node in nodes:
-                node.output[:] = [inner if name == value.name else name for name in node.output]
-                node.input[:] = [inner if name == value.name else name for name in node.input]
+            rename_outputs(nodes, {value.name: inner})
+            rename_inputs(nodes, {value.name: inner})
             nodes.append(cast(inner, value.name, want, value.name))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     return made
 
 
@@ -122,11 +121,11 @@ def with_makers(graph: onnx.GraphProto, islands: Collection[str]) -> set[str]:
     """Islands, and what makes weights for nothing but islands: a DequantizeLinear or a Transpose of a weight."""
     weights = {weight.name for weight in graph.initializer}
     weights |= {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    readers = readers_of(graph.node)
     found = set(islands)
     for node in reversed(graph.node):
-        readers = (reader.name for reader in graph.node if node.output[0] in reader.input)
         makes_weights = node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in weights
-        if makes_weights and found.issuperset(readers):
+        if makes_weights and found.issuperset(reader.name for reader in readers.get(node.output[0], ())):
             found.add(node.name)
     return found
 

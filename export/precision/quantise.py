@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from seq2engine.errors import ExportError
 
 from ..contract import STORED, VOCABULARY
+from ..graph_index import copy_of, replace_nodes
 
 MINIMUM_OPSET = {"int4": 21}  # the first whose DequantizeLinear takes it; the others have been there for longer
 BLOCKS = (32, 16)  # inputs that share a scale in int4: the first that divides their number. docs/LOG.md has the errors
@@ -45,8 +46,7 @@ HEAD = "output.weight"
 
 def quantised_graph(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     """The fp32 graph with quantised weights; it still computes in fp32. Tensors keep their names."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
     weights = [w for w in graph.initializer if len(w.dims) == 2 and w.name.endswith(".weight")]
@@ -65,9 +65,7 @@ def quantised_graph(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
         )
         graph.initializer.remove(weight)
         graph.initializer.extend(numpy_helper.from_array(a, n) for a, n in zip((numbers, scales), names, strict=True))
-    nodes = [*restored, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, [*restored, *graph.node])
     for opset in made.opset_import:
         opset.version = max(opset.version, MINIMUM_OPSET.get(precision, 0))
     made.ir_version = helper.find_min_ir_version_for(made.opset_import)

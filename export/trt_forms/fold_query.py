@@ -28,6 +28,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..graph_index import drop_unread_weights, makers_of, readers_of, rename_inputs, replace_nodes
+
 WIDEST = 1024  # d_model; beyond, a step's time goes into reading weights, and more of them cost more than a launch
 
 
@@ -71,10 +73,8 @@ def fold_queries(model: onnx.ModelProto, heads: tuple[int, int], folder: Path) -
         instead |= {name: [] for name in path.replaced} | folded_nodes(path, weights[path.q.input[1]].data_type)
         scaled[path.q_scale.output[0]] = path.q_scale.input[0]
     nodes = [new for node in graph.node for new in instead.get(node.name, [node])]
-    for node in nodes:
-        node.input[:] = [scaled.get(name, name) for name in node.input]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    rename_inputs(nodes, scaled)
+    replace_nodes(graph, nodes)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in added.items())
     drop_unread_weights(graph)
     return bool(paths)
@@ -101,14 +101,10 @@ def shapes_of(heads: tuple[int, int]) -> dict[str, np.ndarray]:
 
 def query_paths(graph: onnx.GraphProto, weights: Iterable[str]) -> list[QueryPath]:
     """The layers whose query can be folded: post-norm, and with plain weights all along the way."""
-    maker = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    makers, readers = makers_of(graph.node), readers_of(graph.node)
 
     def before(node: onnx.NodeProto | None, index: int) -> onnx.NodeProto | None:
-        return None if node is None else maker.get(node.input[index])
+        return None if node is None else makers.get(node.input[index])
 
     def after(node: onnx.NodeProto | None) -> onnx.NodeProto | None:
         reading = [] if node is None else readers.get(node.output[0], [])
@@ -221,10 +217,3 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
     ]
     qkv[0].name, out[0].name = path.qkv.name, path.out.name  # a product is found under its module's name
     return {path.qkv.name: qkv, path.out.name: out, path.norm.name: norm, path.q_bias.name: q}
-
-
-def drop_unread_weights(graph: onnx.GraphProto) -> None:
-    read = {name for node in graph.node for name in node.input}
-    kept = [weight for weight in graph.initializer if weight.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)

@@ -19,6 +19,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..graph_index import rename_inputs, replace_nodes
+
 SLOT_AXIS = 2
 
 
@@ -32,14 +34,13 @@ def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
         if "self_mask" in node.input:  # not earlier: TensorRT then fuses less of the first layer
             nodes += masking
             masking = []
-        node.input[:] = [renamed.get(name, name) for name in node.input]
+        rename_inputs([node], renamed)
         nodes.append(node)
         if node.op_type == "TensorScatter":
             cache, new, _ = node.input
             renamed[node.output[0]] = beside = f"trt/{node.output[0]}"
             nodes.append(helper.make_node("Concat", [cache, new], [beside], name=f"{beside}/Concat", axis=SLOT_AXIS))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
 
 
 def mask_nodes(graph: onnx.GraphProto, beams: int, slots: int) -> list[onnx.NodeProto]:

@@ -26,35 +26,18 @@ docs/LOG.md has the launch counts of every form that was tried, export/engines/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..graph_index import PrimitiveAttention, copy_of, find_attentions, rename_inputs, replace_nodes
 from .fold_query import fold_queries
 from .late_write import write_late
 
 ATTENTION_OPSET = 23
 SMALLEST_HEAD = 12  # that the kernel for several queries takes; the one for a single query takes 8, too
-
-
-@dataclass(frozen=True)
-class PrimitiveAttention:
-    """softmax(where(mask, (q * scale) @ k^T, masked)) @ v, as the indices of its nodes and the names of its inputs."""
-
-    nodes: tuple[int, ...]
-    q: str
-    k: str
-    v: str
-    mask: str
-    scale: float
-    output: str
-
-    @property
-    def is_self(self) -> bool:
-        return ".self_attn/" in self.output
 
 
 def frozen_axes(model: onnx.ModelProto, sizes: dict[str, int]) -> None:
@@ -72,8 +55,7 @@ def step_for_tensorrt(
 
     No `beams`: dynamic. Weights that are not in the message lie in `folder`.
     """
-    form = onnx.ModelProto()
-    form.CopyFrom(model)
+    form = copy_of(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
     heads = heads_of(form)
     folded = fold_queries(form, heads, folder)
@@ -106,15 +88,14 @@ def pack_keys_and_values(model: onnx.ModelProto, own: bool) -> None:
     ordered = packed_together(cross, "cross", packed)
     made: set[str] = set()
     for node in nodes:
-        node.input[:] = [packed.get(name, name) for name in node.input]
+        rename_inputs([node], packed)
         ordered.append(node)
         made.update(name for name in node.output if name.startswith("new_self_"))
         for layer in {name.rsplit(".")[-1] for name in node.output if name in made}:
             pair = [f"new_self_k.{layer}", f"new_self_v.{layer}"]
             if own and made.issuperset(pair):
                 ordered += packed_together(pair, f"new_self.{layer}", packed)
-    del model.graph.node[:]
-    model.graph.node.extend(ordered)
+    replace_nodes(model.graph, ordered)
 
 
 def packed_together(names: list[str], label: str, packed: dict[str, str]) -> list[onnx.NodeProto]:
@@ -132,37 +113,6 @@ def packed_together(names: list[str], label: str, packed: dict[str, str]) -> lis
             num_outputs=len(names),
         ),
     ]
-
-
-def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
-    """Every primitive attention of a graph that our export wrote."""
-    nodes = model.graph.node
-    maker = {name: i for i, node in enumerate(nodes) for name in node.output}
-    reader = {name: i for i, node in enumerate(nodes) for name in node.input}
-    constants = {w.name: w for w in model.graph.initializer}
-    found = []
-    for i, node in enumerate(nodes):
-        if node.op_type != "Softmax":
-            continue
-        where = maker[node.input[0]]
-        scores = maker[nodes[where].input[1]]
-        transposed, product = maker[nodes[scores].input[1]], reader[node.output[0]]
-        chain = [nodes[j].op_type for j in (transposed, scores, where, product)]
-        assert chain == ["Transpose", "MatMul", "Where", "MatMul"], f"{node.name}: not an attention of ours: {chain}"
-        q = nodes[scores].input[0]
-        scaling = [maker[q]] if nodes[maker[q]].op_type == "Mul" else []  # a folded query is scaled by its weights
-        found.append(
-            PrimitiveAttention(
-                nodes=(*scaling, transposed, scores, where, i, product),
-                q=nodes[scaling[0]].input[0] if scaling else q,
-                k=nodes[transposed].input[0],
-                v=nodes[product].input[1],
-                mask=nodes[where].input[0],
-                scale=float(numpy_helper.to_array(constants[nodes[scaling[0]].input[1]])) if scaling else 1.0,
-                output=nodes[product].output[0],
-            )
-        )
-    return found
 
 
 def heads_of(model: onnx.ModelProto) -> tuple[int, int]:
@@ -208,8 +158,7 @@ def rewrite_attentions(
         kept.append(attention_node(attention, [q, attention.k, attention.v, mask], out))
         unfold = helper.make_node("Reshape", [out, "trt/unfold"], [attention.output], name=f"{attention.output}/unfold")
         kept.append(unfold)
-    del graph.node[:]
-    graph.node.extend(kept)
+    replace_nodes(graph, kept)
     for name, shape in shapes.items():
         graph.initializer.append(numpy_helper.from_array(np.array(shape, dtype=np.int64), name))
     for opset in model.opset_import:

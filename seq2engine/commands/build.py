@@ -75,7 +75,9 @@ def run_build(args: argparse.Namespace) -> int:
     from seq2engine.common.tensorrt_module import load_tensorrt
     from seq2engine.export.artifact.build_flags import BuildFlags, bytes_from_text
     from seq2engine.export.artifact.bundle import open_bundle
-    from seq2engine.export.engines.to_engine import check_targets, engines_from_onnx, name_of, target_groups
+    from seq2engine.export.engines.build_options import BuildOptions
+    from seq2engine.export.engines.targets import check_targets, target_groups
+    from seq2engine.export.engines.to_engine import engines_from_onnx, name_of
     from seq2engine.inspection.describe import engine_text
 
     if args.jobs < 1:
@@ -92,24 +94,18 @@ def run_build(args: argparse.Namespace) -> int:
     groups = target_groups(args.gpu)
     names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
     for targets, name in zip(groups, names, strict=True):
-        passports.append(
-            engines_from_onnx(
-                bundle,
-                targets,
-                first,
-                precision,
-                args.slots,
-                args.flavour,
-                args.force,
-                progress_for(args),
-                narrower,
-                flags,
-                None if args.no_engine_cache else args.engine_cache or default_cache(),
-                args.rebuild,
-                args.jobs,
-                name,
-            )
+        options = BuildOptions(
+            flavour=args.flavour,
+            slots=args.slots,
+            narrower=tuple(narrower),
+            flags=flags,
+            name=name,
+            force=args.force,
+            cache=None if args.no_engine_cache else args.engine_cache or default_cache(),
+            rebuild=args.rebuild,
+            workers=args.jobs,
         )
+        passports.append(engines_from_onnx(bundle, targets, first, precision, options, progress_for(args)))
     if args.json:
         values = [json.loads(passport.to_json()) for passport in passports]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))

@@ -34,6 +34,7 @@ from seq2engine.export.artifact.gpu_support import unsupported
 from seq2engine.export.artifact.passport import Passport
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.contract import PRECISIONS
+from seq2engine.export.engines.build_options import BuildOptions
 from seq2engine.export.engines.to_engine import default_ranges, engines_from_onnx
 from seq2engine.exporting import onnx_from_model
 from seq2engine.inspection.describe import engine_text
@@ -61,7 +62,7 @@ class Stage:
 
 
 def built(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision: str, flavour: str) -> Passport:
-    return engines_from_onnx(bundle, targets, ranges, precision, flavour=flavour, force=True)
+    return engines_from_onnx(bundle, targets, ranges, precision, BuildOptions(flavour=flavour, force=True))
 
 
 def gpu_check(
@@ -183,7 +184,7 @@ def report_html(stages: Sequence[Stage]) -> str:
     """One page that needs nothing else."""
     rows = [(stage.name, badge_html(*verdict_of(stage))) for stage in stages]
     about = about_rows("shipped:g2p", command="make gpu-check")
-    blocks = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
+    blocks: list[str] = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
     for stage in stages:
         blocks += [heading_html(stage.name), Html(f"<div class='scroll'><pre>{escape(stage.text)}</pre></div>")]
     return page_html("GPU check", str(stages[0].values["gpu"]), blocks)

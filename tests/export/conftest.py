@@ -15,11 +15,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from support.builds import build_engines
 
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.passport import Passport
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
-from seq2engine.export.engines.to_engine import engines_from_onnx, name_of
+from seq2engine.export.engines.to_engine import name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
@@ -216,7 +217,7 @@ def built(bundles):
         bundle = bundles(name, cache_form, (precision,)) if quantised else bundles(name, cache_form)
         reports, beam = [], beam_ranges[beams]
         targets = ["sm89" if precision == "fp8" else "sm86"]
-        passport = engines_from_onnx(
+        passport = build_engines(
             bundle,
             targets,
             ranges_with(beam),

@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from support.builds import build_engines
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.build_flags import BuildFlags
@@ -22,7 +23,6 @@ from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range
 from seq2engine.export.engines import jobs as build_jobs
 from seq2engine.export.engines.reuse import facts_of
-from seq2engine.export.engines.to_engine import engines_from_onnx
 
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 
@@ -50,7 +50,7 @@ def build(own_bundle, ranges, tmp_path):
     def run(bundle=own_bundle, ranges=ranges, **options):
         place = {"cache": tmp_path / "cache", "targets": ["sm86"], "flavour": "tensorrt_rtx"}
         options = {**place, "precision": "fp16", "name": NAME, **options}
-        return engines_from_onnx(bundle, ranges=ranges, **options)
+        return build_engines(bundle, ranges=ranges, **options)
 
     return run
 

@@ -8,14 +8,16 @@ import shutil
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.builds import build_engines
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.gpu_support import LACKS, NEAREST, unsupported
 from seq2engine.export.contract import FOR_CPUS, GRAPHS, PRECISIONS, STORED
 from seq2engine.export.engines import jobs as build_jobs
+from seq2engine.export.engines import targets as build_targets
 from seq2engine.export.engines import to_engine
 from seq2engine.export.engines.kernels import weights_from_engine
-from seq2engine.export.engines.to_engine import check_precision, engines_from_onnx, name_of
+from seq2engine.export.engines.to_engine import check_precision, name_of
 from seq2engine.export.precision.quantise import weights_from_graph
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
@@ -34,7 +36,7 @@ def bundle(tmp_path_factory):
 
 
 def build(bundle, ranges, precision, targets=("sm89",), **options):
-    return engines_from_onnx(bundle, targets, ranges, precision, flavour="tensorrt_rtx", force=True, **options)
+    return build_engines(bundle, targets, ranges, precision, flavour="tensorrt_rtx", force=True, **options)
 
 
 def refusal(bundle, ranges, precision, targets, **options):
@@ -159,7 +161,7 @@ def test_the_table_is_complete_and_every_nearest_works():
 @pytest.mark.parametrize(("precision", "target", "reason", "nearest"), IMPOSSIBLE[:4:3])
 def test_the_table_is_right(precision, target, reason, nearest, bundle, ranges, monkeypatch):
     """Without the refusal TensorRT itself fails, later and in its own words."""
-    monkeypatch.setattr(to_engine, "unsupported", lambda *_: None)
+    monkeypatch.setattr(build_targets, "unsupported", lambda *_: None)
     assert "could not build encoder.onnx" in refusal(bundle, ranges, precision, (target,))
 
 

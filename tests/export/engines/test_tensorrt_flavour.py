@@ -9,6 +9,7 @@ import sys
 import onnx
 import pytest
 import torch
+from support.builds import build_engines
 from support.stand_in_engines import session_over
 from support.tensorrt_builder_stand_in import KERNELS, BuilderFlag, MemoryPoolType, building_stand_in
 
@@ -19,7 +20,7 @@ from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range
 from seq2engine.export.engines.refit import refit_engines
-from seq2engine.export.engines.to_engine import engines_from_onnx, name_of
+from seq2engine.export.engines.to_engine import name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
@@ -41,9 +42,7 @@ def trt(monkeypatch):
 @pytest.fixture
 def build(own_bundle, ranges, trt):
     def run(bundle=own_bundle, **options):
-        return engines_from_onnx(
-            bundle, ranges=ranges, precision="fp32", flavour="tensorrt", **{"name": NAME, **options}
-        )
+        return build_engines(bundle, ranges=ranges, precision="fp32", flavour="tensorrt", **{"name": NAME, **options})
 
     return run
 
@@ -139,7 +138,7 @@ def test_weights_that_were_made_of_others_are_swapped_too(beam, own_bundle, othe
     """A post-norm step has its queries folded: products of the model's weights, which only the new ones can give."""
     wide = dataclasses.replace(ranges, beam=Range(beam, beam, beam))
     options = {"ranges": wide, "precision": "fp32", "flavour": "tensorrt", "flags": REFIT}
-    old = engines_from_onnx(own_bundle, **options)
+    old = build_engines(own_bundle, **options)
     made = refit_engines(other, own_bundle)
     folders = [own_bundle.root / "engines" / name_of(old), other.root / "engines" / name_of(made)]
     models = [folded_weights(folder / "decoder_step.engine") for folder in folders]
@@ -153,7 +152,7 @@ def test_weights_that_were_made_of_others_are_swapped_too(beam, own_bundle, othe
         assert [best.tokens for best, *_ in generate(session, sources, search)] == [
             best.tokens for best, *_ in generate(reference, sources, search)
         ]
-    assert engines_from_onnx(other, **options) == made  # and it is the engine that a build would have made
+    assert build_engines(other, **options) == made  # and it is the engine that a build would have made
     assert made.keys != old.keys
 
 

@@ -12,6 +12,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from support.builds import build_engines
 
 from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.common.tensorrt_module import load_tensorrt
@@ -21,15 +22,8 @@ from seq2engine.export.artifact.gpu_support import target_from_text, unknown_tar
 from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range, check_ranges
 from seq2engine.export.engines import jobs as build_jobs
-from seq2engine.export.engines.to_engine import (
-    check_slots,
-    check_targets,
-    default_ranges,
-    engine_name,
-    engines_from_onnx,
-    name_of,
-    target_groups,
-)
+from seq2engine.export.engines.targets import check_targets, target_groups
+from seq2engine.export.engines.to_engine import check_slots, default_ranges, engine_name, name_of
 from seq2engine.model.config import PRESETS, ModelConfig
 
 # --- what is built ----------------------------------------------------------------------------------------------------
@@ -110,6 +104,7 @@ def test_progress_rises_to_one_for_each_graph(built):
 INTERRUPTED = """
 import json, os, signal, sys
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
+from seq2engine.export.engines.build_options import BuildOptions
 from seq2engine.export.engines.to_engine import engines_from_onnx
 
 reports = []
@@ -121,8 +116,9 @@ def interrupt(stage, fraction, detail=""):
     reports.append((stage, fraction))
 
 ranges = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 32))
+options = BuildOptions(flavour="tensorrt_rtx", force=True)
 try:
-    engines_from_onnx(sys.argv[1], ["sm86"], ranges, "fp16", flavour="tensorrt_rtx", force=True, progress=interrupt)
+    engines_from_onnx(sys.argv[1], ["sm86"], ranges, "fp16", options, interrupt)
 except KeyboardInterrupt:
     print(json.dumps(reports[-1]))
     raise
@@ -174,7 +170,7 @@ def without_building(monkeypatch):
 def test_engines_that_are_there_are_refused_and_with_force_replaced(own_bundle, ranges, without_building):
     def build(**options):
         options = {"flavour": "tensorrt_rtx", "name": "mine", **options}
-        return engines_from_onnx(own_bundle.root, ["sm89"], ranges, "fp32", **options)
+        return build_engines(own_bundle.root, ["sm89"], ranges, "fp32", **options)
 
     first = build()
     assert without_building == [("encoder.onnx", ("sm89",)), ("decoder_step.onnx", ("sm89",))]
@@ -194,7 +190,7 @@ def test_a_folder_that_is_not_ours_is_never_replaced(own_bundle, ranges, without
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(BundleError, match=r"has no passport\.json, so it is not ours to replace"):
-        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx", force=True, name="mine")
+        build_engines(own_bundle, (), ranges, flavour="tensorrt_rtx", force=True, name="mine")
     assert without_building == []
 
 
@@ -206,7 +202,7 @@ def test_a_failed_build_leaves_nothing(own_bundle, ranges, monkeypatch):
 
     monkeypatch.setattr(build_jobs, "build_engine", failing)
     with pytest.raises(BuildError, match="no luck"):
-        engines_from_onnx(own_bundle, (), ranges, flavour="tensorrt_rtx")
+        build_engines(own_bundle, (), ranges, flavour="tensorrt_rtx")
     assert not (own_bundle.root / "engines").exists()
 
 
@@ -235,7 +231,7 @@ def refused(own_bundle, ranges, without_building):
     def refusal(error=BuildError, **options):
         options = {"ranges": ranges, "flavour": "tensorrt_rtx", **options}
         with pytest.raises(error) as raised:
-            engines_from_onnx(own_bundle, **options)
+            build_engines(own_bundle, **options)
         assert "\n" not in str(raised.value)
         assert without_building == []
         assert not (own_bundle.root / "engines").exists()
@@ -384,7 +380,7 @@ def test_default_ranges_suit_every_model(config, precision, form, beams):
 
 
 def test_ranges_may_be_left_out(own_bundle, without_building):
-    passport = engines_from_onnx(own_bundle, flavour="tensorrt_rtx")
+    passport = build_engines(own_bundle, flavour="tensorrt_rtx")
     assert passport.ranges == default_ranges(PRESETS["tiny"], "fp32")
     assert (passport.targets, passport.precision, passport.slots) == ((), "fp32", 256)
     assert os.listdir(own_bundle.root / "engines") == [name_of(passport)]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from support.builds import build_engines
 from support.rounding import FP32, apart
 
 from seq2engine.errors import BuildError
-from seq2engine.export.engines.to_engine import engines_from_onnx
 from seq2engine.export.ort_forms.int8_matmul import STEPS, row_products
 from seq2engine.export.precision.quantise import NARROW, quantised_graph
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
@@ -128,4 +128,4 @@ def test_pytorch_rounds_as_the_graphs_do(bundle):
 
 def test_an_engine_is_refused(bundle):
     with pytest.raises(BuildError, match=r"sm89 cannot run w8a8 .*; build with: .* --precision int8"):
-        engines_from_onnx(bundle, ["sm89"], precision="w8a8")
+        build_engines(bundle, ["sm89"], precision="w8a8")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from seq2engine.export.contract import graph_specs
+from seq2engine.export.graph_index import find_attentions
 from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
-from seq2engine.export.trt_forms.step import find_attentions, frozen_axes, heads_of, step_for_tensorrt
+from seq2engine.export.trt_forms.step import frozen_axes, heads_of, step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS, ModelConfig
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.builds import build_engines
 from support.stand_in_engines import FOUR_BEAMS, MODEL, ONE_BEAM, SOURCES, THREE_BEAMS
 from support.trt_steps import FLAVOURS, FORMS
 
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.passport import PASSPORT, read_passport
-from seq2engine.export.engines.to_engine import engines_from_onnx
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.packaging.package import package_from_bundle
 from seq2engine.runtime.generate import generate
@@ -41,7 +41,7 @@ def test_a_real_engine_decodes_as_pytorch_does(form: str, flavour: str, tmp_path
     targets = targets_here(flavour)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     for ranges in (ONE_BEAM, THREE_BEAMS, FOUR_BEAMS):
-        engines_from_onnx(bundle, targets, ranges, "fp32", flavour=flavour)
+        build_engines(bundle, targets, ranges, "fp32", flavour=flavour)
     for folder in sorted((bundle.root / "engines").iterdir()):
         beam = read_passport(folder / PASSPORT).ranges.beam.max
         options = SearchOptions(max_length=12, beam=beam)
@@ -56,7 +56,7 @@ def test_a_real_engine_decodes_as_pytorch_does(form: str, flavour: str, tmp_path
 def test_rtx_keeps_its_kernels_and_tensorrt_its_graph(flavour: str, tmp_path: Path) -> None:
     targets = targets_here(flavour)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
-    engines_from_onnx(bundle, targets, THREE_BEAMS, "fp32", flavour=flavour)
+    build_engines(bundle, targets, THREE_BEAMS, "fp32", flavour=flavour)
     with open_session(bundle, "tensorrt", "fp32") as session:
         assert isinstance(session, TrtSession)
         generate(session, SOURCES[:1], SearchOptions(max_length=12, beam=3))
@@ -72,7 +72,7 @@ def test_parity(flavour: str, precision: str, tmp_path: Path) -> None:
     targets = targets_here(flavour)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", (precision,))
     ranges = dataclasses.replace(FOUR_BEAMS, batch=dataclasses.replace(FOUR_BEAMS.batch, max=32))
-    engines_from_onnx(bundle, targets, ranges, precision, flavour=flavour)
+    build_engines(bundle, targets, ranges, precision, flavour=flavour)
     result = parity_of(bundle, "tensorrt", precision, beam=4, max_length=12, count=32)
     assert result, result.reason
 

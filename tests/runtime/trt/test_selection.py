@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support.builds import build_engines
 from support.host_device import HostDevice
 from support.stand_in_engines import (
     BEAMS,
@@ -25,7 +26,6 @@ from seq2engine.errors import BundleError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import PASSPORT, EngineEntry, Passport, read_passport
 from seq2engine.export.artifact.profiles import Range, Workload
-from seq2engine.export.engines.to_engine import engines_from_onnx
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.trt import session as trt_session
 from seq2engine.runtime.trt.device import NO_GPU
@@ -215,7 +215,7 @@ def test_a_real_build_has_the_passport_that_sessions_are_tested_with(
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     bundle = copied(bundles[form], tmp_path / "run7")
-    real = engines_from_onnx(bundle, ["sm86", "sm89"], ONE_BEAM, "fp32", flavour="tensorrt_rtx")
+    real = build_engines(bundle, ["sm86", "sm89"], ONE_BEAM, "fp32", flavour="tensorrt_rtx")
     assert refusal(bundle) == NO_GPU  # its files are in order
     stand_in = read_passport(put_engines(bundle, name="stand-in") / PASSPORT)
     for graph, entry in real.engines.items():
