@@ -22,7 +22,7 @@ from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import Coder
 
 from .generate import generate
-from .ort.binding import OrtState
+from .ort.binding import OrtState, cache_of
 from .ort.graphs import Placement, inference_session
 from .sample_sources import random_sources, sample_of
 from .search.options import SearchOptions
@@ -49,7 +49,7 @@ class RangeSession(Session):
         self.limits = Limits(None, None, config.max_source, config.max_target)
         specs = graph_specs(config, "fp32", cache_form)
         self.inputs = specs["decoder_step"].inputs
-        self.cache = [tensor for tensor in self.inputs if tensor.name.startswith("self_") and "." in tensor.name]
+        self.cache = cache_of(specs["decoder_step"])
         self.kept = [specs["encoder"].input("source_mask"), *specs["encoder"].outputs]
         self.largest: dict[str, dict[str, float]] = {name: {} for name in graphs}
         self.steps = 0

@@ -139,6 +139,12 @@ class StepBinding:
         self.binding, self.shape, self.grown, self.attention = None, (), {}, {}
 
 
+def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
+    """The inputs of a decoder step that are its KV cache: those that it also puts out, updated."""
+    updated = {tensor.name for tensor in step.outputs}
+    return tuple(tensor for tensor in step.inputs if f"new_{tensor.name}" in updated)
+
+
 def candidates_of(state: OrtState) -> int:
     """How many candidates a step puts out instead of logits; 0 where it has no shortcut to so many."""
     wanted = state.form.candidates

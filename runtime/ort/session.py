@@ -21,7 +21,7 @@ from ..fitting import fitted
 from ..search.step_output import Answer
 from ..session import EVERYTHING, Limits, Session, StepForm
 from ..threads import Turns, Workers, rows_per_worker, sensible_threads
-from .binding import OrtState, StepBinding, StepLayout
+from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .encoder import Encoder
 from .graphs import Decoders, OrtModel, Placement, model_from_bundle, open_graph
 from .providers import check_provider
@@ -108,12 +108,11 @@ class OrtSession(Session):
 
     def step_layout(self, decoders: Decoders) -> StepLayout:
         spec = self.form.specs(self.model.specs)["decoder_step"]
-        cache = tuple(tensor for tensor in spec.inputs if tensor.name.startswith("self_") and "." in tensor.name)
         types = {output.name: output.type for output in decoders.whole.session.get_outputs()}
         names = [attention_name(layer) for layer in range(self.form.attention_layers)]
         attention = {name: "float16" if types[name] == "tensor(float16)" else "float32" for name in names}
         grows = self.cache_form == "growing"
-        return StepLayout(spec, cache, grows, self.config.target_vocab, self.config.heads, attention)
+        return StepLayout(spec, cache_of(spec), grows, self.config.target_vocab, self.config.heads, attention)
 
     def worker(self) -> OrtSession:
         """A session of one thread with the same outputs, for parallel decodes."""

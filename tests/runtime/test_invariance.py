@@ -27,6 +27,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step import drain
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
@@ -128,13 +129,12 @@ def decoded(session, sources, options, company):
         step = tree(session, state, len(sources) * own, beams, options.max_length)
         search = search_over(ExpandedStep(step, own) if company.expanded else step, sources, session.config, options)
         gaps = []
-        while True:
-            try:
-                emitted = next(search)
-            except StopIteration as finished:
-                return finished.value, gaps
+
+        def note_gap(emitted):
             best = np.sort(emitted.answer.logits, axis=-1)[..., -2:]
             gaps.append(float((best[..., 1] - best[..., 0]).min()))
+
+        return drain(search, note_gap), gaps
 
 
 def differences(found, alone, gaps, greedy, near):

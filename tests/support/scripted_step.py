@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seq2engine.runtime.search.step import Emitted, Hypothesis, Search
+from seq2engine.runtime.search.step import Emitted, Hypothesis, Search, drain
 from seq2engine.runtime.search.step_output import Answer
 from support.rounding import of_written_logits
 
@@ -94,10 +94,6 @@ class ScriptedStep:
 
 
 def run(search: Search) -> tuple[list[list[Hypothesis]], list[Emitted]]:
-    """A search's answer, and everything it emitted on the way."""
-    emitted = []
-    while True:
-        try:
-            emitted.append(next(search))
-        except StopIteration as stop:
-            return stop.value, emitted
+    """What a search finds, and everything it emitted on the way."""
+    emitted: list[Emitted] = []
+    return drain(search, emitted.append), emitted
