@@ -1,7 +1,7 @@
-"""What a source gets is its own affair: not its neighbours', nor the cache's, nor the batch's.
+"""Batch invariance: a source's output does not depend on the batch, its order, padding, cache form or compaction.
 
-Every source of a pool is decoded alone once, by PyTorch with a static cache. Then it is decoded in drawn company,
-order, padding, cache and leaving, and must get the same tokens, and every token's log-probability but for rounding.
+Every source of a pool is decoded alone once, by PyTorch with a static cache. Then it is decoded in drawn batches and
+must get the same tokens, and the same log-probability of every token up to rounding.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEAVING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Company:
+class BatchPlan:
     """How a batch is decoded; nothing of it may be seen in the outputs."""
 
     places: tuple[int, ...]  # in the pool: who is there, in which order, some of them twice
@@ -64,9 +64,9 @@ class Company:
     fed: int = 0  # rows that the sources are fed into; 0: they start together
 
 
-def companies(pool):
+def batch_plans(pool):
     return st.builds(
-        Company,
+        BatchPlan,
         places=st.lists(st.integers(0, pool - 1), min_size=1, max_size=9).map(tuple),
         padding=st.integers(0, 5),
         leaving=st.sampled_from(list(LEAVING)),
@@ -103,31 +103,31 @@ class ExpandedStep:
         self.tree.keep((rows[:, None] * self.beams + np.arange(self.beams)).ravel())
 
 
-def decoded(session, sources, options, company):
+def decoded(session, sources, options, plan):
     """n-best hypotheses of every source, and of greedy search the gap between its best two tokens at every step."""
-    tree = type("Tree", (RestlessTree,), {"every": company.compact_every})
+    tree = type("Tree", (RestlessTree,), {"every": plan.compact_every})
     with ExitStack() as patches:
-        if (leave := LEAVING[company.leaving]) is not None:
+        if (leave := LEAVING[plan.leaving]) is not None:
             for module in (greedy_module, beam_module):
                 patches.enter_context(mock.patch.object(module, "staying_rows", leave))
-        if company.spare_slots is not None and session.cache_form == "static":
-            slots = options.max_length * options.beam + company.spare_slots
+        if plan.spare_slots is not None and session.cache_form == "static":
+            slots = options.max_length * options.beam + plan.spare_slots
             patches.enter_context(
                 mock.patch.object(session, "limits", dataclasses.replace(session.limits, slots=slots))
             )
-        if company.fed:
+        if plan.fed:
             patches.enter_context(mock.patch("seq2engine.runtime.text.continuous_batching.TreeStep", tree))
-            found = dict(translate_many(session, sources, options, company.fed, company.padding % 3))
+            found = dict(translate_many(session, sources, options, plan.fed, plan.padding % 3))
             return [found[number] for number in range(len(sources))], []
         ids, mask = padded(sources, session.config.pad_id)
-        more = min(company.padding, session.limits.source - ids.shape[1])
+        more = min(plan.padding, session.limits.source - ids.shape[1])
         ids = np.pad(ids, ((0, 0), (0, more)), constant_values=session.config.pad_id)
         mask = np.pad(mask, ((0, 0), (0, more)))
-        own = options.beam if company.expanded else 1
+        own = options.beam if plan.expanded else 1
         state = session.encode(ids.repeat(own, axis=0), mask.repeat(own, axis=0))
         beams = options.beam // own
         step = tree(session, state, len(sources) * own, beams, options.max_length)
-        search = search_over(ExpandedStep(step, own) if company.expanded else step, sources, session.config, options)
+        search = search_over(ExpandedStep(step, own) if plan.expanded else step, sources, session.config, options)
         gaps = []
 
         def note_gap(emitted):
@@ -172,13 +172,13 @@ class Pool:
         return SearchOptions(max_length=self.length, beam=beam, nbest=beam)
 
     def _alone(self, place, beam):
-        (found,), gaps = decoded(self.reference, [self.sources[place]], self.options(beam), Company((0,)))
+        (found,), gaps = decoded(self.reference, [self.sources[place]], self.options(beam), BatchPlan((0,)))
         return found, gaps
 
-    def check(self, form, backend, beam, company):
-        sources = [self.sources[place] for place in company.places]
-        results, _ = decoded(self.sessions[form, backend], sources, self.options(beam), company)
-        for place, found in zip(company.places, results, strict=True):
+    def check(self, form, backend, beam, plan):
+        sources = [self.sources[place] for place in plan.places]
+        results, _ = decoded(self.sessions[form, backend], sources, self.options(beam), plan)
+        for place, found in zip(plan.places, results, strict=True):
             assert not differences(found, *self.alone(place, beam), beam == 1, self.near), f"source {place}"
 
 
@@ -208,9 +208,9 @@ def pools(tmp_path_factory):
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_but_the_source_decides(pools, name, form, backend):
     @settings(max_examples=15, deadline=None, derandomize=True, database=None)
-    @given(company=companies(POOL), beam=st.sampled_from([1, 2, 4]))
-    def holds(company, beam):
-        pools(name).check(form, backend, beam, company)
+    @given(plan=batch_plans(POOL), beam=st.sampled_from([1, 2, 4]))
+    def holds(plan, beam):
+        pools(name).check(form, backend, beam, plan)
 
     holds()
 
@@ -219,9 +219,9 @@ def test_nothing_but_the_source_decides(pools, name, form, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_but_the_word_decides(pools, form, backend):
     @settings(max_examples=6, deadline=None, derandomize=True, database=None)
-    @given(company=companies(POOL), beam=st.sampled_from([1, 4]))
-    def holds(company, beam):
-        pools("g2p").check(form, backend, beam, company)
+    @given(plan=batch_plans(POOL), beam=st.sampled_from([1, 4]))
+    def holds(plan, beam):
+        pools("g2p").check(form, backend, beam, plan)
 
     holds()
 
@@ -261,10 +261,10 @@ def test_what_the_suite_is_for_is_found(pools, fault, beam):
         "parents": (TreeStep, "descend", lambda self, parents: None),
         "slots": (session, "select", unmoved),
     }
-    company = Company(
+    plan = BatchPlan(
         tuple(range(POOL)), padding=5, spare_slots=0, compact_every=1, fed=3 if fault == "neighbours" else 0
     )
     for place in range(POOL):
         pool.alone(place, beam)
     with mock.patch.object(*patches[fault]), pytest.raises(AssertionError, match="source"):
-        pool.check("static", "torch", beam, company)
+        pool.check("static", "torch", beam, plan)

@@ -140,7 +140,7 @@ def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
     assert sensible_threads(PRESETS["base"]) == 1
 
 
-def test_nobody_goes_on_while_another_waits_for_its_turn():
+def test_no_worker_goes_on_while_another_waits_for_the_encoder():
     turns, order = Turns(), []
 
     def worker(name, fails=False):

@@ -71,7 +71,7 @@ def test_fp16_graphs_decode_in_range(bundle):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), beam=st.sampled_from([1, 3]), count=st.integers(2, 9))
-def test_a_source_decodes_the_same_alone_and_in_any_company(bundle, seed, beam, count):
+def test_decodes_are_batch_invariant(bundle, seed, beam, count):
     sources = sources_of(count, seed)
     options = SearchOptions(max_length=16, beam=beam)
     with open_session(bundle, threads=1) as session:
@@ -174,7 +174,7 @@ def test_an_encoder_leaves_the_cores_to_the_decoder(tmp_path):
 
 
 def test_a_compaction_in_place_leaves_the_step_bound_and_another_does_not(tmp_path):
-    """A binding holds on to its arrays: one that stayed too long would write where nobody reads."""
+    """A binding references its arrays: one that stayed too long would write to memory that is no longer read."""
     bundle = onnx_from_model(random_model(SMALL), tmp_path / "small", ("fp32",))
     with open_session(bundle, "onnxruntime", threads=1) as session:
         state = session.encode(*padded(sources_of(2, 0), SMALL.pad_id))

@@ -120,7 +120,7 @@ def test_greedy_search_says_the_same_with_a_mask_and_likelier(session: Session) 
     assert all(one[0].score > other[0].score for one, other in zip(short, masked, strict=True))
 
 
-def test_samples_and_fed_batches_know_the_shortlist(session: Session) -> None:
+def test_sampling_and_continuous_batching_know_the_shortlist(session: Session) -> None:
     sampled = SearchOptions(max_length=6, sample=True, nbest=3, seed=1)
     found = generate(session, SOURCES, dataclasses.replace(sampled, shortlist=TOKENS))
     beams = SearchOptions(max_length=6, beam=2)

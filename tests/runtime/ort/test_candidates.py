@@ -95,7 +95,7 @@ def test_samples_are_the_same(session: Session) -> None:
     length=st.integers(1, 8),
     batch=st.integers(1, 4),
 )
-def test_a_fed_batch_reads_its_own_rows(
+def test_continuous_batching_reads_its_own_rows(
     session: Session, sources: list[list[int]], beam: int, length: int, batch: int
 ) -> None:
     options = SearchOptions(max_length=length, beam=beam)

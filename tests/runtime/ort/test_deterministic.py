@@ -1,4 +1,4 @@
-"""Deterministic sessions: no bit of what a source gets depends on its company, in any precision."""
+"""Deterministic sessions: outputs are bitwise batch-invariant, in every precision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def options(beam):
     return SearchOptions(max_length=LENGTH, beam=beam, nbest=beam)
 
 
-def check_company(session):
+def check_batch_invariance(session):
     """Every source gets what it gets alone, in all sorts of batches."""
     alone = cache(lambda place, beam: generate(session, [SOURCES[place]], options(beam))[0])
 
@@ -81,12 +81,12 @@ def check_company(session):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_company_changes_no_bit(bundle, precision, threads):
+def test_another_batch_changes_no_bit(bundle, precision, threads):
     with open_session(bundle, precision=precision, threads=threads, deterministic=True) as session:
-        check_company(session)
+        check_batch_invariance(session)
 
 
-def test_one_bit_that_depends_on_the_company_is_seen(bundle, monkeypatch):
+def test_one_bit_that_depends_on_the_batch_is_seen(bundle, monkeypatch):
     """On any CPU: a step that raises one logit to the next number if it has more rows than one."""
     with open_session(bundle, precision="fp32", threads=1, deterministic=True) as session:
         step = session.step
@@ -102,10 +102,10 @@ def test_one_bit_that_depends_on_the_company_is_seen(bundle, monkeypatch):
 
         monkeypatch.setattr(session, "step", moved)
         with pytest.raises(AssertionError, match="source"):
-            check_company(session)
+            check_batch_invariance(session)
 
 
-def test_without_it_shapes_are_those_of_the_company(bundle):
+def test_without_it_shapes_are_those_of_the_batch(bundle):
     """Whether bits then differ is up to the CPU's kernels (with AVX-512 they do); shapes are what they go by."""
     with open_session(bundle, precision="fp16", threads=1) as session:
         widths = [

@@ -61,17 +61,17 @@ def tokens_of(session, options, sources=SOURCES):
 @pytest.mark.parametrize("shortlist", [None, LISTED], ids=["", "shortlist"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_attention_changes_no_token(sessions, precision, shortlist, beam, deterministic):
-    plain, looking = (sessions(precision, attention, deterministic, None) for attention in (False, True))
+    plain, aligning = (sessions(precision, attention, deterministic, None) for attention in (False, True))
     for scores in (True, False):
         options = SearchOptions(10, beam, nbest=beam, shortlist=shortlist, scores=scores)
         aligned = dataclasses.replace(options, alignments=True)
         wanted = tokens_of(plain, options)
-        assert tokens_of(looking, options) == wanted
-        assert tokens_of(looking, aligned) == wanted
-        for source, (best, *_) in zip(SOURCES, generate(looking, SOURCES, aligned), strict=True):
+        assert tokens_of(aligning, options) == wanted
+        assert tokens_of(aligning, aligned) == wanted
+        for source, (best, *_) in zip(SOURCES, generate(aligning, SOURCES, aligned), strict=True):
             assert len(best.alignments) == len(best.tokens)
             assert all(0 <= place < len(source) for place in best.alignments)
-        fed = dict(translate_many(looking, SOURCES, aligned, batch=2))
+        fed = dict(translate_many(aligning, SOURCES, aligned, batch=2))
         assert {row: found[0].tokens for row, found in fed.items()} == {r: n[0] for r, n in enumerate(wanted)}
 
 
@@ -111,10 +111,10 @@ def test_log_probabilities_are_the_same_bits(sessions, precision, shortlist):
     found = [
         [
             one.log_probs
-            for nbest in generate(sessions(precision, looks, False, None), SOURCES, options)
+            for nbest in generate(sessions(precision, attention, False, None), SOURCES, options)
             for one in nbest
         ]
-        for looks in (False, True)
+        for attention in (False, True)
     ]
     np.testing.assert_equal(found[0], found[1])
 

@@ -52,7 +52,7 @@ def test_one_that_is_not_installed(provider: str, bundles: dict[str, Path], cli:
     )
 
 
-def test_one_that_nobody_knows(bundles: dict[str, Path]) -> None:
+def test_an_unknown_provider(bundles: dict[str, Path]) -> None:
     with pytest.raises(SessionError, match="unknown provider 'abacus', expected one of cpu, cuda, tensorrt, nv_tensor"):
         open_session(bundles["static"], provider="abacus")
     with pytest.raises(
@@ -75,7 +75,7 @@ def test_one_that_onnxruntime_leaves_out_without_an_exception(
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_an_older_onnxruntime_is_told_not_to_fall_back(
+def test_an_older_onnxruntime_must_not_fall_back(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offering(monkeypatch, CUDA)

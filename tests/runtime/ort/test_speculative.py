@@ -28,7 +28,7 @@ POSITIONS = ["sinusoidal", "learned", "rotary"]
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
-    root = tmp_path_factory.mktemp("drafts")
+    root = tmp_path_factory.mktemp("speculative")
     configs = {positions: dataclasses.replace(SMALL, positions=positions) for positions in POSITIONS}
     return {
         name: onnx_from_model(random_model(config, seed=3), root / name, ("fp32", "fp16", "w8a8"))
@@ -53,12 +53,12 @@ def sources_of(count, seed=0):
     return [rng.integers(3, 60, rng.integers(1, 24)).tolist() for _ in range(count)]
 
 
-def told(found):
+def scored(found):
     return [[(h.tokens, h.score, len(h.log_probs)) for h in nbest] for nbest in found]
 
 
 def expected_of(session, sources, options):
-    """What the session tells by itself; of the scores, what another order of sums may make of them."""
+    """The session's own output; scores up to the rounding of another order of sums."""
     near = rounding_from_session(session, sources, options.max_length, stretch=options.repetition_penalty)
     return [
         [(h.tokens, score, len(h.log_probs)) for h, score in zip(nbest, near.scores(nbest, options), strict=True)]
@@ -84,14 +84,14 @@ OPTIONS = [
 def test_outputs_are_those_of_the_target(sessions, positions, options):
     plain, speculative = sessions[positions]
     for source in sources_of(6):
-        assert told(generate(speculative, [source], options)) == expected_of(plain, [source], options)
+        assert scored(generate(speculative, [source], options)) == expected_of(plain, [source], options)
 
 
 @pytest.mark.parametrize(("count", "beam"), [(1, 4), (5, 1), (5, 3)])
 def test_several_rows_go_without(sessions, count, beam):
     plain, speculative = sessions["rotary"]
     options, sources = SearchOptions(max_length=12, beam=beam, nbest=beam), sources_of(count)
-    assert told(generate(speculative, sources, options)) == expected_of(plain, sources, options)
+    assert scored(generate(speculative, sources, options)) == expected_of(plain, sources, options)
 
 
 @settings(deadline=None, max_examples=25)
@@ -115,7 +115,7 @@ def test_wrong_drafts_change_nothing(sessions, seed, length, data):
         found = generate(speculative, [source], options)
     finally:
         del speculative.draft.step
-    assert told(found) == expected_of(plain, [source], options)
+    assert scored(found) == expected_of(plain, [source], options)
 
 
 class Counted:

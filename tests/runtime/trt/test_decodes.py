@@ -87,7 +87,7 @@ def test_searches_find_what_they_find_over_pytorch(
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_several_profiles_and_continuous_feeding(flavour: str, bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_several_profiles_and_continuous_batching(flavour: str, bundles: dict[str, Path], tmp_path: Path) -> None:
     """Sources of all lengths come and go, through every profile of the engine."""
     many = [[(7 * row + 3 * place) % 250 + 3 for place in range(1 + row % 9)] for row in range(11)]
     options = SearchOptions(max_length=8, beam=2)
