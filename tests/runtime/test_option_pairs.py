@@ -86,6 +86,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # factor -> value -> fields o
         "short outputs": {"min_length": 3},
     },
     "start": {"own": {}, "another": {"start": 7}},
+    "end": {"own": {}, "ignored": {"ignore_eos": True}},
 }
 FACTORS = {
     "session": [f"{kind} {precision}" for kind in KINDS for precision in PRECISIONS],
