@@ -53,7 +53,7 @@ def open_arms(stack: ExitStack, plan: Plan, progress: Progress) -> Arms:
         name = " ".join(filter(None, (backend, provider, precision, draft and f"draft {draft}")))
         progress(f"bench: load {name}", 0.0)
         # Importing the library is not loading the model, and would be charged to the first arm alone.
-        import_module(f"seq2engine.runtime.{BACKENDS[backend][0]}")
+        import_module(f"seq2engine.runtime.{BACKENDS[backend]}")
         started = time.perf_counter()
         with blaming(name, "loading"):
             session = open_session(
