@@ -200,7 +200,7 @@ def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkey
         "backend 'torch' twice",
         "precision 'fp16', expected one of fp32",
         "case long: source 65, the model takes at most 64",
-        "case long: target 99, the model gives at most 64",
+        "case long: output 99, the model gives at most 64",
         "rounds 0, expected at least 1",
         "threads 0, expected at least 1",
     ):
