@@ -11,7 +11,8 @@ How fast bytes are read depends on whether they lie in a cache: a small model is
 reading is measured for working sets from `BUFFERS[0]` up, and a step is held to the rate of its own. The peak of
 products is measured in fp32; numbers of a quarter of the width may be multiplied four times as fast. A single beam's
 best token can be found with an output projection in int8 (export/ort_forms/screened_argmax.py), so that is what is
-counted for it. An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the step's.
+counted for it. An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the
+step's.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ def speculative(result: BenchResult) -> list[str]:
             if case.case.batch * case.case.beam == 1:
                 mine, peer, ratio = cells(result, case, arm.precision, arm.draft)
                 fast = f"; {ratio} times as fast" if ratio else ""
-                lines.append(
-                    f"{arm.precision}, speculative decoding with a draft in {arm.draft}, {case.case}: {mine}; {peer}{fast}."
-                )
+                what = f"{arm.precision}, speculative decoding with a draft in {arm.draft}"
+                lines.append(f"{what}, {case.case}: {mine}; {peer}{fast}.")
     return lines
 
 
