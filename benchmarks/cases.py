@@ -28,6 +28,8 @@ class Case:
         return f"batch {self.batch}, beam {self.beam}, source {self.source}, output {self.target}"
 
 
+SHOWN = {"target": "output"}  # sizes whose name in reports and errors is another
+
 CASES = (
     Case("one-greedy", batch=1, beam=1, source=32, target=32),
     Case("one-beam", batch=1, beam=4, source=32, target=32),
@@ -86,8 +88,7 @@ def size_problems(cases: Sequence[Case]) -> list[str]:
     for case in cases:
         for size in ("batch", "beam", "source", "target"):
             if getattr(case, size) < 1:
-                shown = "output" if size == "target" else size
-                found.append(f"case {case.name}: {shown} {getattr(case, size)}, expected at least 1")
+                found.append(f"case {case.name}: {SHOWN.get(size, size)} {getattr(case, size)}, expected at least 1")
     return found
 
 

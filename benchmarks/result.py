@@ -10,7 +10,7 @@ from typing import Any
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.quality.metrics import Quality, quality_from_dict
 
-from .cases import Case
+from .cases import SHOWN, Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment
 from .scenarios import Scenario
@@ -77,7 +77,7 @@ class Curve:
     @property
     def case(self) -> str:
         """The sizes that stay."""
-        return ", ".join(f"{name} {size}" for name, size in self.others.items())
+        return ", ".join(f"{SHOWN.get(name, name)} {size}" for name, size in self.others.items())
 
     @property
     def growth(self) -> float:
