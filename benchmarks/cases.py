@@ -25,8 +25,10 @@ class Case:
     target: int
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, beam {self.beam}, source {self.source}, target {self.target}"
+        return f"batch {self.batch}, beam {self.beam}, source {self.source}, output {self.target}"
 
+
+SHOWN = {"target": "output"}  # sizes whose name in reports and errors is another
 
 CASES = (
     Case("one-greedy", batch=1, beam=1, source=32, target=32),
@@ -47,7 +49,7 @@ def cases_for(config: ModelConfig) -> tuple[Case, ...]:
 
 
 def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
-    """Cases written as batch x beam x source x target, such as 8x4x32x32."""
+    """Cases written as batch x beam x source x output, such as 8x4x32x32."""
     if problems := case_text_problems(texts):
         raise UsageError("; ".join(problems))
     return tuple(Case(text, *map(int, text.split("x"))) for text in texts)
@@ -55,7 +57,7 @@ def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
 
 def case_text_problems(texts: Sequence[str]) -> list[str]:
     wrong = [text for text in texts if re.fullmatch(r"\d+x\d+x\d+x\d+", text, re.ASCII) is None]
-    return [f"case {', '.join(wrong)}: expected batch x beam x source x target, such as 8x4x32x32"] if wrong else []
+    return [f"case {', '.join(wrong)}: expected batch x beam x source x output, such as 8x4x32x32"] if wrong else []
 
 
 GRID = {"batch": (1, 8, 32), "beam": (1, 4), "source": (32, 128), "target": (32, 128)}  # of a sweep
@@ -86,7 +88,7 @@ def size_problems(cases: Sequence[Case]) -> list[str]:
     for case in cases:
         for size in ("batch", "beam", "source", "target"):
             if getattr(case, size) < 1:
-                found.append(f"case {case.name}: {size} {getattr(case, size)}, expected at least 1")
+                found.append(f"case {case.name}: {SHOWN.get(size, size)} {getattr(case, size)}, expected at least 1")
     return found
 
 
@@ -97,14 +99,14 @@ def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
         if case.source > config.max_source:
             found.append(f"case {case.name}: source {case.source}, the model takes at most {config.max_source}")
         if case.target > config.max_target:
-            found.append(f"case {case.name}: target {case.target}, the model gives at most {config.max_target}")
+            found.append(f"case {case.name}: output {case.target}, the model gives at most {config.max_target}")
     if not ordinary_ids(config).size:
         found.append(f"the source vocabulary of {config.source_vocab} has nothing but special tokens")
     return found
 
 
 def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> list[list[int]]:
-    """The sources of a case, the same on every machine: all of full length, so that its name says what is computed."""
+    """The sources of a case, the same on every machine. All have the full length."""
     ids = ordinary_ids(config)
     drawn = np.random.default_rng([seed, case.batch, case.source]).integers(0, len(ids), (case.batch, case.source))
     return ids[drawn].tolist()

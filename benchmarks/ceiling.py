@@ -10,8 +10,9 @@ long as the slower of the two:
 How fast bytes are read depends on whether they lie in a cache: a small model is read from there in every step. So
 reading is measured for working sets from `BUFFERS[0]` up, and a step is held to the rate of its own. The peak of
 products is measured in fp32; numbers of a quarter of the width may be multiplied four times as fast. A single beam's
-best token can be found with an output projection in int8 (screened_graph.py), so that is what is counted for it. An
-encoder is counted in the same way. The bound end to end is the encoder's and `target` times the step's.
+best token can be found with an output projection in int8 (export/ort_forms/screened_argmax.py), so that is what is
+counted for it. An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the
+step's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SCREENED = 1.0  # bytes of a weight of the output projection that a search for o
 class Ceiling:
     """The best that was seen of this machine, with the threads an arm gets.
 
-    `cached` are the rates of reading buffers of so many bytes again and again, the smallest first.
+    `cached` are the rates of reading buffers of a size in bytes, read repeatedly; smallest first.
     """
 
     read_bytes_per_second: float  # from memory
@@ -131,7 +132,7 @@ def least_ms(case: Case, model: dict[str, Any], precision: str, part: str, ceili
 
 
 def narrower(width: float) -> float:
-    """How many times as fast as in fp32 numbers of that many bytes may be multiplied: a register holds so many more."""
+    """Peak speed of products of numbers of that width, relative to fp32: a register holds more of narrower ones."""
     return 4 / max(width, 1.0)
 
 

@@ -142,7 +142,7 @@ def ratio_of_runs(after: Timed, before: Timed) -> Ratio:
     interval = separate_interval(now, then)
     if interval is None:
         raise UsageError(
-            f"{len(then)} rounds before and {len(now)} after cannot tell anything at {COVERAGE:.0%}, however slow; "
+            f"{len(then)} rounds before and {len(now)} after are too few for any verdict at {COVERAGE:.0%}; "
             f"measure both again with at least --rounds {fewest_rounds()}, better 10"
         )
     return ratio_with(float(np.median(now) / np.median(then)), interval, min(len(now), len(then)))
@@ -204,8 +204,8 @@ def comparison_table(comparison: Comparison) -> str:
         for found in comparison.differences
     ]
     lost = len(comparison.regressions)
-    said = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
+    summary = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
     if lost:
-        said += f" (chance alone would name {TAIL * len(rows):.2g} of them on average, or fewer)"
+        summary += f" (chance alone would name {TAIL * len(rows):.2g} of them on average, or fewer)"
     lines = [text_table(COMPARED_HEAD, rows), "", *comparison.only]
-    return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), said])
+    return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), summary])

@@ -77,7 +77,7 @@ def export_seconds(bundle: Bundle, precision: str) -> float:
 
 
 def build_seconds(bundle: Bundle, precision: str) -> float:
-    """What the passport says of the engines' build."""
+    """Build time of the engines, from their passport."""
     from seq2engine.runtime.trt.selection import choose_engine
 
     return sum(entry.build_seconds for entry in choose_engine(bundle, precision, None)[1].engines.values())

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: a number without its machine says little."""
+"""The machine a measurement was taken on; a time means little without it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Environment:
     platform: str
     python: str
     libraries: dict[str, str]
-    governor: str | None = None  # how the clock rate is chosen; None where the system does not say
+    governor: str | None = None  # how the clock rate is chosen; None where the system has no such file
     commit: str | None = None  # of this package's sources, "-dirty" behind it if they were changed; None if unknown
 
     @property

@@ -1,4 +1,4 @@
-"""What a benchmark found, as data: raw samples, and with them everything a report says."""
+"""The result of a benchmark as data: raw samples, and everything that reports derive from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.quality.metrics import Quality, quality_from_dict
 
-from .cases import Case
+from .cases import SHOWN, Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment
 from .scenarios import Scenario
@@ -77,7 +77,7 @@ class Curve:
     @property
     def case(self) -> str:
         """The sizes that stay."""
-        return ", ".join(f"{name} {size}" for name, size in self.others.items())
+        return ", ".join(f"{SHOWN.get(name, name)} {size}" for name, size in self.others.items())
 
     @property
     def growth(self) -> float:
@@ -101,7 +101,7 @@ class Arm:
     peak_bytes: int | None = None
     export_seconds: float | None = None
     build_seconds: float | None = None
-    draft: str | None = None  # the precision that guesses ahead for it
+    draft: str | None = None  # precision of the draft in speculative decoding
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class BenchResult:
     def of_ceiling(self, case: CaseResult, arm: str, part: str) -> float | None:
         """The shortest time the machine could take over the time that it took.
 
-        None where no ceiling was measured, and with drafts, which save an unknown number of steps.
+        None where no ceiling was measured, and for speculative decoding, which saves an unknown number of steps.
         """
         if self.ceiling is None or (self.arms[arm].draft is not None and part != "encoder"):
             return None

@@ -1,4 +1,4 @@
-"""Results from where a user says they are: a file, a bundle (its latest report), or a folder given to --out."""
+"""Reads results from a path: a file, a bundle (its latest report), or a folder given to --out."""
 
 from __future__ import annotations
 

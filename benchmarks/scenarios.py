@@ -57,7 +57,7 @@ def scenario_problems(names: Sequence[str], bound_ms: float | None) -> list[str]
     if bound_ms is not None and not 0 < bound_ms < math.inf:
         found.append(f"a bound of {bound_ms:g} ms, expected more than 0")
     if bound_ms is not None and "server" not in names:
-        found.append("a bound without the scenario server, whose it is")
+        found.append("a bound without the scenario server, expected both")
     return found
 
 

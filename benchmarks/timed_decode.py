@@ -213,17 +213,17 @@ def fixed_decode(session: Session, sources: list[list[int]], options: SearchOpti
 
 
 class RecordedSession:
-    """A session that keeps the inputs of its latest step, and the tensors of the state as they were before it."""
+    """A session that keeps the inputs of its latest step, and of a growing cache the tensors before it."""
 
     def __init__(self, session: Session):
-        self.session = session
-        self.given: tuple[State, State, list[np.ndarray]] = ({}, {}, [])
+        self.session, self.growing = session, session.cache_form == "growing"
+        self.given: tuple[State, dict[str, Any], list[np.ndarray]] = ({}, {}, [])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
     def step(self, state: State, *inputs: np.ndarray) -> Answer:
-        self.given = state, dict(state), [array.copy() for array in inputs]
+        self.given = state, dict(state) if self.growing else {}, [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
@@ -244,7 +244,7 @@ def repeated_step(
     state, before, inputs = recorded.given
 
     def again() -> Answer:
-        if session.cache_form == "growing":  # the tensors that come out are longer: every call starts from the same
+        if recorded.growing:  # the tensors that come out are longer: every call starts from the same
             state.update(before)
         return session.step(state, *inputs)  # a static cache gets the same slots again
 

@@ -48,7 +48,7 @@ class Samples:
 class Ratio:
     """How many times as fast (or as long) one is as another, with the interval that the rounds leave open.
 
-    What is sure is what the interval says, here and in every report: it is None where the rounds are too few for one.
+    Verdicts, here and in every report, come from the interval alone. It is None where the rounds are too few for one.
     """
 
     value: float

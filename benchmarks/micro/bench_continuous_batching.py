@@ -33,7 +33,7 @@ SMALL = dataclasses.replace(
 
 
 class RaggedSession(OrtSession):
-    """Ends every output where its source's tokens say: after 0.6 to 1.4 times the source's length."""
+    """Ends every output after 0.6 to 1.4 times the length of its source, by the source's tokens."""
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
         state = super().encode(source_ids, source_mask)

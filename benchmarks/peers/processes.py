@@ -59,7 +59,7 @@ def peer_kinds(threads: int) -> dict[str, PeerKind]:
 
 
 def peers_from_names(names: Sequence[str], threads: int, environments: Path = ENVIRONMENTS) -> dict[str, PeerKind]:
-    """The peers asked for, all of them installed; what is wrong is said in one error, before anything runs."""
+    """The peers asked for, all of them installed; all problems are in one error, before anything runs."""
     if problems := peer_problems(names, threads, environments):
         raise UsageError("; ".join(problems))
     known = peer_kinds(threads)
@@ -101,7 +101,7 @@ class Worker(AbstractContextManager["Worker"]):
 
     @property
     def setting(self) -> str:
-        """What it was told, in words."""
+        """Its settings as text."""
         return ", ".join(f"{name} {value}" for name, value in self.settings.items() if name != "precision")
 
     def ask(self, **request: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Worker(AbstractContextManager["Worker"]):
     def last_complaint(self) -> str:
         self.complaints.seek(0)
         lines = [line for line in self.complaints.read().decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit code {self.process.wait()}, and it said nothing"
+        return lines[-1].strip() if lines else f"exit code {self.process.wait()}, and no error message"
 
     def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
         """What `run` decodes from now on: exactly `length` tokens where forced, else at most."""

@@ -4,7 +4,7 @@ One JSON object a line comes in, one goes out:
     load     folder, settings            -> seconds, version, bytes of what it read
     prepare  sources, beam, length, forced -> what is to be decoded from now on
     run                                  -> decodes it
-    tokens                               -> what the last run said, end tokens and padding cut off
+    tokens                               -> the output of the last run, without end tokens and padding
     memory                               -> peak bytes of this process
 """
 
@@ -248,7 +248,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = answer_to(json.loads(line), peers)
-        except Exception as error:  # whatever a peer raises is told to the benchmark, which ends the run with it
+        except Exception as error:  # the benchmark gets whatever a peer raises, and ends the run with it
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         print(json.dumps(answer), file=answers, flush=True)
 

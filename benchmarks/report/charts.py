@@ -31,8 +31,8 @@ STICKY = (
 def heat_html(result: BenchResult) -> str:
     """Arms down, cases across: the time end to end and how many times the fastest arm's that is, painted by it.
 
-    The fastest arm of a case, and it alone, is bold. One that the rounds do not tell from it has a sign for that and no
-    paint: how much slower it is, if at all, is not known. An arm whose outputs differ has a sign as well.
+    The fastest arm of a case, and it alone, is bold. One that may be as fast, by its interval, has a
+    sign and no paint. An arm whose outputs differ has a sign as well.
     """
     best = {case.case.name: fastest(case) for case in result.cases}
     head = "".join(f'<th class="number" style="{TIGHT}">{escape(case.case.name)}</th>' for case in result.cases)
@@ -55,14 +55,14 @@ def heat_cell(case: CaseResult, arm: str, best: str) -> str:
     if arm == best:
         style.append("font-weight:700")
     sign = "" if case.same(arm) else '<span title="outputs differ"> \u2260</span>'
-    about = '<span title="not told from the fastest">\u2248 </span>' if unsure else ""
+    about = '<span title="may be as fast as the fastest">\u2248 </span>' if unsure else ""
     text = f"{number(mine.median)}{sign}<br><small>{about}{times:.2f}x</small>"
     name = escape(case.case.name)
     return f'<td class="number" data-name="{name}" style="{";".join(style)}">{text}</td>'
 
 
 def heat(times: float) -> str:
-    """The colour of an arm that takes so many times as long as the fastest."""
+    """The colour of an arm by its time over the fastest's."""
     warmth = 100 * min(1.0, math.log(times) / math.log(HOT))
     return f"color-mix(in srgb, color-mix(in srgb, var(--bad) {warmth:.0f}%, var(--good)) 28%, var(--paper))"
 
@@ -96,8 +96,8 @@ def bars_svg(case: CaseResult, part: str, first: str) -> str:
             *(f'<line x1="{end}" x2="{end}" y1="{y + 20}" y2="{y + 28}" {whisker}/>' for end in (low, high)),
         ]
         y += 40
-    said = ", ".join(f"{name} {number(times.median)} ms" for name, times in samples.items())
-    title = f"{LABELS[part]}: {said}"
+    described = ", ".join(f"{name} {number(times.median)} ms" for name, times in samples.items())
+    title = f"{LABELS[part]}: {described}"
     return f'<svg role="img" aria-label="{escape(title)}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
 
 
@@ -109,11 +109,11 @@ def split_html(case: CaseResult) -> str:
         if arm.split
     }
     full = max(totals.values())
-    shapes, y, said = [], 4, []
+    shapes, y, described = [], 4, []
     for name in totals:
         arm = case.arms[name]
         shares = {piece: arm.share(piece) for piece in PIECES}
-        said.append(f"{name} " + ", ".join(f"{piece} {share_text(share)}" for piece, share in shares.items()))
+        described.append(f"{name} " + ", ".join(f"{piece} {share_text(share)}" for piece, share in shares.items()))
         shapes.append(f'<text x="0" y="{y + 12}">{escape(name)}, search {share_text(shares["search"])}</text>')
         start = 0.0
         for piece, share in shares.items():
@@ -121,7 +121,7 @@ def split_html(case: CaseResult) -> str:
             shapes.append(f'<rect x="{start:.2f}%" y="{y + 18}" width="{width:.2f}%" height="14" {painted(piece)}/>')
             start += width
         y += 42
-    label = escape("; ".join(said))
+    label = escape("; ".join(described))
     chart = f'<svg role="img" aria-label="{label}" style="width:100%;height:{y}px">{"".join(shapes)}</svg>'
     return chart + pieces_html()
 

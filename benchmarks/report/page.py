@@ -90,7 +90,7 @@ def bench_html(result: BenchResult) -> str:
         heading_html("Who wins where"),
         note_html(
             "Milliseconds end to end, and how many times the fastest arm's of the case. Bold: the fastest. \u2248, "
-            "without colour: the rounds do not tell it from the fastest. \u2260: some output is not the first arm's."
+            "without colour: may be as fast as the fastest. \u2260: some output differs from the first arm's."
         ),
         heat_html(result),
         *(glance_html(case) for case in result.cases),
@@ -185,5 +185,7 @@ def glance_html(case: CaseResult) -> str:
     """One case in a sentence, which a narrow screen can wrap as it could not wrap a table."""
     differing = [name for name in case.arms if not case.same(name)]
     outputs = badge_html("outputs differ", "bad") if differing else badge_html("outputs equal", "good")
-    said = winner_text(case, "end_to_end")
-    return f"<p><strong>{escape(case.case.name)}</strong>: {escape(said)} {outputs} {escape(', '.join(differing))}</p>"
+    winner = winner_text(case, "end_to_end")
+    return (
+        f"<p><strong>{escape(case.case.name)}</strong>: {escape(winner)} {outputs} {escape(', '.join(differing))}</p>"
+    )

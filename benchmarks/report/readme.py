@@ -31,18 +31,19 @@ def readme_text(result: BenchResult) -> str:
         for case in result.cases
     ]
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
-    return "\n".join([*lines, "", *drafted(result), *conditions(result)]) + "\n"
+    return "\n".join([*lines, "", *speculative(result), *conditions(result)]) + "\n"
 
 
-def drafted(result: BenchResult) -> list[str]:
-    """A sentence of every case in which one precision drafts for another."""
+def speculative(result: BenchResult) -> list[str]:
+    """A sentence for every case that was timed with speculative decoding."""
     lines = []
     for arm in result.arms.values():
         for case in result.cases if arm.draft else ():
             if case.case.batch * case.case.beam == 1:
                 mine, peer, ratio = cells(result, case, arm.precision, arm.draft)
                 fast = f"; {ratio} times as fast" if ratio else ""
-                lines.append(f"{arm.precision} with drafts of {arm.draft}, {case.case}: {mine}; {peer}{fast}.")
+                what = f"{arm.precision}, speculative decoding with a draft in {arm.draft}"
+                lines.append(f"{what}, {case.case}: {mine}; {peer}{fast}.")
     return lines
 
 

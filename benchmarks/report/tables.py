@@ -45,7 +45,7 @@ def fraction_text(fraction: float | None) -> str:
 
 
 def split_rows(case: CaseResult) -> list[tuple[str, ...]]:
-    """Under SPLIT_HEAD: what the pieces of a decode take, and what it does with its cache, where an arm tells."""
+    """Under SPLIT_HEAD: the pieces of a decode and the use of its cache, for arms that have them."""
     return [
         (
             name,
@@ -211,12 +211,13 @@ def explanation(result: BenchResult) -> tuple[str, ...]:
         f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
         "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
         "same work. The decoder step is the one halfway through a decode, repeated.",
-        "A decode end to end splits into the encoder, the decoder steps, compaction (gathering living slots of the "
-        "cache, or moving to more of them), other copies of caches, and the search, which is all the rest. Slots are "
-        "those of one source: alive, and allocated at most; greedy search has one for every output token in the end.",
+        "A decode end to end is one call of `generate`. It splits into the encoder, the decoder steps, compaction "
+        "(living slots of the KV cache are gathered, or moved to a longer cache), other copies of caches, and the "
+        "search, which is all the rest. Slots are those of one source: alive, and allocated at most; greedy search has "
+        "one for every output token in the end.",
         "A peer is another library with the same weights in a process of its own, with the best of its settings for "
-        "each case. It is timed end to end only, and compared with what we say under its own search's rules; as none "
-        "can ignore the end token, at fixed length that is forbidden until the last position.",
+        "each case. It is timed end to end only, and its outputs are compared with ours under its own style of beam "
+        "search. No peer can ignore the end token, so at the fixed length it is forbidden until the last position.",
         "The ceiling is the shortest time this machine could take: every weight read once per step, at the bandwidth "
         "measured for a working set of that size (what fits in a cache is read from there), or multiplied with every "
         "row at the peak of products measured, whichever takes longer. “Reached” is a time below that bound, which "

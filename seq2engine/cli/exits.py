@@ -21,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def exit_code_of(command: Callable[[], int]) -> int:
     """Runs a command to its end; whatever it printed has arrived by then."""
-    if sys.stdout is None:  # closed by whoever started us: printing says nothing, instead of failing here and there
+    if sys.stdout is None:  # closed by the caller: prints go nowhere instead of failing here and there
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         with heeded_interrupts() as interrupts:

@@ -16,7 +16,7 @@ DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler
 
 
 class Interrupts:
-    """Which signal came, and whether the program still has to be told.
+    """Which signal came, and whether the program still has to get its KeyboardInterrupt.
 
     An exception inside the import of a compiled module may come out as an ImportError, a SystemError or not at all, and
     one inside a finaliser is printed and forgotten. So an interrupt waits for the end of the imports that are under way
@@ -86,7 +86,7 @@ def heeded_interrupts() -> Iterator[Interrupts]:
     try:
         yield interrupts
     except Exception as error:  # an interrupt inside a compiled import may come out as anything; all else is raised on
-        if interrupts.number:  # what an import made of a second interrupt, or whoever was told made of the first
+        if interrupts.number:  # what an import made of a second interrupt, or the program of the first
             raise KeyboardInterrupt from error
         raise
     finally:

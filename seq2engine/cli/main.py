@@ -41,7 +41,7 @@ OF_ALL = "completion"  # a command that has to know all others
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; exits.py says which there are."""
+    """Runs one command and returns its exit code; exits.py lists them."""
     return exit_code_of(lambda: run_command_line(argv))
 
 
@@ -53,7 +53,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         check_usage(args)
         return command(args)
     except BundleError:
-        check_usage_without_bundle(args)  # wrong usage is told before a bundle that is not there
+        check_usage_without_bundle(args)  # wrong usage comes before a bundle that is not there
         raise
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):

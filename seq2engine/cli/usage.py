@@ -1,4 +1,4 @@
-"""What is wrong with the options of a command whatever is in its files: told before any is opened, all at once."""
+"""Checks of a command's options that need none of its files: all problems in one error, before any file is opened."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEAST = {
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
-# Of `run`: told together with all that is wrong with a search, which only the model's own options complete. Where there
-# is no such model, told alone (`check_usage_without_bundle`).
+# Of `run`: reported with all other problems of a search, which the model's own options complete. Without a model they
+# are reported alone (`check_usage_without_bundle`).
 SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
 RANGED = ("build", "package")  # commands whose sizes are ranges
 
@@ -35,7 +35,7 @@ def check_usage(args: argparse.Namespace) -> None:
 
 
 def check_usage_without_bundle(args: argparse.Namespace) -> None:
-    """The same for what is else told together with a bundle, of a command whose bundle cannot be opened."""
+    """The checks that otherwise run with a bundle, for a command whose bundle cannot be opened."""
     if args.command_name == "run":
         refuse(args, (search_numbers,))
 

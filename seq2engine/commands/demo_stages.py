@@ -81,7 +81,7 @@ def demo(out: Path, progress: Progress) -> str:
         [
             launch_table(engines),
             text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
-            "\n".join(told for told, _ in verdicts),
+            "\n".join(verdict for verdict, _ in verdicts),
             bench_table(bench),
             text_table(("made", "where"), made),
         ]

@@ -1,8 +1,8 @@
-"""Everything that only a GPU can tell, in one go: build, parity, benchmark, tests; one report to send back.
+"""All checks that need a GPU, in one go: build, parity, benchmark, tests; one report to send back.
 
     python -m seq2engine.commands.gpu_check OUT      as `make gpu-check` does
 
-Each stage is told with its verdict, and one that fails does not stop the others: the report says all there is to say.
+Each stage has a verdict, and one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def bench_stage(bundle: Bundle, rounds: int, precisions: Sequence[str]) -> Stage
 
 
 def tests_stage(tests: Path, out: Path) -> Stage:
-    """The tests marked `gpu`; those that were skipped are told with their reasons."""
+    """The tests marked `gpu`; those that were skipped are listed with their reasons."""
     report = out / "gpu-tests.xml"
     command = [sys.executable, "-m", "pytest", str(tests), "-m", "gpu", "-q", f"--junitxml={report}"]
     done = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True)

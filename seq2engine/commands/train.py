@@ -1,4 +1,4 @@
-"""`seq2engine train`: its flags, and what it says when it is done."""
+"""`seq2engine train`: its flags, and the summary it prints at the end."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run_train(args: argparse.Namespace) -> int:
             command=args.command_line,
         )
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last step", file=sys.stderr)
+        print("interrupted; the same command resumes from the last step", file=sys.stderr)
         return 130
     if args.json:
         print(result.to_json())

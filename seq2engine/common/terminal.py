@@ -30,7 +30,7 @@ def width_of(text: str) -> int:
 
 
 def cut_to(text: str, columns: int) -> str:
-    """The text, or as much of it as so many columns hold, with a sign that there was more."""
+    """The text, cut to that many columns with an ellipsis at the end."""
     if width_of(text) <= columns:
         return text
     from rich.cells import set_cell_size

@@ -2,7 +2,7 @@
 
 argparse would give a flag with several values every word up to the next flag, so that a bundle could not stand behind
 it. Here the words behind a list flag are its own as long as they look like its items; behind a command's last place
-(`export CKPT B --precision ...`) all are. What looks like both is told apart with `=`: `--precision=fp32 fp16`.
+(`export CKPT B --precision ...`) all are. Where a word could be both, use `=`: `--precision=fp32 fp16`.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def one_of(*names: str) -> Fits:
 
 
 def add_precisions(parser: argparse.ArgumentParser, default: Sequence[str] | None, what: str) -> None:
-    """`--precision` as a list; `what` says what is taken by default."""
+    """`--precision` as a list; `what` describes the default."""
     parser.add_argument(
         "--precision",
         action=Listed,

@@ -1,4 +1,4 @@
-"""The precision of a command: what --precision says, else the most precise that serves, and a line that says which."""
+"""The precision of a command: --precision, else the most precise that serves, and a line that names it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_every_problem_is_listed():
     ]
     assert case_problems(cases, TINY) == [
         "case a: source 65, the model takes at most 64",
-        "case b: target 65, the model gives at most 64",
+        "case b: output 65, the model gives at most 64",
     ]
     assert size_problems([]) == ["no case to time"]
 
@@ -72,11 +72,11 @@ def test_a_vocabulary_of_special_tokens_has_no_sources():
 
 def test_cases_from_text():
     assert cases_from_text(["8x4x32x16"]) == (Case("8x4x32x16", batch=8, beam=4, source=32, target=16),)
-    assert str(cases_from_text(["8x4x32x16"])[0]) == "batch 8, beam 4, source 32, target 16"
+    assert str(cases_from_text(["8x4x32x16"])[0]) == "batch 8, beam 4, source 32, output 16"
 
 
 def test_text_that_is_no_case_is_refused():
-    with pytest.raises(UsageError, match="case 8x4, 1x1x-3x2, axbxcxd: expected batch x beam x source x target"):
+    with pytest.raises(UsageError, match="case 8x4, 1x1x-3x2, axbxcxd: expected batch x beam x source x output"):
         cases_from_text(["8x4", "1x1x3x2", "1x1x-3x2", "axbxcxd"])
 
 

@@ -60,7 +60,9 @@ def test_ten_times_as_long_fails_with_every_number_of_rounds_that_is_accepted(re
         if relative:  # the first arm stays as it is
             slow = result({"torch fp32": samples(*[8] * after), "onnxruntime fp32": samples(*[80] * after)})
         if 1 / math.comb(before + after, before) > 0.025:  # the chance that all of one run come out above the other
-            said = rf"{before} rounds before and {after} after cannot tell anything at 95%, .* at least --rounds 4"
+            said = (
+                rf"{before} rounds before and {after} after are too few for any verdict at 95%; .*at least --rounds 4"
+            )
             with pytest.raises(UsageError, match=said):
                 compare_results(fast, slow, relative=relative)
         else:

@@ -69,9 +69,6 @@ class Wrapped:
     def __getattr__(self, name):
         return getattr(self.session, name)
 
-    def unscored(self, wanted):
-        return self
-
 
 class Liar(Wrapped):
     """Never says the token it thinks is best for the last source."""
@@ -126,7 +123,7 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
     assert {stage for stage, fraction in told if fraction == 1} == {stage for stage, _ in told}
 
 
-def test_speculative_decoding_is_an_arm_of_their_own_where_one_row_is_decoded(tmp_path):
+def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_path):
     drafted = onnx_from_model(random_model(SMALL, 3), tmp_path / "b", ("fp32", "w8a8"))
     asked = BenchOptions(
         ["onnxruntime"],
@@ -203,7 +200,7 @@ def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkey
         "backend 'torch' twice",
         "precision 'fp16', expected one of fp32",
         "case long: source 65, the model takes at most 64",
-        "case long: target 99, the model gives at most 64",
+        "case long: output 99, the model gives at most 64",
         "rounds 0, expected at least 1",
         "threads 0, expected at least 1",
     ):

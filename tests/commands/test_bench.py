@@ -53,7 +53,7 @@ def no_work(monkeypatch):
     [
         (("--scenario", "foo", "server"), "unknown scenario foo, expected some of single, offline, server"),
         (("--peers", "abacus"), "unknown peer abacus, expected all or some of ctranslate2 float32"),
-        (("--case", "8x4"), "case 8x4: expected batch x beam x source x target, such as 8x4x32x32"),
+        (("--case", "8x4"), "case 8x4: expected batch x beam x source x output, such as 8x4x32x32"),
         (("--case", "1x1x4x4", "--batch", "2"), "cases and a sweep, expected either"),
         (("--backend", "abacus"), "backend 'abacus', expected one of torch, onnxruntime, tensorrt"),
         (("--precision", "fp61"), "precision 'fp61', expected one of fp32, fp16"),
@@ -87,8 +87,8 @@ def test_wrong_usage_is_found_before_the_bundle_is_opened(cli, tmp_path, no_work
     [
         (("--precision", "fp16"), "precision 'fp16', expected one of fp32, w8a8"),
         (("--draft", "fp16"), "holds no fp16 graphs, only fp32, w8a8"),
-        (("--case", "1x1x4x99"), "target 99, the model gives at most 64"),
-        (("--max-length", "99"), "target 99, the model gives at most 64"),
+        (("--case", "1x1x4x99"), "output 99, the model gives at most 64"),
+        (("--max-length", "99"), "output 99, the model gives at most 64"),
     ],
 )
 def test_what_the_bundle_cannot_do_is_found_before_any_work(cli, shared, no_work, words, said):

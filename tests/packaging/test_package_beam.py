@@ -135,7 +135,7 @@ def test_engines_that_do_not_serve_the_models_own_beams(
         0,
         "outputs have at most 10 tokens: the engines' 30 cache slots hold no more of 3 beams\n",
     )
-    refused = ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 3, "--length", 11)
+    refused = ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 3, "--max-length", 11)
     assert refused[0] == 1
     assert refused[2].endswith("error: length 11, at most 10 are supported\n")
 

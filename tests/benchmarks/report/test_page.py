@@ -62,7 +62,7 @@ def test_table():
         "end to end onnxruntime fp32 4.00 4.00 4.00 0% 8,000 2.00x (2.00 to 2.00) faster equal"
     )
     assert "end to end: onnxruntime fp32 is fastest, 2.00x (2.00 to 2.00) over torch fp32\n" in text
-    assert "pair: batch 2, beam 4, source 8, target 16" in text
+    assert "pair: batch 2, beam 4, source 8, output 16" in text
     assert "Some CPU, 1 of 2 cores, 8 rounds, 2026-01-02 03:04:05 UTC" in text
     assert "busy" not in text
 

@@ -30,14 +30,14 @@ def test_ours_stands_against_the_best_peer_of_its_precision(tmp_path: Path) -> N
     readme.write_text(f"before\n{BEGIN}old\n{END}after\n")
     main(file, readme)
     text = readme.read_text()
-    assert "| batch 2, beam 4, source 8, target 16 | 4.00 ms | quick fp32, 6.00 ms | 1.50 (1.50 to 1.50) |\n" in text
+    assert "| batch 2, beam 4, source 8, output 16 | 4.00 ms | quick fp32, 6.00 ms | 1.50 (1.50 to 1.50) |\n" in text
     assert "differ from onnxruntime fp32's somewhere: quickest int8." in text
     assert "gone did not run: no reason." in text
     assert text.startswith(f"before\n{BEGIN}|")
     assert text.endswith(f"{END}after\n")
 
 
-def test_drafts_get_a_sentence_where_one_row_is_decoded() -> None:
+def test_speculative_decoding_gets_a_sentence_where_one_row_is_decoded() -> None:
     times = {
         "onnxruntime fp32": STEADY["onnxruntime fp32"],
         "quick fp32": samples(*[6] * 8),
@@ -53,8 +53,8 @@ def test_drafts_get_a_sentence_where_one_row_is_decoded() -> None:
     single = dataclasses.replace(case, case=dataclasses.replace(case.case, batch=1, beam=1))
     wide = dataclasses.replace(case, arms={name: arm for name, arm in case.arms.items() if name != "ours drafted"})
     text = readme_text(dataclasses.replace(found, arms=arms, cases=(single, wide)))
-    assert text.count("fp32 with drafts of w8a8") == 1
-    assert "beam 1, source 8, target 16: 2.00 ms; quick fp32, 6.00 ms; 3.00 (3.00 to 3.00) times as fast.\n" in text
+    assert text.count("fp32, speculative decoding with a draft in w8a8") == 1
+    assert "beam 1, source 8, output 16: 2.00 ms; quick fp32, 6.00 ms; 3.00 (3.00 to 3.00) times as fast.\n" in text
     assert text.count("| 4.00 ms | quick fp32, 6.00 ms |") == 2
 
 
