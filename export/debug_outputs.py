@@ -1,4 +1,4 @@
-"""The inside of the two graphs, for finding faults: the ONNX form with more outputs, the PyTorch form with an ear.
+"""Inner tensors of the two graphs, to locate errors: ONNX graphs with more outputs, PyTorch run call by call.
 
 model --torch.fx--> calls --lowering--> ONNX tensors        the same trace names both sides, so that
         |                     |                             `decoder.1.self_attn/Softmax` of a file is compared
@@ -103,14 +103,14 @@ class ReferenceGraph:
     def run(
         self, given: Mapping[str, torch.Tensor], wanted: Iterable[str], listen: Listener | None = None
     ) -> dict[str, torch.Tensor]:
-        """Inputs by name -> the tensors wanted; `listen` hears every call before it is made.
+        """Inputs by name -> the tensors wanted; `listen` is called before every call.
 
         Inputs are copied first: the cache is written in place.
         """
         keep, found = set(wanted), {}
         names = self.names
 
-        class Ear(fx.Interpreter):
+        class Listening(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
                 name = names.get(n)
                 if name is not None and listen is not None:
@@ -121,8 +121,8 @@ class ReferenceGraph:
                     found[name] = value.clone()
                 return value
 
-        ear = Ear(self.root, garbage_collect_values=True, graph=self.graph)
-        ear.run(*(given[tensor.name].clone() for tensor in self.spec.inputs))
+        listening = Listening(self.root, garbage_collect_values=True, graph=self.graph)
+        listening.run(*(given[tensor.name].clone() for tensor in self.spec.inputs))
         return found
 
 

@@ -1,4 +1,4 @@
-"""PyTorch modules to ONNX nodes: a traced module is read op by op, and a literal table says what each becomes.
+"""PyTorch modules to ONNX nodes: a traced module is read op by op, and a literal table maps each to its ONNX form.
 
     model --torch.fx--> graph of calls --this table--> ONNX nodes, named after the module they come from
 

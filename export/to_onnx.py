@@ -40,10 +40,10 @@ from .audit import audit_graph
 from .contract import DEFAULT_PRECISIONS, GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
 from .lowering import onnx_from_module
 from .precision.census import audit_precision, census_of
-from .precision.fp32_nodes import RangeScan, islands_of
+from .precision.fp32_nodes import Calibration, fp32_nodes_of
 from .precision.passes import PASSES
 
-Scan = Callable[[dict[str, onnx.ModelProto]], RangeScan]  # decodes with the fp32 graphs and notes what they held
+Calibrate = Callable[[dict[str, onnx.ModelProto]], Calibration]  # decodes with the fp32 graphs, records magnitudes
 
 
 class EncoderGraph(nn.Module):
@@ -130,7 +130,7 @@ def onnx_from_model(
     force: bool = False,
     progress: Progress = silent,
     companions: Path | None = None,
-    scan: Scan | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Bundle:
     """Writes a bundle as `seq2engine.exporting` asks for it, which is how bundles for use are made, and opens it.
 
@@ -138,9 +138,9 @@ def onnx_from_model(
     an export writes, that is. Engines, reports and whatever else lies there stay; engines of other graphs than the new
     ones are stale, and none is run.
 
-    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `scan` runs the
-    fp32 graphs (runtime/calibration.py has one) where a precision computes in fp16: what that could not hold stays in
-    fp32. Without one, only weights are judged.
+    `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `calibrate` runs
+    the fp32 graphs (runtime/calibration.py) where a precision computes in fp16: nodes whose numbers fp16 cannot hold
+    stay in fp32. Without it, only weights are checked.
     """
     if not precisions:
         raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")
@@ -151,7 +151,7 @@ def onnx_from_model(
     target = Path(folder)
     there = None if force else bundle_of(model, target, cache_form)
     if there is not None and any(precision not in there.precisions for precision in precisions):
-        return added(there, model, precisions, progress, scan)
+        return added(there, model, precisions, progress, calibrate)
 
     def keep(beside: Path) -> None:
         keep_files(target, beside, partial(is_own, own_files(target)))
@@ -161,7 +161,7 @@ def onnx_from_model(
         write_checkpoint(model, beside)
         copied = [] if companions is None else copy_companions(companions, beside)
         progress("export: reference weights", 1.0)
-        made = graphs_in(model, precisions, cache_form, progress, scan)
+        made = graphs_in(model, precisions, cache_form, progress, calibrate)
         entries = {precision: made.write(precision, beside / "onnx" / precision) for precision in made.precisions}
         manifest = Manifest(
             config=model.config,
@@ -169,7 +169,7 @@ def onnx_from_model(
             checkpoint_sha256=sha256_of(beside / REFERENCE),
             companions={path.relative_to(beside).as_posix(): sha256_of(path) for path in copied},
             graphs=entries,
-            scan=made.scan,
+            calibration=made.calibration,
             made_by=versions(),
         )
         (beside / MANIFEST).write_text(manifest.to_json())
@@ -180,30 +180,32 @@ def add_precisions(
     bundle: Bundle | str | os.PathLike[str],
     precisions: Sequence[str],
     progress: Progress = silent,
-    scan: Scan | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Bundle:
     """Adds graphs in further precisions to a bundle, from its own reference weights; touches nothing else in it."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     for precision in precisions:
         check_choices(precision, opened.cache_form)
     opened.reference_path()  # which checks the file
-    return added(opened, load_checkpoint(opened.root), precisions, progress, scan)
+    return added(opened, load_checkpoint(opened.root), precisions, progress, calibrate)
 
 
 def added(
-    bundle: Bundle, model: Transformer, precisions: Sequence[str], progress: Progress, scan: Scan | None
+    bundle: Bundle, model: Transformer, precisions: Sequence[str], progress: Progress, calibrate: Calibrate | None
 ) -> Bundle:
     """The same for a model that was read. The manifest is written last: until then the bundle is what it was."""
     lacking = [precision for precision in precisions if precision not in bundle.precisions]
     if not lacking:
         return bundle
-    made = graphs_in(model, lacking, bundle.cache_form, progress, scan)
+    made = graphs_in(model, lacking, bundle.cache_form, progress, calibrate)
     entries = dict(bundle.manifest.graphs)
     for precision in made.precisions:
         # What is there without being in the manifest was left when an export was killed.
         with new_folder(bundle.root / "onnx" / precision, force=True, marker=f"{GRAPHS[0]}.onnx") as beside:
             entries[precision] = made.write(precision, beside)
-    manifest = dataclasses.replace(bundle.manifest, graphs=entries, scan=made.scan or bundle.manifest.scan)
+    manifest = dataclasses.replace(
+        bundle.manifest, graphs=entries, calibration=made.calibration or bundle.manifest.calibration
+    )
     write_text(bundle.root / MANIFEST, manifest.to_json())
     return open_bundle(bundle.root)
 
@@ -223,7 +225,7 @@ def bundle_of(model: Transformer, folder: Path, cache_form: str) -> Bundle | Non
 
 
 def own_files(folder: Path) -> set[str] | None:
-    """What an export wrote into a bundle, by its manifest; None if that cannot be told."""
+    """What an export wrote into a bundle, by its manifest; None if it has no readable manifest."""
     with suppress(BundleError):
         manifest = open_bundle(folder).manifest
         graphs = [entry for by_name in manifest.graphs.values() for entry in by_name.values()]
@@ -233,7 +235,7 @@ def own_files(folder: Path) -> set[str] | None:
 
 
 def is_own(files: set[str] | None, path: Path) -> bool:
-    """Whether a path in a bundle is an export's; where no manifest tells, by its place."""
+    """Whether a path in a bundle is an export's; without a manifest, by its place."""
     if files is not None:
         return path.as_posix() in files
     return path.parts[0] in (MANIFEST, REFERENCE, CONFIG, GENERATION, TOKENIZER, "onnx")
@@ -247,8 +249,8 @@ class Graphs:
     cache_form: str
     precisions: tuple[str, ...]
     fp32: dict[str, onnx.ModelProto]
-    islands: dict[str, dict[str, str]]  # graph -> nodes that stay in fp32 where the rest is fp16 -> why
-    scan: dict[str, Any]  # by which decodes they were chosen
+    fp32_nodes: dict[str, dict[str, str]]  # graph -> nodes that stay in fp32 where the rest is fp16 -> why
+    calibration: dict[str, Any]  # which decodes chose them
     progress: Progress
 
     def write(self, precision: str, folder: Path) -> dict[str, GraphEntry]:
@@ -258,33 +260,35 @@ class Graphs:
         entries = {}
         for done, name in enumerate(GRAPHS):
             self.progress(f"export: {precision}", done / len(GRAPHS))
-            kept = self.islands[name] if PRECISIONS[precision] == "float16" else {}
+            kept = self.fp32_nodes[name] if PRECISIONS[precision] == "float16" else {}
             entries[name] = write_graph(self.fp32[name], specs[name], precision, folder, kept)
         self.progress(f"export: {precision}", 1.0)
         return entries
 
 
 def graphs_in(
-    model: Transformer, precisions: Sequence[str], cache_form: str, progress: Progress, scan: Scan | None
+    model: Transformer, precisions: Sequence[str], cache_form: str, progress: Progress, calibrate: Calibrate | None
 ) -> Graphs:
     progress("export: graphs", 0.0)
     fp32 = graphs_from_model(model, cache_form)
     progress("export: graphs", 1.0)
     half = any(PRECISIONS[precision] == "float16" for precision in precisions)
-    found = scan(fp32) if scan is not None and half else None
-    islands = {name: islands_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS}
-    told = {"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {}
+    found = calibrate(fp32) if calibrate is not None and half else None
+    fp32_nodes = {
+        name: fp32_nodes_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
+    }
+    calibration = {"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {}
     once = tuple(dict.fromkeys(precisions))  # one asked for twice is written once
-    return Graphs(model.config, cache_form, once, fp32, islands, told, progress)
+    return Graphs(model.config, cache_form, once, fp32, fp32_nodes, calibration, progress)
 
 
 def write_graph(
-    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, folder: Path, islands: dict[str, str]
+    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, folder: Path, fp32_nodes: dict[str, str]
 ) -> GraphEntry:
-    """One graph in one precision: rewritten, audited, saved with its weights beside it, checked as saved."""
-    graph = PASSES[precision](fp32, islands)
+    """One graph in one precision: rewritten, audited, saved with its weights in a second file, checked as saved."""
+    graph = PASSES[precision](fp32, fp32_nodes)
     audit_graph(graph, spec)
-    audit_precision(graph, precision, islands)
+    audit_precision(graph, precision, fp32_nodes)
     census = census_of(graph)
     path, data = folder / f"{spec.name}.onnx", folder / f"{spec.name}.onnx.data"
     saved = onnx.ModelProto()
@@ -300,7 +304,7 @@ def write_graph(
         inputs=tuple(str(tensor) for tensor in spec.inputs),
         outputs=tuple(str(tensor) for tensor in spec.outputs),
         census=census,
-        islands=islands,
+        fp32_nodes=fp32_nodes,
     )
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled.
 
-Two companions may stand beside them and travel wherever the model goes: `generation.json`, how the model is decoded
-unless somebody asks for something else (fields of `SearchOptions`), and `tokenizer/`.
+Two companions may be in the folder and go wherever the model goes: `generation.json`, the model's own decoding defaults
+(fields of `SearchOptions`), and `tokenizer/`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write_checkpoint(model: Transformer, folder: Path) -> None:
 
 
 def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file. The library tells what the system refused in its text only; it is an OSError here."""
+    """A safetensors file. The library reports a refusal of the system as text only; here it is an OSError."""
     try:
         save_file(weights, path, metadata=metadata)
     except SafetensorError as error:
@@ -143,8 +143,8 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
 
     Norms and biases are random too, so that no weight can be swapped for another without a test noticing. And decodes
     wander and end at various lengths instead of repeating one token for ever: branches are strong against the skip
-    connection, the source's say is weak, the end token's row is long, and the feed-forward's output is centred, because
-    the mean of its activations would push every state the same way.
+    connection, the source's influence is weak, the end token's row is long, and the feed-forward's output is centred,
+    because the mean of its activations would push every state the same way.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}, expected one of {', '.join(PRESETS)}")

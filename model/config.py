@@ -69,7 +69,7 @@ class ModelConfig:
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    """Everything that is wrong with a config, so that a user mends it in one go."""
+    """Everything that is wrong with a config, so that a user fixes it in one go."""
     found = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -108,7 +108,7 @@ def _problems(config: ModelConfig) -> list[str]:
     if not 0 <= config.pad_id < config.source_vocab:
         found.append(f"pad_id {config.pad_id} is outside the source vocabulary of {config.source_vocab}")
     if config.pad_id == config.end_id:
-        found.append(f"pad_id and end_id are both {config.pad_id}; a padded row could not be told from a finished one")
+        found.append(f"pad_id and end_id are both {config.pad_id}; a padded row would look like a finished one")
     return found
 
 

@@ -52,11 +52,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = look) -> [B,Q,D]."""
+        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = attend) -> [B,Q,D]."""
         return self.out(merge_heads(self.weights(q, k, mask) @ v))
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """How much every query looks at every key: [B,H,Q,L], rows that sum to 1.
+        """Attention weights of every query over the keys: [B,H,Q,L], rows that sum to 1.
 
         q is scaled, not the scores, so that the product stays in range in fp16.
         """
@@ -106,8 +106,8 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return self.attend(split_heads(self.q(x), self.heads), k, v, mask)
 
-    def looks(self, x: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """Where `forward` looks for the same x [B,Q,D]: [B,H,Q,S]. For people; no graph has it."""
+    def attention_weights(self, x: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Cross-attention weights of `forward` for the same x [B,Q,D]: [B,H,Q,S]. For display; no graph has them."""
         return self.weights(split_heads(self.q(x), self.heads), k, mask)
 
 
@@ -138,7 +138,7 @@ def rotary_table(length: int, head_dim: int) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turns x [B,H,Q,E] by its positions' angles; rotary is [B or 1, Q or 1, 2, E]."""
+    """Rotates x [B,H,Q,E] by its positions' angles; rotary is [B or 1, Q or 1, 2, E]."""
     cos, sin = rotary[:, None, :, 0], rotary[:, None, :, 1]  # [B, 1, Q, E] each
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -7,7 +7,7 @@ from pathlib import Path
 from seq2engine.errors import RequestError
 
 SHIPPED = ("g2p",)
-TEST_SPLIT = "test.tsv"  # beside the weights: words the model has not seen, with their pronunciations
+TEST_SPLIT = "test.tsv"  # next to the weights: words the model has not seen, with their pronunciations
 
 
 def shipped_checkpoint(name: str) -> Path:

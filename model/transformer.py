@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         table = rotary_table(length, config.head_dim) if config.positions == "rotary" else None
         self.register_buffer("rotary", table, persistent=False)
 
-    def turns(self, positions: Tensor) -> Tensor | None:
+    def rotations(self, positions: Tensor) -> Tensor | None:
         """positions [B or 1, Q] -> cos and sin [B or 1, Q, 2, E] of a rotary model."""
         return None if self.rotary is None else self.rotary[positions]
 
@@ -148,7 +148,7 @@ class Transformer(nn.Module):
         positions = torch.arange(source_ids.shape[1], device=source_ids.device)[None]  # [1, S]
         x = self.source_embedding(source_ids, positions)
         mask = source_mask[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
-        rotary = self.turns(positions)
+        rotary = self.rotations(positions)
         for layer in self.encoder:
             x = layer(x, mask, rotary)
         states = self.encoder_norm(x)
@@ -196,7 +196,7 @@ class Transformer(nn.Module):
         store: Store,
     ) -> tuple[Tensor, list[KeyValue]]:
         x = self.target_embedding(ids, positions)
-        rotary = self.turns(positions)
+        rotary = self.rotations(positions)
         self_mask = self_mask[:, None]  # [B, Q, L] -> [B, 1, Q, L]
         source_mask = source_mask[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
         updated = []

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, shape_inference
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
 from seq2engine.export.contract import graph_specs
-from seq2engine.export.precision.fp32_nodes import RangeScan
+from seq2engine.export.precision.fp32_nodes import Calibration
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import Coder
 
@@ -36,7 +36,7 @@ BATCH, BEAM = 16, 4
 LARGEST = "largest/"  # an output of this name is the largest magnitude of the tensor behind it
 
 
-class RangeSession(Session):
+class CalibrationSession(Session):
     """The portable fp32 graphs, keeping the largest magnitude of every float tensor. It is not made for speed.
 
     It takes no forms: what fp16 must hold are the tensors that the portable graphs have.
@@ -129,28 +129,28 @@ def sources_from_corpus(path: Path, coder: Coder) -> list[list[int]]:
     return [coder.encode_source(line) for line in lines[:: max(1, len(lines) // MOST_LINES)]]
 
 
-def scan_of(
+def calibration_of(
     sources: Sequence[Sequence[int]] | None,
     corpus: str,
     config: ModelConfig,
     cache_form: str = "static",
     progress: Progress = silent,
-) -> Callable[[dict[str, onnx.ModelProto]], RangeScan]:
-    """A scan for `onnx_from_model`: decodes these sources (None: random ones), at most 64 of them, of all lengths."""
+) -> Callable[[dict[str, onnx.ModelProto]], Calibration]:
+    """A calibration for `onnx_from_model`: decodes at most 64 of these sources (None: random ones), of all lengths."""
     given = random_sources(config, RANDOM_SOURCES) if sources is None else sources
     chosen = sample_of([list(source)[: config.max_source] for source in given if source], MOST_SOURCES)
     if not chosen:
         raise RequestError(f"{corpus} has no source to decode; name a UTF-8 file of source lines")
 
-    def scan(graphs: dict[str, onnx.ModelProto]) -> RangeScan:
+    def calibrate(graphs: dict[str, onnx.ModelProto]) -> Calibration:
         options = SearchOptions(max_length=min(config.max_target, LONGEST), beam=min(BEAM, config.target_vocab - 1))
         ordered = sorted(chosen, key=len)
-        session = RangeSession(graphs, config, cache_form)
+        session = CalibrationSession(graphs, config, cache_form)
         with session:
             for first in range(0, len(ordered), BATCH):
-                progress("export: range scan", first / len(ordered))
+                progress("export: calibration", first / len(ordered))
                 generate(session, ordered[first : first + BATCH], options)
-            progress("export: range scan", 1.0)
-            return RangeScan(corpus, len(chosen), session.steps, session.largest)
+            progress("export: calibration", 1.0)
+            return Calibration(corpus, len(chosen), session.steps, session.largest)
 
-    return scan
+    return calibrate

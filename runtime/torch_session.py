@@ -90,7 +90,7 @@ class TorchSession(Session):
             torch.set_num_threads(threads)
         computes_in, _, _ = precision.partition(":")
         graphs = GRAPHS if computes_in in bundle.precisions else ()
-        fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).islands}
+        fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).fp32_nodes}
         weights = model or model_with_weights_of(bundle, weights_of(precision))
         return cls(weights, computes_in, bundle.cache_form, fallbacks, attention)
 
@@ -157,7 +157,7 @@ class TorchSession(Session):
         def hook_of(name: str) -> Any:
             def hook(module: Any, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
                 x, k, _, mask = given
-                weights[name] = module.looks(x, k, mask)
+                weights[name] = module.attention_weights(x, k, mask)
 
             return hook
 

@@ -20,7 +20,7 @@ from seq2engine.model.tokenizers.base import FOLDER, Coder
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.model.transformer import Transformer
-from seq2engine.runtime.calibration import scan_of, sources_from_corpus
+from seq2engine.runtime.calibration import calibration_of, sources_from_corpus
 
 
 def export_checkpoint(
@@ -56,8 +56,8 @@ def onnx_from_model(
     computes in fp16, the fp32 graphs decode the source lines of `calibrate` (None: random sources), and nodes whose
     numbers fp16 could not hold stay in fp32.
     """
-    scan = scan_for(model.config, precisions, cache_form, progress, companions, calibrate)
-    return to_onnx.onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, scan)
+    calibration = calibration_for(model.config, precisions, cache_form, progress, companions, calibrate)
+    return to_onnx.onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, calibration)
 
 
 def add_precisions(
@@ -68,18 +68,18 @@ def add_precisions(
 ) -> Bundle:
     """Adds graphs in further precisions to a bundle, from its own reference weights, calibrated as above."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    scan = scan_for(opened.config, precisions, opened.cache_form, progress, opened.root, calibrate)
-    return to_onnx.add_precisions(opened, precisions, progress, scan)
+    calibration = calibration_for(opened.config, precisions, opened.cache_form, progress, opened.root, calibrate)
+    return to_onnx.add_precisions(opened, precisions, progress, calibration)
 
 
-def scan_for(
+def calibration_for(
     config: ModelConfig,
     precisions: Sequence[str],
     cache_form: str,
     progress: Progress,
     companions: Path | None,
     calibrate: Path | None,
-) -> to_onnx.Scan | None:
+) -> to_onnx.Calibrate | None:
     """The decodes of the calibration: of a corpus, in the checkpoint's own tokens, or of random sources."""
     for precision in precisions:
         check_choices(precision, cache_form)
@@ -91,7 +91,7 @@ def scan_for(
             )
         return None
     if calibrate is None:
-        return scan_of(None, "random sources", config, cache_form, progress)
+        return calibration_of(None, "random sources", config, cache_form, progress)
     takes_text = companions is not None and (companions / FOLDER).is_dir()
     coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
-    return scan_of(sources_from_corpus(calibrate, coder), calibrate.name, config, cache_form, progress)
+    return calibration_of(sources_from_corpus(calibrate, coder), calibrate.name, config, cache_form, progress)

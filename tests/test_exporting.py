@@ -37,10 +37,10 @@ def test_python_makes_the_command_s_bundle(cli, overflowing, tmp_path, precision
     flags = ("--precision", precision, "--cache-form", form, "--quiet")
     assert cli("export", tmp_path / "checkpoint", tmp_path / "command", *flags)[0] == 0
     command = seq2engine.open_bundle(tmp_path / "command")
-    assert python.manifest.scan == command.manifest.scan != {}
+    assert python.manifest.calibration == command.manifest.calibration != {}
     entry = python.graph(precision, "decoder_step")
-    assert "decoder.0.feed_forward.up/MatMul" in entry.islands
-    assert entry.islands == command.graph(precision, "decoder_step").islands
+    assert "decoder.0.feed_forward.up/MatMul" in entry.fp32_nodes
+    assert entry.fp32_nodes == command.graph(precision, "decoder_step").fp32_nodes
     assert entry.fingerprint == command.graph(precision, "decoder_step").fingerprint
 
 
@@ -48,14 +48,14 @@ def test_a_corpus_of_one_s_own(overflowing, tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("5 6 7\n8 9\n")
     made = seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp16",), calibrate=corpus)
-    assert (made.manifest.scan["corpus"], made.manifest.scan["sources"]) == ("corpus.txt", 2)
+    assert (made.manifest.calibration["corpus"], made.manifest.calibration["sources"]) == ("corpus.txt", 2)
     with pytest.raises(ConfigError, match="computes nothing in fp16"):
         seq2engine.onnx_from_model(overflowing, tmp_path / "other", ("fp32",), calibrate=corpus)
     assert not (tmp_path / "other").exists()
 
 
 def test_nothing_is_decoded_where_nothing_computes_in_fp16(overflowing, tmp_path):
-    assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32", "w8a8")).manifest.scan == {}
+    assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32", "w8a8")).manifest.calibration == {}
 
 
 def test_nobody_in_front_exports_past_it():

@@ -1,4 +1,4 @@
-"""What a build may be told beside shapes and targets. Part of an engine's key and of its passport."""
+"""Flags of a TensorRT build. They are part of an engine's key and of its passport."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BuildFlags:
     workspace: int | None = None
 
     def options(self) -> list[str]:
-        """The options of `seq2engine build` that say the same."""
+        """The same as options of `seq2engine build`."""
         words = ["--weight-streaming"] if self.weight_streaming else []
         words += ["--refit"] if self.refit else []
         return words if self.workspace is None else [*words, "--workspace", text_of_bytes(self.workspace)]

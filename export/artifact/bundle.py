@@ -1,4 +1,4 @@
-"""The bundle: one folder that holds everything made of a model, and a manifest that says what and from what.
+"""The bundle: one folder that holds everything made of a model, and a manifest that lists it with its origin.
 
     run7/  manifest.json  config.json  model.safetensors        the reference, for parity
            generation.json  tokenizer/                          how it is decoded, and its text; where a model has them
@@ -6,7 +6,7 @@
            engines/<name>/{encoder,decoder_step}.engine + passport.json
            reports/
 
-Loading checks what it uses: a file whose hash is not the manifest's is refused with the command that mends it.
+Loading checks what it uses: a file whose hash is not the manifest's is refused with the command that repairs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seq2engine.model.tokenizers.base import Tokenizer
 
 from ..contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, check_choices, graph_specs
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 REFERENCE = "model.safetensors"
 GENERATION = "generation.json"
@@ -46,7 +46,7 @@ class GraphEntry:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     census: dict[str, Any]
-    islands: dict[str, str]  # nodes that stay in fp32 where the rest is narrower -> why
+    fp32_nodes: dict[str, str]  # nodes that stay in fp32 where the rest is narrower -> why
 
     @property
     def fingerprint(self) -> str:
@@ -61,7 +61,7 @@ class Manifest:
     checkpoint_sha256: str
     companions: dict[str, str]  # path -> sha256 of generation.json and the tokenizer's files
     graphs: dict[str, dict[str, GraphEntry]]  # precision -> graph name -> entry
-    scan: dict[str, Any]  # which decodes the islands were chosen by: corpus, sources, steps; empty if by none
+    calibration: dict[str, Any]  # which decodes chose the fp32 fallback nodes: corpus, sources, steps; empty if none
     made_by: dict[str, str]
     format: int = FORMAT
 
@@ -71,7 +71,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: where it is and what its manifest says."""
+    """An opened bundle: its folder and its manifest."""
 
     root: Path
     manifest: Manifest
@@ -132,36 +132,36 @@ class Bundle:
         return read_tokenizer(self.root)
 
     def generation(self) -> dict[str, Any]:
-        """How the model is decoded unless a user says otherwise: fields of SearchOptions; empty where nobody said."""
+        """The model's own decoding defaults: fields of SearchOptions; empty where it has none."""
         if GENERATION not in self.manifest.companions:
             return {}
         self.check_file(GENERATION, self.manifest.companions[GENERATION])
         try:
             values = json.loads((self.root / GENERATION).read_text())
         except ValueError as error:
-            raise BundleError(f"{self.root / GENERATION} is not JSON ({error}); {mend_of(self.root)}") from error
+            raise BundleError(f"{self.root / GENERATION} is not JSON ({error}); {repair_of(self.root)}") from error
         if not isinstance(values, dict):
-            raise BundleError(f"{self.root / GENERATION} is no JSON object; {mend_of(self.root)}")
+            raise BundleError(f"{self.root / GENERATION} is no JSON object; {repair_of(self.root)}")
         return values
 
     def check_file(self, relative: str, expected: str) -> None:
         path = self.inside(relative)
-        mend = mend_of(self.root)
+        repair = repair_of(self.root)
         if not path.is_file():
-            raise BundleError(f"{path} is missing, though the manifest lists it; {mend}")
+            raise BundleError(f"{path} is missing, though the manifest lists it; {repair}")
         if sha256_of(path) != expected:
-            raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {mend}")
+            raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {repair}")
 
     def inside(self, relative: str) -> Path:
         """A path of the manifest, which may not lead out of the bundle."""
         path = (self.root / relative).resolve()
         if not path.is_relative_to(self.root.resolve()):
-            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside; {mend_of(self.root)}")
+            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside; {repair_of(self.root)}")
         return path
 
 
-def mend_of(root: Path) -> str:
-    """What mends a damaged bundle; --force leaves engines, reports and other people's files there."""
+def repair_of(root: Path) -> str:
+    """The command that repairs a damaged bundle; --force keeps engines, reports and other people's files."""
     return f"export the checkpoint again with: seq2engine export CHECKPOINT {shlex.quote(str(root))} --force"
 
 
@@ -178,7 +178,7 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
     try:
         return Bundle(root, manifest_from_dict(json.loads(path.read_text())))
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise BundleError(f"{path} cannot be used ({error}); {mend_of(root)}") from error
+        raise BundleError(f"{path} cannot be used ({error}); {repair_of(root)}") from error
 
 
 def manifest_from_dict(values: dict[str, Any]) -> Manifest:
@@ -203,7 +203,7 @@ def manifest_from_dict(values: dict[str, Any]) -> Manifest:
         checkpoint_sha256=values["checkpoint_sha256"],
         companions=dict(values["companions"]),
         graphs=graphs,
-        scan=dict(values["scan"]),
+        calibration=dict(values["calibration"]),
         made_by=values["made_by"],
     )
 

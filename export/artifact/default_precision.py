@@ -62,4 +62,4 @@ def precision_to_build(bundle: Bundle, targets: Sequence[str] = (), ahead_of_tim
         where = (targets or PORTABLE) if ahead_of_time else ()
         if precision not in FOR_CPUS and not any(unsupported(target, precision, censuses) for target in where):
             return precision
-    return held[0]  # nothing serves: the build says why
+    return held[0]  # nothing serves: the build reports why

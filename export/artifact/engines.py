@@ -39,7 +39,7 @@ def passports_of(bundle: Bundle) -> dict[str, Passport]:
 
 
 def listed_passports(bundle: Bundle) -> dict[str, Passport]:
-    """The same for people to look at: a folder without a passport is not ours to tell of."""
+    """The same for display: a folder without a passport is not ours and is left out."""
     there = [name for name in engine_names(bundle) if (bundle.root / ENGINES / name / PASSPORT).exists()]
     return {name: read_passport(bundle.root / ENGINES / name / PASSPORT) for name in there}
 

@@ -1,4 +1,4 @@
-"""Every file that a bundle says it holds, and which of them are gone, or are not what was written.
+"""Every file that a bundle lists, and which of them are missing or changed.
 
 manifest.json    graphs and their weights, the reference, the tokenizer: by hash
 passport.json    engines: by hash and size
@@ -65,7 +65,7 @@ def listed_files(bundle: Bundle) -> list[ListedFile]:
 
 
 def file_problems(bundle: Bundle, hashed: bool) -> list[FileProblem]:
-    """What is wrong with the files of a bundle: a look at names and sizes or, if `hashed`, at every byte."""
+    """What is wrong with the files of a bundle: names and sizes are checked or, if `hashed`, every byte."""
     return [
         *config_problems(bundle),
         *passport_problems(bundle),
@@ -95,7 +95,7 @@ def problem_with_file(bundle: Bundle, file: ListedFile, hashed: bool) -> str:
 
 
 def config_problems(bundle: Bundle) -> Iterator[FileProblem]:
-    """config.json has no hash: it must be there and say what the manifest says."""
+    """config.json has no hash: it must be there and agree with the manifest."""
     path = bundle.root / CONFIG
     if not path.is_file():
         yield FileProblem(CONFIG, "is missing")

@@ -49,7 +49,7 @@ def unknown_target(target: str, known: Sequence[str]) -> str:
 
 
 def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """Why a target cannot run a precision, or graphs with these censuses: islands, too, need kernels."""
+    """Why a target cannot run a precision, or graphs with these censuses: fp32 fallback nodes need kernels, too."""
     if precision in FOR_CPUS:
         return "it is a form for CPUs"
     lacks = LACKS.get(target, {})

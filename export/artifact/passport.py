@@ -1,4 +1,4 @@
-"""An engine's passport: what it was built from, with what, for what, and what came out. Written beside the engine."""
+"""An engine's passport: graph hash, TensorRT version, GPUs, profiles, launches. A JSON file next to the engine."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class Passport:
 
 
 def read_passport(path: Path) -> Passport:
-    mend = f"build the engine again with: seq2engine build {shlex.quote(str(path.parents[2]))} --force"
+    repair = f"build the engine again with: seq2engine build {shlex.quote(str(path.parents[2]))} --force"
     try:
         return passport_from_dict(json.loads(path.read_text()))
     except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); {mend}") from error
+        raise BundleError(f"{path} cannot be read ({error.strerror}); {repair}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path} cannot be used ({' '.join(str(error).split())}); {mend}") from error
+        raise BundleError(f"{path} cannot be used ({' '.join(str(error).split())}); {repair}") from error
 
 
 def passport_from_dict(values: dict[str, Any]) -> Passport:

@@ -89,7 +89,7 @@ class Workload:
 
 
 def short(value: Range | int) -> str:
-    """The shortest text that says the same as an option."""
+    """The shortest text of a range as an option."""
     return str(value.max) if isinstance(value, Range) and value.fixed else str(value)
 
 

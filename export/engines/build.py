@@ -35,9 +35,10 @@ def build_engine(
     flags: BuildFlags = PLAIN,
     timings: Path | None = None,
 ) -> bytes:
-    """Builds an engine of `model`, whose external weights lie beside `path`. Ctrl-C cancels between two build steps.
+    """Builds an engine of `model`, whose external weights are in the folder of `path`.
 
-    `shapes` become profile 0, `narrower` the next ones. `timings` is where TensorRT keeps what it measured of kernels.
+    Ctrl-C cancels between two build steps. `shapes` become profile 0, `narrower` the next ones. `timings` is the file
+    of TensorRT's timing cache.
     """
     logger = logger_class(trt)()
     builder = trt.Builder(logger)

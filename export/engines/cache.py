@@ -1,4 +1,4 @@
-"""Engines that were built before, by what decides over them.
+"""The engine cache: engines built before, under a hash of everything that went into the build.
 
     DIR/<key>/  engine  facts.json          an entry: whole or not there, see seq2engine/common/atomic_folders.py
         .<key>.lock                         held while somebody builds it; a second build of the key waits and reuses
@@ -121,7 +121,7 @@ class EngineCache:
 
     @contextmanager
     def building(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Only one process at a time is inside for a key; `waiting` is told when another one is."""
+        """Only one process at a time is inside for a key; `waiting` is called if another one is there."""
         path = self.folder / f".{key}.lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The kernel count of somebody else's decoder step, built for the same target and ranges as one of ours.
+"""Foreign steps: the kernel count of another exporter's decoder step, built for the same target and ranges as ours.
 
 Any ONNX file will do whose open axes have names, as Optimum's `decoder_with_past_model.onnx` has. What an axis stands
 for is read from its name.
@@ -28,7 +28,7 @@ AXES = (("batch", "rows"), ("past", "past"), ("encoder", "source"), ("source", "
 
 @dataclass(frozen=True)
 class ForeignStep:
-    """What TensorRT makes of a decoder step that is not ours."""
+    """What TensorRT builds from another exporter's decoder step."""
 
     path: str
     launches: int
@@ -36,7 +36,7 @@ class ForeignStep:
     attentions: int
 
 
-def step_beside(path: Path, engines: dict[str, Passport], root: Path) -> ForeignStep:
+def foreign_step_of(path: Path, engines: dict[str, Passport], root: Path) -> ForeignStep:
     """Builds the graph as the first of our engines was built and reads its kernels. The engine is not kept.
 
     By TensorRT-RTX, which needs no GPU for it and whose engines can be read.
@@ -44,7 +44,7 @@ def step_beside(path: Path, engines: dict[str, Passport], root: Path) -> Foreign
     ours = next((passport for passport in engines.values() if passport.flavour == FLAVOUR), None)
     if ours is None:
         command = f"seq2engine build {shlex.quote(str(root))} --flavour {FLAVOUR}"
-        raise BuildError(f"{root} has no engine of {FLAVOUR} to put {path} beside; build one with: {command}")
+        raise BuildError(f"{root} has no engine of {FLAVOUR} to compare {path} with; build one with: {command}")
     try:
         model = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError) as error:

@@ -41,7 +41,7 @@ WORKER_MEMORY = 200 << 20  # of a process before it builds
 
 @dataclass(frozen=True)
 class EngineJob:
-    """One engine to build: `model` is the graph as TensorRT gets it, its weights lie beside `path`."""
+    """One engine to build: `model` is the graph as TensorRT gets it, its weights are in the folder of `path`."""
 
     stage: str
     model: bytes
@@ -111,7 +111,7 @@ def build_side_by_side(flavour: str, jobs: Sequence[EngineJob], workers: int, pr
 def run_worker(running: ExitStack, flavour: str, job: EngineJob, report: Callable[[float], None]) -> EngineFacts:
     values = {**dataclasses.asdict(job), "model": len(job.model), "flavour": flavour}
     command = [sys.executable, "-m", __name__]
-    said: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -128,17 +128,17 @@ def run_worker(running: ExitStack, flavour: str, job: EngineJob, report: Callabl
         worker.stdin.write(json.dumps(values, default=os.fspath).encode() + b"\n" + job.model)
         worker.stdin.flush()  # and left open: its end is the worker's
         for line in worker.stdout:
-            said = json.loads(line)
-            if "fraction" in said:
-                report(said["fraction"])
+            message = json.loads(line)
+            if "fraction" in message:
+                report(message["fraction"])
         code = worker.wait()
         errors.seek(0)
         last = errors.read().decode(errors="replace").strip().split("\n")[-1]
-    if "error" in said:
-        raise BuildError(said["error"])
-    if "facts" not in said:
+    if "error" in message:
+        raise BuildError(message["error"])
+    if "facts" not in message:
         raise BuildError(f"{flavour} could not build {job.path.name}: its process ended with {code} {last}".rstrip())
-    return EngineFacts(**said["facts"])
+    return EngineFacts(**message["facts"])
 
 
 def work() -> None:
@@ -156,15 +156,15 @@ def work() -> None:
     }
     threading.Thread(target=end_with_caller, daemon=True).start()
 
-    def say(**what: Any) -> None:
+    def send(**what: Any) -> None:
         out.write(json.dumps(what) + "\n")
         out.flush()
 
     try:
-        facts = build_here(load_tensorrt(flavour), EngineJob(**values), lambda fraction: say(fraction=fraction))
-        say(facts=dataclasses.asdict(facts))
+        facts = build_here(load_tensorrt(flavour), EngineJob(**values), lambda fraction: send(fraction=fraction))
+        send(facts=dataclasses.asdict(facts))
     except BuildError as error:
-        say(error=str(error))
+        send(error=str(error))
 
 
 def end_with_caller() -> None:

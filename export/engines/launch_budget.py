@@ -68,7 +68,7 @@ BUDGETS = tuple(
 
 
 def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str, beams: bool) -> LaunchBudget | None:
-    """The row of an engine of this model; none where the table says nothing about models of its kind."""
+    """The row of an engine of this model; None where the table has no row for such models."""
     base = PRESETS["base"]
     if any(getattr(config, name) != getattr(base, name) for name in ALIKE) or config.positions == "rotary":
         return None

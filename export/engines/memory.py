@@ -1,4 +1,4 @@
-"""How much memory there is, and how much some work took at its peak. Linux tells; elsewhere both are unknown."""
+"""How much memory there is, and how much some work took at its peak. Known on Linux only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESET_PEAK = "5"
 
 
 class Peak:
-    """Bytes that the work took beyond what the process held before; 0 where nobody can tell."""
+    """Bytes that the work took beyond what the process held before; 0 where it is unknown."""
 
     bytes: int = 0
 
@@ -31,7 +31,7 @@ def peak_memory() -> Iterator[Peak]:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, or None where nobody can tell."""
+    """Bytes that can be taken without swapping, or None where it is unknown."""
     found = kilobytes(MACHINE, "MemAvailable")
     return None if found is None else found * 1024
 

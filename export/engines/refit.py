@@ -156,7 +156,7 @@ def refitted(
 
 
 def engine_with_weights(trt: Any, file: Path, model: bytes, path: Path) -> bytes:
-    """The engine of a file with the weights of `model`, which lie beside `path`; it can be refitted again."""
+    """The engine of a file with the weights of `model`, which are in the folder of `path`; it can be refitted again."""
     logger = logger_class(trt)()
     runtime = trt.Runtime(logger)  # must live longer than the engine
     engine = runtime.deserialize_cuda_engine(file.read_bytes())

@@ -84,7 +84,7 @@ def facts_of(entry: EngineEntry) -> EngineFacts:
 
 
 def timings_path(trt: Any, device: str, cache: str | os.PathLike[str] | None) -> Path | None:
-    """Where `tensorrt` keeps what it measured of kernels on this GPU. TensorRT-RTX measures nothing while it builds."""
+    """The file of `tensorrt`'s timing cache for this GPU. TensorRT-RTX times nothing while it builds."""
     if cache is None or trt.__name__ != "tensorrt":
         return None
     name = "".join(letter if letter.isalnum() else "-" for letter in device.lower())

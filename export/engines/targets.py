@@ -31,13 +31,13 @@ def check_targets(
         if reason is None:
             continue
         if not targets and able:  # nobody asked for this one: those that can are the nearest thing
-            mend = f"{command} {' '.join(able)} --precision {precision}"
+            repair = f"{command} {' '.join(able)} --precision {precision}"
             problems.append(
-                f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {mend}"
+                f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {repair}"
             )
             break
-        mend = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
-        problems.append(f"{target} cannot run {precision} ({reason}); build with: {mend}")
+        repair = f"{command} {target} --precision {NEAREST.get(precision, precision)}"
+        problems.append(f"{target} cannot run {precision} ({reason}); build with: {repair}")
         if not targets:  # none can, for the same reason
             break
     if problems:

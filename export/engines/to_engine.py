@@ -166,7 +166,7 @@ def engine_plan(request: BuildRequest, graph: str) -> EnginePlan:
 def built_engines(
     request: BuildRequest, plans: Mapping[str, EnginePlan], folder: Path, options: BuildOptions, progress: Progress
 ) -> dict[str, EngineEntry]:
-    """Puts the engines into a folder, built or taken from where they are; what the passport says of each."""
+    """Puts the engines into a folder, built or reused; returns the passport entry of each."""
     by_key = {plan.key: plan for plan in plans.values()}
     jobs = {key: job_of(request, plan, folder, options) for key, plan in by_key.items()}
 
@@ -233,7 +233,7 @@ def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
 def engine_name(
     flavour: str, targets: Sequence[str], precision: str, ranges: ShapeRanges, keys: Mapping[str, str]
 ) -> str:
-    """A folder name that tells builds of one bundle apart. Facts are in the passport; nothing is read from the name."""
+    """A folder name, another for each build of a bundle. Facts are in the passport; nothing is read from the name."""
     where = "-".join(targets) if targets else ("portable" if flavour == "tensorrt_rtx" else "local")
     beams = str(ranges.beam.max) if ranges.beam.fixed else f"{ranges.beam.min}to{ranges.beam.max}"
     key = hashlib.sha256("".join(keys[graph] for graph in GRAPHS).encode()).hexdigest()
@@ -250,7 +250,7 @@ def name_of(passport: Passport) -> str:
 
 
 def check_name(name: str | None) -> str | None:
-    """A name that was given: it is a folder's, beside those of the other engines."""
+    """Checks a given name, which becomes a folder's; None stays None."""
     if name is not None and (name in ("", ".", "..") or "/" in name or name.startswith(".")):
         raise BuildError(f"--name {name!r} is no name for a folder; write letters, digits and dashes")
     return name
@@ -264,7 +264,7 @@ def check_precision(plan: EnginePlan, precision: str, file: Path) -> None:
 
 
 def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
-    """What the passport says of an engine."""
+    """The passport entry of an engine."""
     engine = file.read_bytes()
     widest, *narrower = kernels_by_profile(engine, len(plan.shapes))
     spec, shapes = plan.spec, plan.shapes[0]

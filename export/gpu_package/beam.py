@@ -2,7 +2,7 @@
 
 Every step ranks the best 2K continuations of a source. End tokens among the first K end a hypothesis, the first K
 others run on. A hypothesis is worth its log-probability over length ** length_penalty; equal ones rank by lower beam,
-then lower token. package.json says under "decode" which library's search it is and how it is set.
+then lower token. package.json's "decode" names the library whose search it is, and its options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from package_files import PackageError
 
 
 def beams_for(package: Any, asked: int | None) -> tuple[int, str]:
-    """How many beams to decode with, and what to tell of it: by default the model's own, if the engines serve it."""
+    """How many beams to decode with, and a note on it: by default the model's own, if the engines serve it."""
     decode, most = check_decode(package), package["ranges"][0]["beam"]["max"]
     if asked is not None and not 1 <= asked <= most:
         raise PackageError(f"beam {asked}, the engines take 1 to {most}; package the model with a wider --beam")
@@ -65,12 +65,12 @@ def decoded_by_beam(
 
 
 class Beams:
-    """The beams of one source: what each has said, from the start token on, and the K best that have ended."""
+    """The beams of one source: the tokens of each, from the start token on, and the K best that have ended."""
 
     def __init__(self, decode: Any, source: Sequence[int], beams: int):
         self.decode, self.source, self.beams = decode, source, beams
         self.renormalises = decode["beam_style"] == "ctranslate2"  # log-probabilities of the tokens that rules leave
-        self.said = [[decode["start"]] for _ in range(beams)]
+        self.outputs = [[decode["start"]] for _ in range(beams)]
         self.running = np.full(beams, -np.inf)
         self.running[0] = 0.0  # the beams are still one and the same: only the first may have children
         self.ended: list[tuple[float, list[int]]] = []  # scores and outputs, best first
@@ -90,7 +90,7 @@ class Beams:
             tokens, parents = self.advance(logits, length)
         if self.done:
             return np.full(self.beams, self.decode["end"]), own
-        self.said = [[*self.said[parent], token] for token, parent in zip(tokens.tolist(), parents, strict=True)]
+        self.outputs = [[*self.outputs[parent], token] for token, parent in zip(tokens.tolist(), parents, strict=True)]
         return tokens, parents
 
     def advance(self, logits: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +108,7 @@ class Beams:
     def end(self, which: np.ndarray, scores: np.ndarray, tokens: np.ndarray, parents: np.ndarray, length: int) -> None:
         """These candidates are hypotheses that have ended."""
         worth = scores / length ** self.decode["length_penalty"]
-        new = [(float(worth[i]), [*self.said[parents[i]][1:], int(tokens[i])]) for i in which]
+        new = [(float(worth[i]), [*self.outputs[parents[i]][1:], int(tokens[i])]) for i in which]
         self.count += len(new)
         self.topped |= 0 in which
         self.ended = sorted(self.ended + new, key=lambda one: -one[0])[: self.beams]  # the sort is stable
@@ -149,8 +149,10 @@ class Beams:
             found = np.full_like(logits, -np.inf)
             found[:, forced] = shift
             return found
-        rows = zip(self.said, logits, shift, strict=True)
-        found = np.stack([allowed_logits(self.decode, self.source, said, row, length, by) for said, row, by in rows])
+        rows = zip(self.outputs, logits, shift, strict=True)
+        found = np.stack(
+            [allowed_logits(self.decode, self.source, output, row, length, by) for output, row, by in rows]
+        )
         if found.max() == -np.inf:
             raise PackageError(NOTHING_LEFT)
         return found

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from package_files import FLAVOURS, PackageError, load_tensorrt, read_package
 
-# First, as it says in one line what is not installed.
+# First: it reports in one line what is not installed.
 # isort: split
 
 from engine_building import build_engines

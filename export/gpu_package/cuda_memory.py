@@ -42,7 +42,7 @@ def load_cudart() -> Any:
         try:
             return ctypes.CDLL(name)
         except OSError:
-            continue  # not there: the next place is tried, and when there is none left, that is said below
+            continue  # not there: the next place is tried, and when none is left, that is reported below
     raise CudaError("no CUDA runtime library found; install it with: pip install nvidia-cuda-runtime")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from package_files import PackageError, load_for, read_engines, read_package
 
-# First, as it says in one line what is not installed.
+# First: it reports in one line what is not installed.
 # isort: split
 from beam import beams_for, decoded_by_beam
 from cuda_memory import Cuda, CudaError
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
 def read_sources(
     lines: Iterable[str | bytes], tokenizer: Tokenizer, package: Any, language: str | None
 ) -> tuple[list[list[int]], int]:
-    """The ids of every line, none of one that is empty or wrong; and how many were wrong, each said on stderr."""
+    """The ids of every line, none of one that is empty or wrong; and how many were wrong, each reported on stderr."""
     sources: list[list[int]] = []
     wrong, empty = 0, tokenizer.encode("", language)
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Decodes the recorded sources and holds the outputs, whole, against what the model in fp64 says."""
+"""Decodes the recorded sources and compares the whole outputs with those of the model in fp64."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def decode_samples(model: ModelEngines, tokenizer: Tokenizer) -> list[dict[str, 
     samples = model.package["decodes"]
     outputs = decoded(model, [sample["source"] for sample in samples], longest=decode["sample_length"])
     rows = []
-    for sample, said in zip(samples, outputs, strict=True):
-        passed, detail = judged(sample, said, decode["allowed_margin"])
+    for sample, output in zip(samples, outputs, strict=True):
+        passed, detail = compared(sample, output, decode["allowed_margin"])
         if sample["text"] is not None and tokenizer.encode(sample["text"], None) != sample["source"]:
             passed, detail = False, "the tokenizer makes other ids of the text than were recorded"
         rows.append(
             {
                 "source": sample["text"] or " ".join(map(str, sample["source"])),
-                "output": tokenizer.decode(said),
+                "output": tokenizer.decode(output),
                 "expected": tokenizer.decode(sample["tokens"]),
-                "tokens": said,
+                "tokens": output,
                 "passed": passed,
                 "detail": detail,
             }
@@ -37,15 +37,15 @@ def decode_samples(model: ModelEngines, tokenizer: Tokenizer) -> list[dict[str, 
     return rows
 
 
-def judged(sample: Any, said: Sequence[int], margin: float) -> tuple[bool, str]:
+def compared(sample: Any, output: Sequence[int], margin: float) -> tuple[bool, str]:
     expected = sample["tokens"]
-    if list(said) == expected:
+    if list(output) == expected:
         return True, "the same tokens"
-    place = next((i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b), None)
+    place = next((i for i, (a, b) in enumerate(zip(output, expected, strict=False)) if a != b), None)
     if place is None:
-        return False, f"{len(said)} tokens, expected {len(expected)}"
+        return False, f"{len(output)} tokens, expected {len(expected)}"
     logits = dict(zip(*sample["best"][place], strict=True))  # token -> the reference's logit
-    gap = logits[expected[place]] - logits.get(said[place], float("-inf"))
+    gap = logits[expected[place]] - logits.get(output[place], float("-inf"))
     if gap <= margin:
         return True, f"a tie at token {place + 1}: the reference has them {gap:.2g} apart"
-    return False, f"token {place + 1} is {said[place]}, expected {expected[place]}"
+    return False, f"token {place + 1} is {output[place]}, expected {expected[place]}"

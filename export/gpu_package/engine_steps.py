@@ -1,7 +1,7 @@
 """Encoder and decoder steps of one batch over the engines: what greedy and beam search share.
 
-All beams of a source share one cache, in which every step writes a slot for each beam; a mask says which slots a beam
-descends from. Shapes: B sources, K beams, V vocab.
+All beams of a source share one cache, in which every step writes a slot for each beam; a mask selects the slots
+that a beam descends from. Shapes: B sources, K beams, V vocab.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Greedy decoding over the engines: the likeliest token that the model's own rules allow, every time.
 
-package.json says under "decode" how: start token, forced tokens, banned tokens, lengths. Ids in, ids out.
+Options are package.json's "decode": start token, forced tokens, banned tokens, lengths. Ids in, ids out.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ def decoded_batch(model: ModelEngines, sources: Sequence[Sequence[int]], decode:
         return np.array(tokens), np.zeros((len(tokens), 1), dtype=np.int64)
 
     run(model, sources, 1, decode["start"], decode["max_length"], choose, lambda: all(one.done for one in outputs))
-    return [output.said[1:] for output in outputs]
+    return [output.tokens[1:] for output in outputs]
 
 
 class Output:
-    """One source's output so far; `said` begins with the start token."""
+    """One source's output so far; `tokens` begins with the start token."""
 
     def __init__(self, decode: Any, source: Sequence[int]):
         self.decode, self.source = decode, source
-        self.said: list[int] = [decode["start"]]
+        self.tokens: list[int] = [decode["start"]]
         self.done = False
 
     def chosen(self, logits: np.ndarray, length: int) -> int:
-        """The token to say at this length [V] -> id; of an output that has ended, the end token."""
+        """The token to emit at this length [V] -> id; of an output that has ended, the end token."""
         end = self.decode["end"]
         if self.done:
             return int(end)
         token = forced_token(self.decode, length)
         if token is None:
-            allowed = allowed_logits(self.decode, self.source, self.said, logits, length)
+            allowed = allowed_logits(self.decode, self.source, self.tokens, logits, length)
             token = int(allowed.argmax())
             if allowed[token] == -np.inf:
                 raise PackageError(NOTHING_LEFT)
-        self.said.append(token)
+        self.tokens.append(token)
         self.done = token == end or length == self.decode["max_length"]
         return token

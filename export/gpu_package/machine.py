@@ -26,7 +26,7 @@ SECONDS = 20  # that nvidia-smi may take to answer
 
 
 def machine_facts(package: Any, trt: Any, cuda: Cuda, built: Any) -> dict[str, str]:
-    """`built` is what engines.json says of the engines."""
+    """`built` is engines.json."""
     made_by = package["made_by"]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -43,7 +43,7 @@ def machine_facts(package: Any, trt: Any, cuda: Cuda, built: Any) -> dict[str, s
 
 
 def gpu_facts(bus_id: str) -> dict[str, str]:
-    """What nvidia-smi says of a GPU; where it cannot be asked, why not in the place of each."""
+    """Name and driver of a GPU by nvidia-smi; where it fails, the reason in their place."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return {"GPU": "unknown (no nvidia-smi)", "driver": "unknown (no nvidia-smi)"}
@@ -55,7 +55,7 @@ def gpu_facts(bus_id: str) -> dict[str, str]:
         return {"GPU": why, "driver": why}
     values = [value.strip() for value in answer.strip().split(",")]
     if len(values) != len(ASKED):
-        return {"GPU": f"unknown (nvidia-smi said {answer.strip()!r})", "driver": "unknown"}
+        return {"GPU": f"unknown (nvidia-smi printed {answer.strip()!r})", "driver": "unknown"}
     return dict(zip(ASKED.values(), values, strict=True))
 
 

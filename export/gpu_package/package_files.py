@@ -7,7 +7,7 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036  (nobody has installed this package: nothing else asks)
     sys.exit("error: Python 3.10 or later is needed, this is " + sys.version.split()[0])
 try:
-    import numpy  # noqa: F401  (every script needs it: said here once)
+    import numpy  # noqa: F401  (every script needs it: checked here once)
 except ModuleNotFoundError:
     sys.exit("error: numpy is not installed; install all that is needed with: pip install -r requirements.txt")
 
@@ -65,7 +65,7 @@ def built_flavours() -> list[str]:
 
 
 def read_engines(package: Any, flavour: str | None) -> tuple[Path, Any]:
-    """The folder of the engines to run and what its engines.json says, after their files were checked."""
+    """The folder of the engines to run and its engines.json, after their files were checked."""
     there = built_flavours()
     if not there or (flavour is not None and flavour not in there):
         which = f"{flavour} engines here; build them with: python build.py --flavour {flavour}"
@@ -93,7 +93,7 @@ def load_tensorrt(flavour: str | None) -> Any:
         try:
             return importlib.import_module(name)
         except ImportError as error:
-            reason = error  # said below when there is no other
+            reason = error  # reported below when there is no other
     install = f"install it with: pip install {INSTALLED_BY.get(wanted[0], wanted[0])}"
     raise PackageError(f"{' or '.join(wanted)} cannot be imported ({reason}); {install}")
 

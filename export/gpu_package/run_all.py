@@ -2,7 +2,7 @@
 
     python run_all.py
 
-Exit code 0: everything passed. 1: something failed or could not be run; the report says what.
+Exit code 0: everything passed. 1: something failed or could not be run; the report names it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from package_files import (
     read_package,
 )
 
-# First, as it says in one line what is not installed.
+# First: it reports in one line what is not installed.
 # isort: split
 from cuda_memory import Cuda, CudaError
 from decode_samples import decode_samples
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
 
 
 class StageFailed(Exception):
-    """A stage without which the next ones cannot be run has failed; it was said already."""
+    """A stage without which the next ones cannot be run has failed; it was reported already."""
 
 
 class RunAll:
@@ -85,7 +85,7 @@ class RunAll:
     def everything(self) -> None:
         try:
             package = self.stage("files", read_package, lambda found: (True, f"{len(found['files'])} are whole"))
-            folder, built = self.stage("engines", lambda: self.built(package), lambda found: (True, told(found[1])))
+            folder, built = self.stage("engines", lambda: self.built(package), engines_text)
             self.engines = built
             trt = self.stage("TensorRT", lambda: load_for(built), lambda found: (True, f"{found.__version__}"))
             with self.stage("GPU", lambda: Cuda(self.cudart), lambda found: (True, found.capability)) as cuda:
@@ -104,7 +104,7 @@ class RunAll:
         else:
             tokenizer = lambda: read_tokenizer(model.package)  # noqa: E731
             self.decodes = self.also("decodes", lambda: decode_samples(model, tokenizer()), counted)
-        self.timing = self.also("timing", lambda: timed(model, self.rounds), times_told)
+        self.timing = self.also("timing", lambda: timed(model, self.rounds), times_text)
         after = gpu_facts(cuda.bus_id)
         self.machine |= {f"{name} after timing": value for name, value in after.items() if "clock" in name}
 
@@ -114,13 +114,13 @@ class RunAll:
             build_engines(package, load_tensorrt(self.flavour), (), force=False)
         return read_engines(package, self.flavour)
 
-    def stage(self, name: str, work: Callable[[], Any], tell: Callable[[Any], tuple[bool, str]]) -> Any:
-        """What the work returns; it is said, and kept for the report, how it went."""
+    def stage(self, name: str, work: Callable[[], Any], describe: Callable[[Any], tuple[bool, str]]) -> Any:
+        """What the work returns; its outcome is printed and kept for the report."""
         started = time.monotonic()
         found = None
         try:
             found = work()
-            passed, detail = tell(found)
+            passed, detail = describe(found)
         except (PackageError, EngineFailed, CudaError, OSError) as error:
             passed, detail = False, str(error)
         seconds = round(time.monotonic() - started, 2)
@@ -130,10 +130,10 @@ class RunAll:
             raise StageFailed
         return found
 
-    def also(self, name: str, work: Callable[[], Any], tell: Callable[[Any], tuple[bool, str]]) -> Any:
+    def also(self, name: str, work: Callable[[], Any], describe: Callable[[Any], tuple[bool, str]]) -> Any:
         """A stage that the next ones can do without: nothing if it could not be run."""
         try:
-            return self.stage(name, work, tell)
+            return self.stage(name, work, describe)
         except StageFailed:
             return []
 
@@ -141,11 +141,11 @@ class RunAll:
         failed = [stage["name"] for stage in self.stages if not stage["passed"]]
         whole = len(self.stages) == STAGES
         outcome = f"failed: {', '.join(failed)}" if failed else "none failed"
-        said = f"{len(self.stages)} of {STAGES} stages run, {outcome}"
+        summary = f"{len(self.stages)} of {STAGES} stages run, {outcome}"
         return {
             "title": "Engines on a GPU: parity, decodes, timing",
             "passed": whole and not failed,
-            "summary": said,
+            "summary": summary,
             "stages": self.stages,
             "machine": self.machine,
             "engines": self.engines,
@@ -158,9 +158,10 @@ class RunAll:
 STAGES = 8  # files, engines, TensorRT, GPU, open, parity, decodes, timing
 
 
-def told(built: Any) -> str:
+def engines_text(found: tuple[Path, Any]) -> tuple[bool, str]:
+    built = found[1]
     size = sum(entry["bytes"] for entry in built["engines"].values()) / 1e6
-    return f"{built['flavour']} {built['version']}, {size:.1f} MB, built {built['built']}"
+    return True, f"{built['flavour']} {built['version']}, {size:.1f} MB, built {built['built']}"
 
 
 def opened(model: ModelEngines) -> tuple[bool, str]:
@@ -173,9 +174,9 @@ def counted(rows: Sequence[Any]) -> tuple[bool, str]:
     return passed == len(rows), f"{passed} of {len(rows)} passed{''.join(wrong[:3])}"
 
 
-def times_told(rows: Sequence[Any]) -> tuple[bool, str]:
-    said = (f"{row['batch']} at a time: {timing_text(row['decode'])} ms" for row in rows)
-    return True, f"{rows[0]['steps']} steps; " + "; ".join(said)
+def times_text(rows: Sequence[Any]) -> tuple[bool, str]:
+    lines = (f"{row['batch']} at a time: {timing_text(row['decode'])} ms" for row in rows)
+    return True, f"{rows[0]['steps']} steps; " + "; ".join(lines)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def symbols(about: Any) -> Tokenizer:
         return [*(text_ids.get(part, numbers["<unk>"]) for part in parts), *tail]
 
     def decode(ids: Sequence[int]) -> str:
-        said = [target["symbols"][i] for i in ids if 0 <= i < len(target["symbols"])]
-        return ("" if target["split"] == "characters" else " ").join(part for part in said if part not in special)
+        parts = [target["symbols"][i] for i in ids if 0 <= i < len(target["symbols"])]
+        return ("" if target["split"] == "characters" else " ").join(part for part in parts if part not in special)
 
     return Tokenizer(encode, decode, numbers["<unk>"], no_language)
 
@@ -102,8 +102,8 @@ def fairseq(about: Any) -> Tokenizer:
         parts = [part for word in text.split() for part in cut(word)]
         return [*(ids.get(part, FAIRSEQ["<unk>"]) for part in parts), FAIRSEQ["</s>"]]
 
-    def decode(said: Sequence[int]) -> str:
-        known = [i - FAIRSEQ_WORDS for i in said if 0 <= i - FAIRSEQ_WORDS < len(words["target"])]
+    def decode(output: Sequence[int]) -> str:
+        known = [i - FAIRSEQ_WORDS for i in output if 0 <= i - FAIRSEQ_WORDS < len(words["target"])]
         return f"{' '.join(words['target'][i] for i in known)} ".replace(" ", "").rstrip(" ")
 
     return Tokenizer(encode, decode, FAIRSEQ["<unk>"], no_language)

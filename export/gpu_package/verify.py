@@ -1,9 +1,9 @@
-"""Runs this package's engines on recorded inputs and says, graph by graph and step by step, whether they are right.
+"""Runs this package's engines on recorded inputs and compares every tensor, step by step, with the model in fp64.
 
     python verify.py            needs numpy and `tensorrt` or `tensorrt_rtx`, whichever built the engines
 
 What is right was recorded from the model in fp64. Errors are in units of each element's scale, which was recorded too.
-A tensor passes if its error at the median, at nine tenths and at the worst element is no more than so many times the
+A tensor passes if the median, 90th percentile and maximum of its errors are no more than so many times the
 error that PyTorch makes at the same precision on the same inputs: the numbers are in package.json. Logits count where a
 search could choose their token: those of masked tokens may be -inf or any low number.
 Exit code 0: all passed. 1: something failed, or could not be run. One report of everything: python run_all.py
@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from package_files import HERE, PackageError, load_for, read_engines, read_package
 
-# First, as it says in one line what is not installed.
+# First: it reports in one line what is not installed.
 # isort: split
 import numpy as np
 from cuda_memory import Cuda, CudaError
@@ -64,22 +64,22 @@ def print_checks(checks: Sequence[Mapping[str, Any]], where: str) -> bool:
 
 
 class Verification:
-    """Both engines over all recorded batches; errors are gathered tensor by tensor and judged at the end."""
+    """Both engines over all recorded batches; errors are gathered by tensor and compared with budgets at the end."""
 
     def __init__(self, model: ModelEngines):
         self.model, self.package = model, model.package
         self.errors: dict[str, list[np.ndarray]] = {name: [] for name in self.package["budgets"]}
-        self.said: list[bool] = []
+        self.same_tokens: list[bool] = []
         self.ties = 0
 
     def run(self) -> list[dict[str, Any]]:
         for sample in self.package["samples"]:
             with np.load(HERE / sample) as arrays:
                 self.run_batch({name: arrays[name] for name in arrays.files})
-        checks = [self.judged(name, budget) for name, budget in self.package["budgets"].items()]
-        right = int(sum(self.said))
-        detail = f"{right} of {len(self.said)} sources say what the reference says, {self.ties} ties"
-        checks.append({"check": "tokens", "passed": right == len(self.said), "detail": detail})
+        checks = [self.checked(name, budget) for name, budget in self.package["budgets"].items()]
+        right = int(sum(self.same_tokens))
+        detail = f"{right} of {len(self.same_tokens)} sources have the reference's tokens, {self.ties} ties"
+        checks.append({"check": "tokens", "passed": right == len(self.same_tokens), "detail": detail})
         return checks
 
     def run_batch(self, batch: dict[str, np.ndarray]) -> None:
@@ -100,7 +100,7 @@ class Verification:
             arrays = (by_position(array) for array in (cache.array(name)[:, :, :written], batch[name]))
             found, exact = (array.reshape(-1, *array.shape[2:]) for array in arrays)
             self.gather(f"decoder_step {name}", found, exact, batch[f"{name}.scale"])
-        self.said += list(right)
+        self.same_tokens += list(right)
 
     def encoded(self, batch: dict[str, np.ndarray]) -> Places:
         """Runs the encoder and checks what it puts out."""
@@ -142,12 +142,12 @@ class Verification:
         errors[~np.isfinite(errors)] = np.inf  # NaN is as wrong as can be
         self.errors[name].append(errors.ravel())
 
-    def judged(self, name: str, budget: Mapping[str, float]) -> dict[str, Any]:
+    def checked(self, name: str, budget: Mapping[str, float]) -> dict[str, Any]:
         errors = np.concatenate(self.errors[name])
         middle, most = np.quantile(errors, (0.5, 0.9), method="inverted_cdf")
         found = {"median": float(middle), "most": float(most), "worst": float(errors.max())}
-        said = {"median": "median", "most": "nine tenths", "worst": "worst"}
-        details = [f"{said[kind]} {error:.2g} of {budget[kind]:.2g} allowed" for kind, error in found.items()]
+        names = {"median": "median", "most": "90th percentile", "worst": "maximum"}
+        details = [f"{names[kind]} {error:.2g} of {budget[kind]:.2g} allowed" for kind, error in found.items()]
         passed = all(error <= budget[kind] for kind, error in found.items())
         return {"check": name, "passed": passed, "detail": ", ".join(details)}
 

@@ -14,21 +14,20 @@ from seq2engine.errors import ExportError
 
 from ..audit import axes_of, without_weight_data
 from ..contract import attention_name
+from ..graph_index import copy_of, rename_inputs, rename_outputs
 
 
 def attention_graph(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
     """A decoder step, with or without its weights loaded -> the same with `cross_attention.i` of every layer."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     inferred = shape_inference.infer_shapes(without_weight_data(model)).graph
     values = {value.name: value for value in (*inferred.input, *inferred.value_info)}
     renamed = {softmax_of(model, values, layer): attention_name(layer) for layer in range(layers)}
     for found, name in renamed.items():
         element = values[found].type.tensor_type.elem_type
         made.graph.output.append(helper.make_tensor_value_info(name, element, axes_of(values[found])))
-    for node in made.graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
+    rename_inputs(made.graph.node, renamed)
+    rename_outputs(made.graph.node, renamed)
     return made
 
 

@@ -16,6 +16,7 @@ from onnx import helper
 from seq2engine.errors import ExportError
 
 from ..contract import GraphSpec, TensorSpec
+from ..graph_index import copy_of, rename_inputs, replace_nodes
 
 POSITION = TensorSpec("position", "int64", ("B", "K"))
 
@@ -27,8 +28,7 @@ def spec_with_beam_positions(spec: GraphSpec) -> GraphSpec:
 
 def beam_positions(model: onnx.ModelProto) -> onnx.ModelProto:
     """A decoder step, with or without its weights loaded -> the same with `position` [B,K]."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     readers = [node for node in graph.node if POSITION.name in node.input]
     if not readers or any(node.op_type != "Unsqueeze" for node in readers):
@@ -39,10 +39,8 @@ def beam_positions(model: onnx.ModelProto) -> onnx.ModelProto:
         )
     renamed = {node.output[0]: POSITION.name for node in readers}
     kept = [node for node in graph.node if POSITION.name not in node.input]
-    for node in kept:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-    del graph.node[:]
-    graph.node.extend(kept)
+    rename_inputs(kept, renamed)
+    replace_nodes(graph, kept)
     place = next(i for i, value in enumerate(graph.input) if value.name == POSITION.name)
     graph.input[place].CopyFrom(helper.make_tensor_value_info(POSITION.name, onnx.TensorProto.INT64, POSITION.axes))
     return made

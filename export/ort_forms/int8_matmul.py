@@ -18,6 +18,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from ..graph_index import copy_of, names_read, replace_nodes
+
 CONTRIB = "com.microsoft"
 STEPS = 127  # an activation is one of so many steps to either side of ZERO
 ZERO = 128
@@ -30,8 +32,7 @@ CONSTANTS = {
 
 def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph with int8 weights, loaded or not -> the same graph with int8 products; names of tensors stay."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     transposed = {
@@ -57,10 +58,9 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
         else:
             nodes.append(node)
     for unread in (transposed, restored):  # a transposed weight reads a restored one
-        read = {name for node in nodes for name in node.input}
+        read = names_read(nodes)
         nodes = [node for node in nodes if node.output[0] not in unread or node.output[0] in read]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     graph.initializer.extend(numpy_helper.from_array(array, path(name)) for name, array in CONSTANTS.items())
     made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     return made

@@ -27,6 +27,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from seq2engine.model.config import ModelConfig
 
 from ..contract import TensorSpec
+from ..graph_index import copy_of, replace_nodes
 from ..precision.quantise import quantised, scheme_of
 from . import int8_matmul as row_products
 from .shortlist import loaded
@@ -46,8 +47,7 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     Where `wanted` is not 0, `logits` are those of the best so many tokens of every beam, and `exp_sum` is over
     candidates alone. Weights that are not loaded are in `folder`.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     product = next(node for node in graph.node if node.output[0] == "logits")
     reducing = [node for node in graph.node if node.name.startswith(candidate_path(""))]
@@ -65,11 +65,10 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
         "then_branch": branch("all", [product, *reducing], outputs),
         "else_branch": branch("best", shortcut, outputs),
     }
-    del graph.node[:]
     # Not in their branch: ONNX Runtime would hold them twice.
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     every = node("Equal", [WANTED.name, path("first")], [path("every")])
-    graph.node.extend([*before, every, node("If", [path("every")], outputs, **sides)])
+    replace_nodes(graph, [*before, every, node("If", [path("every")], outputs, **sides)])
     (logits,) = [value for value in graph.output if value.name == "logits"]
     logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", "W"]))
     graph.input.append(helper.make_tensor_value_info(WANTED.name, TensorProto.INT64, WANTED.axes))

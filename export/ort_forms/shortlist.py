@@ -18,6 +18,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from seq2engine.errors import ExportError
 
+from ..graph_index import copy_of, names_read, rename_inputs, replace_nodes
 from .top_candidates import vocab_of
 
 SCOPE = "output/"  # the module of the model that projects
@@ -26,11 +27,10 @@ SCOPE = "output/"  # the module of the model that projects
 def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path) -> onnx.ModelProto:
     """A decoder step -> the same for these tokens alone. Weights that are not loaded are in `folder`."""
     vocab = vocab_of(model)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     own_restoring(made.graph)
     projecting = [node for node in made.graph.node if node.name.startswith(SCOPE)]
-    read = {name for node in projecting for name in node.input}
+    read = names_read(projecting)
     found = [weight for weight in made.graph.initializer if weight.name in read and list(weight.dims).count(vocab) == 1]
     if not found:
         raise ExportError(
@@ -39,9 +39,8 @@ def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path)
         )
     names = {weight.name: f"{SCOPE}shortlist/{weight.name}" for weight in found}
     made.graph.initializer.extend(rows_of(weight, vocab, tokens, names[weight.name], folder) for weight in found)
-    for node in projecting:
-        node.input[:] = [names.get(name, name) for name in node.input]
-    used = {name for node in made.graph.node for name in node.input}
+    rename_inputs(projecting, names)
+    used = names_read(made.graph.node)
     for weight in found:
         if weight.name not in used:
             made.graph.initializer.remove(weight)
@@ -63,9 +62,8 @@ def own_restoring(graph: onnx.GraphProto) -> None:
                 own.name = own.output[0] = node.input[place] = f"{SCOPE}restored/{name}"
                 nodes.append(own)
         nodes.append(node)
-    read = {name for node in nodes for name in node.input}
-    del graph.node[:]
-    graph.node.extend(node for node in nodes if node.output[0] not in restored or node.output[0] in read)
+    read = names_read(nodes)
+    replace_nodes(graph, (node for node in nodes if node.output[0] not in restored or node.output[0] in read))
 
 
 def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:

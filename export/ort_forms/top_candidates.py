@@ -19,6 +19,7 @@ from seq2engine.errors import ExportError
 
 from ..audit import axes_of
 from ..contract import TensorSpec
+from ..graph_index import copy_of, names_read
 
 BLOCK = 128  # numbers of a partial sum: ONNX Runtime adds one by one, and over 32,000 errs by 3e-6
 ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
@@ -38,8 +39,7 @@ def candidate_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     vocab = vocab_of(model)
     blocks = -(-vocab // BLOCK)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     made.graph.node.extend([*top_nodes(), *sum_nodes(vocab)])
     constants = {
         "zero": [0],
@@ -50,7 +50,7 @@ def candidate_graph(model: onnx.ModelProto) -> onnx.ModelProto:
         "odd_blocks": [0, 0, 0, 0, 0, -blocks % ALIGNED],
         "blocks": [0, 0, -1, BLOCK],
     }
-    used = {name for node in made.graph.node for name in node.input}
+    used = names_read(made.graph.node)
     made.graph.initializer.extend(
         numpy_helper.from_array(np.array(values, dtype=np.int64), path(name))
         for name, values in constants.items()

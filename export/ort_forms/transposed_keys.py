@@ -18,6 +18,7 @@ from seq2engine.errors import ExportError
 
 from ..audit import axes_of
 from ..contract import GraphSpec, TensorSpec
+from ..graph_index import copy_of, makers_of, replace_nodes
 
 KEYS = "cross_k."
 TRANSPOSED = [0, 1, 3, 2]
@@ -39,8 +40,7 @@ def specs_with_transposed_keys(specs: dict[str, GraphSpec]) -> dict[str, GraphSp
 
 def transposed_keys(model: onnx.ModelProto) -> onnx.ModelProto:
     """An encoder or a decoder step, its weights loaded or not -> the same with transposed keys."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     graph = made.graph
     keys = [value for value in (*graph.input, *graph.output) if value.name.startswith(KEYS)]
     for value in keys:
@@ -49,8 +49,7 @@ def transposed_keys(model: onnx.ModelProto) -> onnx.ModelProto:
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, [axes[axis] for axis in TRANSPOSED]))
     written = [value.name for value in keys if value in graph.output]
     nodes = writing(list(graph.node), written) if written else reading(list(graph.node))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     return made
 
 
@@ -69,7 +68,7 @@ def writing(nodes: list[NodeProto], keys: list[str]) -> list[NodeProto]:
 
 def reading(nodes: list[NodeProto]) -> list[NodeProto]:
     """Scales move to the front of the heads they scale, and no node transposes the keys."""
-    makers = {name: node for node in nodes for name in node.output}
+    makers = makers_of(nodes)
     unread: list[NodeProto] = []
     early: dict[str, NodeProto] = {}  # scales, by the node that they now stand before
     for product in nodes:

@@ -21,7 +21,7 @@ from ..graph_index import makers_of
 HEAD = "output/MatMul"  # the product whose weight is the vocabulary's
 SMALL = 1024  # bytes; constants below this stay in the graph while shapes are inferred
 FEWEST = 0.9  # of the graph's bytes of a type an engine must have; a few small constants become part of kernels
-MOST = 2.0  # times the graph's bytes of a type an engine may have beside the precision's own: in two layouts
+MOST = 2.0  # times the graph's bytes of a type an engine may have besides the precision's own: in two layouts
 SLACK = 0.01  # of all bytes that may be of any type
 
 
@@ -54,7 +54,10 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def stored_types(model: onnx.ModelProto) -> dict[str, str]:
-    """Product -> the type its weight is stored in, looking through what restores or turns it; none: two activations."""
+    """Product -> the type its weight is stored in, behind DequantizeLinear, Transpose and Cast.
+
+    Products of two activations are left out.
+    """
     weights = {weight.name: weight for weight in model.graph.initializer}
     makers = makers_of(model.graph.node)
     found = {}
@@ -85,8 +88,8 @@ def census_of(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def audit_precision(model: onnx.ModelProto, precision: str, islands: Collection[str] = ()) -> None:
-    """Raises an ExportError unless every product is of the precision, those of the islands excepted."""
+def audit_precision(model: onnx.ModelProto, precision: str, fp32_nodes: Collection[str] = ()) -> None:
+    """Raises an ExportError unless every product is of the precision; fp32 fallback nodes are exempt."""
     types, stored = types_of(model), stored_types(model)
     computes, wanted = PRECISIONS[precision], STORED[precision]
     problems = []
@@ -94,10 +97,10 @@ def audit_precision(model: onnx.ModelProto, precision: str, islands: Collection[
         if node.op_type != "MatMul":
             continue
         kind = dtype_of(types[node.output[0]])
-        if kind != ("float32" if node.name in islands else computes):
+        if kind != ("float32" if node.name in fp32_nodes else computes):
             problems.append(f"{node.name} computes in {kind}")
         allowed = {VOCABULARY[precision] if node.name == HEAD else wanted}
-        if node.name in islands and wanted == computes:
+        if node.name in fp32_nodes and wanted == computes:
             allowed = allowed | {"float32"}
         if stored.get(node.name, wanted) not in allowed:
             problems.append(f"{node.name} reads weights in {stored[node.name]}")
@@ -123,5 +126,5 @@ def check_engine(weights: Mapping[str, int], census: Mapping[str, Any], precisio
         have, want = (", ".join(f"{size} bytes of {n}" for n, size in w.items()) for w in (weights, meant))
         raise BuildError(
             f"{what} was built in another precision than {precision}: it holds {have or 'nothing'}, expected {want}; "
-            "it was not kept: build again, and if that says the same choose another --precision"
+            "it was not kept: build again, and if it fails again choose another --precision"
         )

@@ -1,7 +1,7 @@
-"""Which nodes of a graph must stay in fp32 when the rest becomes fp16: chosen by the numbers they were seen to hold.
+"""fp32 fallback nodes: those that stay in fp32 when the rest of a graph becomes fp16, chosen by calibration.
 
-The numbers come from real decode steps (runtime/calibration.py), because random inputs understate them. A tensor that
-fp16 cannot hold, with a margin, stays in fp32, and with it every node that reads or makes it.
+Calibration (runtime/calibration.py) records magnitudes in real decode steps, because random inputs understate them.
+A tensor that fp16 cannot hold, with a margin, stays in fp32, and with it every node that reads or makes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARGIN = 4.0  # texts that were not decoded may reach that much further
 
 
 @dataclass(frozen=True)
-class RangeScan:
+class Calibration:
     """The largest magnitude every float tensor had in real decodes: graph -> tensor -> magnitude."""
 
     corpus: str
@@ -32,8 +32,8 @@ class RangeScan:
     largest: dict[str, dict[str, float]]
 
 
-def islands_of(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[str, str]:
-    """Node -> why it stays in fp32. Without magnitudes only weights are judged."""
+def fp32_nodes_of(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[str, str]:
+    """Node -> why it stays in fp32. Without magnitudes only weights are checked."""
     wide = wide_tensors(model, largest)
     held = {value.name for value in (*model.graph.input, *model.graph.output) if value.name != "logits"}
     if lost := sorted(held & wide.keys()):

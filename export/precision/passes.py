@@ -1,13 +1,13 @@
 """Precision passes: a graph in fp32 to the same graph in another precision. Precision lives in the graph.
 
-Each pass takes a model and its fp32 islands and returns a new model that keeps the contract of its precision: the
-logits leave in fp32, ids and masks stay as they are.
+Each pass takes a model and its fp32 fallback nodes and returns a new model that keeps the contract of its precision:
+the logits leave in fp32, ids and masks stay as they are.
 
     fp16, bf16         weights, constants, activations and caches in that type
     int8, int4, fp8    weights of products and embeddings in that type (quantise.py), all the rest in fp16
     w8a8               weights in int8, all the rest in fp32, for CPUs, which round activations to int8 as well
 
-An island is a node that stays in fp32 because fp16 cannot hold its numbers (islands.py); what goes in and out is cast:
+A fallback node stays in fp32 because fp16 cannot hold its numbers (fp32_nodes.py); its inputs and outputs are cast:
 
     x(fp16) -> Cast -> [MatMul -> Relu -> MatMul](fp32) -> Cast -> y(fp16)
 """
@@ -29,32 +29,32 @@ LABEL: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16",
 Pass = Callable[[onnx.ModelProto, Collection[str]], onnx.ModelProto]
 
 
-def keep_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+def keep_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
     return model
 
 
-def fp16_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
-    return typed(model, TensorProto.FLOAT16, islands)
+def fp16_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(model, TensorProto.FLOAT16, fp32_nodes)
 
 
-def bf16_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
-    """bf16 reaches as far as fp32, so it needs no islands."""
+def bf16_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+    """bf16 has the range of fp32, so it needs no fallback nodes."""
     return typed(model, TensorProto.BFLOAT16, ())
 
 
-def int8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "int8"), TensorProto.FLOAT16, islands)
+def int8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "int8"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def int4_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "int4"), TensorProto.FLOAT16, islands)
+def int4_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "int4"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def fp8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, islands)
+def fp8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+    return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def w8a8_from_fp32(model: onnx.ModelProto, islands: Collection[str] = ()) -> onnx.ModelProto:
+def w8a8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
     return quantised_graph(model, "w8a8")
 
 
@@ -69,13 +69,13 @@ PASSES: dict[str, Pass] = {
 }
 
 
-def typed(model: onnx.ModelProto, element: int, islands: Collection[str]) -> onnx.ModelProto:
-    """The graph in another type, its islands in fp32, with a Cast wherever two types meet."""
+def typed(model: onnx.ModelProto, element: int, fp32_nodes: Collection[str]) -> onnx.ModelProto:
+    """The graph in another type, its fallback nodes in fp32, with a Cast wherever two types meet."""
     made = copy_of(model)
     graph = made.graph
     floats = {name for name, kind in types_of(model).items() if kind == TensorProto.FLOAT}
     computes = {node.name: element for node in graph.node} | dict.fromkeys(
-        with_makers(graph, islands), TensorProto.FLOAT
+        with_makers(graph, fp32_nodes), TensorProto.FLOAT
     )
     readers = readers_of(graph.node)
     kinds: dict[str, int] = {}
@@ -117,12 +117,12 @@ def cast(name: str, to_name: str, element: int, label: str | None = None) -> onn
     return helper.make_node("Cast", [name], [to_name], name=f"{label or to_name}/Cast", to=element)
 
 
-def with_makers(graph: onnx.GraphProto, islands: Collection[str]) -> set[str]:
-    """Islands, and what makes weights for nothing but islands: a DequantizeLinear or a Transpose of a weight."""
+def with_makers(graph: onnx.GraphProto, fp32_nodes: Collection[str]) -> set[str]:
+    """Fallback nodes, and nodes that prepare weights for them alone: a DequantizeLinear or a Transpose of a weight."""
     weights = {weight.name for weight in graph.initializer}
     weights |= {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     readers = readers_of(graph.node)
-    found = set(islands)
+    found = set(fp32_nodes)
     for node in reversed(graph.node):
         makes_weights = node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in weights
         if makes_weights and found.issuperset(reader.name for reader in readers.get(node.output[0], ())):

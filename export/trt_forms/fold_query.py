@@ -41,7 +41,7 @@ class QueryPath:
     qkv: onnx.NodeProto
     qkv_bias: onnx.NodeProto
     heads: onnx.NodeProto  # [B,K,3D] -> [B,K,3H,E]
-    turned: onnx.NodeProto  # -> [B,3H,K,E]
+    transposed: onnx.NodeProto  # -> [B,3H,K,E]
     out: onnx.NodeProto
     out_bias: onnx.NodeProto
     norm: onnx.NodeProto
@@ -52,7 +52,7 @@ class QueryPath:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Names of the nodes that the folded form does without."""
-        parts = (self.qkv, self.qkv_bias, self.heads, self.turned, self.out, self.norm, self.q, self.q_bias)
+        parts = (self.qkv, self.qkv_bias, self.heads, self.transposed, self.out, self.norm, self.q, self.q_bias)
         return (*(node.name for node in parts), self.q_scale.name)
 
 
@@ -121,7 +121,7 @@ def query_paths(graph: onnx.GraphProto, weights: Iterable[str]) -> list[QueryPat
         out = before(out_bias, 0)
         q_bias = after(q)
         q_scale = after(after(after(q_bias)))
-        same = [] if total is None else readers[total.input[0]]  # what reads the layer's input beside the sum
+        same = [] if total is None else readers[total.input[0]]  # other readers of the layer's input
         qkv = next((node for node in same if node.name == f"{layer}.self_attn.qkv/MatMul"), None)
         qkv_bias = after(qkv)
         heads = after(qkv_bias)
@@ -182,9 +182,9 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
         node("MatMul", [x, ".qkv_and_q"], ".qkv_and_xw"),
         node("Slice", [".qkv_and_xw", "trt/from_q", "trt/to_q", "trt/axis_2"], ".xw"),
         node("Reshape", [".qkv_and_xw", "trt/all_heads"], ".all_heads"),
-        node("Transpose", [".all_heads"], ".all_turned", perm=[0, 2, 1, 3]),
-        node("Slice", [".all_turned", "trt/first_head", "trt/last_head", "trt/axis_1"], ".qkv"),
-        node("Add", [".qkv", ".qkv_bias"], path.turned.output[0]),
+        node("Transpose", [".all_heads"], ".all_transposed", perm=[0, 2, 1, 3]),
+        node("Slice", [".all_transposed", "trt/first_head", "trt/last_head", "trt/axis_1"], ".qkv"),
+        node("Add", [".qkv", ".qkv_bias"], path.transposed.output[0]),
     ]
     out = [
         node("MatMul", [a, ".out_and_q"], ".out_and_aw"),

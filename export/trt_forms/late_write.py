@@ -38,14 +38,14 @@ def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
         nodes.append(node)
         if node.op_type == "TensorScatter":
             cache, new, _ = node.input
-            renamed[node.output[0]] = beside = f"trt/{node.output[0]}"
-            nodes.append(helper.make_node("Concat", [cache, new], [beside], name=f"{beside}/Concat", axis=SLOT_AXIS))
+            renamed[node.output[0]] = joined = f"trt/{node.output[0]}"
+            nodes.append(helper.make_node("Concat", [cache, new], [joined], name=f"{joined}/Concat", axis=SLOT_AXIS))
     replace_nodes(graph, nodes)
 
 
 def mask_nodes(graph: onnx.GraphProto, beams: int, slots: int) -> list[onnx.NodeProto]:
-    """self_mask [B,K,L] -> [B,K,L+K]: what is about to be overwritten is hidden, and what the mask says of those slots
-    is said of the new ones."""
+    """self_mask [B,K,L] -> [B,K,L+K]: slots about to be overwritten are masked, and their mask moves to the new
+    slots."""
     constants = {
         "slots": np.arange(slots).reshape(1, 1, -1),
         "beams": np.broadcast_to(np.arange(beams), (1, beams, beams)),

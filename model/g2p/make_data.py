@@ -3,7 +3,7 @@
     pip install seq2engine[data]
     python -m seq2engine.model.g2p.make_data FOLDER
 
-writes train.tsv, dev.tsv and test.tsv (a word, a tab, its phonemes) with the dictionary's licence beside them. All
+writes train.tsv, dev.tsv and test.tsv (a word, a tab, its phonemes) and the dictionary's licence. All
 pronunciations of a word stand in one split, in the dictionary's order. The package is needed here only: the shipped
 model and its test split are read without it.
 """

@@ -22,7 +22,7 @@ def opened_checkpoint(
 ) -> Iterator[tuple[Transformer, Path | None]]:
     """The model, and the folder of its companions (generation.json, tokenizer) for as long as the block lasts.
 
-    `note` is told what an importer could not carry over, one line each.
+    `note` is called with what an importer could not carry over, one line each.
     """
     scheme, _, rest = name.partition(":")
     if scheme == "random":
@@ -40,7 +40,7 @@ def opened_checkpoint(
             for text in result.notes:
                 note(text)
             if not result.takes_text:
-                note("takes token ids only: no tokenizer that can be used lies beside the weights")
+                note("takes token ids only: there is no usable tokenizer next to the weights")
             yield load_checkpoint(folder), folder
     else:
         yield load_checkpoint(name), Path(name)

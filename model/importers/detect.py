@@ -54,7 +54,7 @@ def source_of(path: Path) -> Source:
         return SOURCES["torch"]
     if (path / CONFIG).is_file():
         if is_ours(path):
-            read_config(path / CONFIG)  # says so if it is damaged, and then it need not be ours
+            read_config(path / CONFIG)  # raises if it is damaged; then it need not be ours
             raise CheckpointError(
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )
@@ -85,7 +85,7 @@ def hub_hint(path: Path) -> str:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder's config.json is one of ours; a damaged one counts as ours, whose reader then says why."""
+    """Whether a folder's config.json is one of ours; a damaged one counts as ours, and its reader reports why."""
     try:
         values = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Imports Transformers trained by fairseq: a checkpoint_*.pt with dict.SRC.txt and dict.TGT.txt beside it.
+"""Imports Transformers trained by fairseq: a checkpoint_*.pt with dict.SRC.txt and dict.TGT.txt in its folder.
 
 fairseq numbers positions from padding_idx + 1 and has tensor2tensor's table, sines in one half and cosines in the
 other. It becomes a table of ours like a learned one, made with fairseq's own fp32 arithmetic.
@@ -80,7 +80,7 @@ OLD_NORMS = {  # of fairseq before 0.6
 
 
 def checkpoint_from_fairseq(source: Path) -> Imported:
-    """The model of a folder with one checkpoint and its dictionaries, or of a .pt file with them beside it."""
+    """The model of a folder with one checkpoint and its dictionaries, or of a .pt file with them in its folder."""
     path = pickle_in(source, FILES)
     content = read_pickle(path)
     weights = new_names(tensors(entry(content, "model", path, "fairseq"), path))

@@ -127,7 +127,7 @@ def embedding_tables(
     """Which stored tensor is the source's table, the target's and the output's, and notes on those that should be one.
 
     Tied tables are stored once, under any one of their names, or several times. As in the library, a table stored
-    under its own name is that table, whatever the config says of tying, and a missing one is the one it is tied to.
+    under its own name is that table, whatever the config states about tying; a missing one is the one it is tied to.
     """
     shared = settings.get("share_encoder_decoder_embeddings", True)
     tied = settings["tie_word_embeddings"]
@@ -171,7 +171,7 @@ def with_positions(weights: dict[str, Tensor], family: Family, config: ModelConf
 
 
 def language_notes(family: Family, start: str, generation: Mapping[str, Any]) -> list[str]:
-    """Many models of many languages say by their first token which one, and only the user can know it."""
+    """Many multilingual models take the target language as first token; only the user knows it."""
     if family.kind == "M2M100" and "forced_bos" not in generation:
         return ["no forced_bos_token_id: the target language's token must be given as forced_bos when decoding"]
     if start == "bos_token_id":

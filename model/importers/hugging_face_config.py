@@ -131,7 +131,7 @@ def settings_of(family: Family, values: Mapping[str, Any], where: str) -> dict[s
 def required_values(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a field must be if it is there: our encoder and decoder are alike, and a family has one structure.
 
-    The structure's fields are of older files. The library itself no longer reads them; a file that says otherwise was
+    The structure's fields are of older files. The library itself no longer reads them; a file that differs was
     trained as another model than the one the library would make of it.
     """
     pre = family.norm == "pre"
@@ -149,7 +149,7 @@ def required_values(family: Family, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def start_field(settings: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[str, Any]:
-    """What the decoder is fed first, and the field that says so, looked for where `generate` looks.
+    """What the decoder is fed first, and its field, looked up where `generate` looks.
 
     `generation` are the fields of generation_config.json (empty without that file). Where a file names no start token
     it is the bos token.
@@ -179,7 +179,7 @@ def config_from_settings(
     output_bias: bool,
     where: str,
 ) -> ModelConfig:
-    """Our config. What is shared is what the weights share, so it is told, not read."""
+    """Our config. Which tables are shared is given by the weights, not by the file."""
     length = settings["max_position_embeddings"]
     vocab = settings["vocab_size"]
     own_target = not settings.get("share_encoder_decoder_embeddings", True)

@@ -49,7 +49,7 @@ def generation_from_files(
 ) -> tuple[dict[str, Any], list[str]]:
     """Fields of SearchOptions, and notes on what was left behind, from config.json and generation_config.json.
 
-    As in the library, generation_config.json replaces what an older config.json says about decoding as a whole. Fields
+    As in the library, generation_config.json replaces the decoding fields of an older config.json as a whole. Fields
     of config.json count only without it (None), and then only those that are written there.
     """
     values = {name: value for name, value in (config if own is None else own).items() if value is not None}
@@ -57,7 +57,7 @@ def generation_from_files(
     if own is not None:
         left = [name for name in FIELDS if config.get(name) is not None and config[name] != own.get(name)]
         if left:
-            notes.append(f"generation_config.json stands; config.json says otherwise of {', '.join(left)}")
+            notes.append(f"generation_config.json is used; config.json differs in {', '.join(left)}")
     for name, idle in NOT_CARRIED.items():
         if values.get(name, idle) != idle:
             notes.append(f"{name} {values[name]!r} is not carried over")
@@ -92,7 +92,7 @@ def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]
     elif "max_length" in values:
         options["max_length"] = values["max_length"] - 1
     if options.get("max_length", 1) < 1:
-        raise CheckpointError(f"{where}: max_length leaves no token to say, expected at least 2 (or 1 new token)")
+        raise CheckpointError(f"{where}: max_length leaves no token to emit, expected at least 2 (or 1 new token)")
     if values.get("min_new_tokens"):
         options["min_length"] = values["min_new_tokens"] + 1
     for name, ours in TOKENS.items():

@@ -18,7 +18,7 @@ class Imported:
 
     `generation` holds fields of the runtime's SearchOptions as JSON values; a field it does not name keeps its default.
     `notes` are one line each: settings that were not carried over, or tables that changed their form. `tokenizer` is
-    None where its files do not lie beside the weights, or cannot be used, which is then a note.
+    None where it has no files, or unusable ones, which is then a note.
     """
 
     model: Transformer

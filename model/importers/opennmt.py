@@ -81,7 +81,7 @@ SOURCE_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 TARGET_TABLE = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 POSITIONS = ("encoder.embeddings.make_embedding.pe.pe", "decoder.embeddings.make_embedding.pe.pe")
 OUTPUT, OUTPUT_BIAS = "generator.weight", "generator.bias"
-BIASES = {  # kinds of modules that have a bias or not all together, and the option that says so
+BIASES = {  # kinds of modules that have a bias or not all together, and their option
     (".linear_query.", ".linear_keys.", ".linear_values."): "add_qkvbias",
     (".final_linear.",): None,  # goes with add_qkvbias in later versions, is always there in earlier ones
     (".w_1.", ".w_2."): "add_ffnbias",
@@ -180,12 +180,12 @@ def with_biases(
 ) -> dict[str, Tensor]:
     """Zeros for the kinds of biases that the model was trained without."""
     biases = [name for theirs in renames_of(config).values() for name in theirs if name.endswith(".bias")]
-    mended = dict(weights)
+    filled = dict(weights)
     for kinds, option in BIASES.items():
         group = [name for name in biases if any(kind in name for kind in kinds)]
         stated = options.get(option) if option else None
-        mended = zero_biases(mended, group, stated, str(option), str(path))
-    return mended
+        filled = zero_biases(filled, group, stated, str(option), str(path))
+    return filled
 
 
 def renames_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:

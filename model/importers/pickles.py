@@ -19,14 +19,14 @@ KEPT = ("args", "cfg", "model", "generator", "vocab", "opt")  # what importers r
 
 
 def read_pickle(path: Path, advice: str | None = None) -> Any:
-    """The content of a .pt file; `advice` says what to do about a class that is not allowed, if not to re-save it."""
+    """The content of a .pt file; `advice` is what to do about a class that is not allowed, if not to re-save it."""
     if not path.is_file():
         raise CheckpointError(f"no file at {path}; expected a .pt file")
     check_beginning(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation says
+    except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation states
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign is not None:
             todo = advice or resaving(path, foreign[1])
@@ -44,7 +44,7 @@ def check_beginning(path: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why torch could not read a file, in few words: what a damaged pickle stumbles over says nothing to anybody."""
+    """Why torch could not read a file, in few words: errors of a damaged pickle help nobody."""
     if not isinstance(error, RuntimeError | EOFError | OSError | UnpicklingError):
         return f"it is damaged: {type(error).__name__}"
     # torch's first line advises to read the file without care; its reason comes after that

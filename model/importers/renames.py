@@ -1,4 +1,4 @@
-"""Weights under other names: literal tables that say which of theirs become which of ours, nothing guessed.
+"""Weights under other names: literal tables from their names to ours, nothing guessed.
 
 A line of a table is our name and, in order, the names it is put together from: several are stacked along the first
 axis, as q, k and v are. `{i}` stands for a layer's number, in both names.

@@ -1,4 +1,4 @@
-"""seq2engine.json: what a state dict cannot say about itself. Its fields are explained in torch_transformer."""
+"""seq2engine.json: what a state dict lacks. Its fields are explained in torch_transformer."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ POSITIONS = ("sinusoidal", "learned")
 def read_about(path: Path) -> dict[str, Any]:
     """The fields of a seq2engine.json; everything that is wrong with them is listed."""
     if not path.is_file():
-        raise CheckpointError(f"no {DESCRIPTION} in {path.parent}; expected it beside the weights to describe them")
+        raise CheckpointError(f"no {DESCRIPTION} in {path.parent}; expected next to the weights to describe them")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}); mend it") from error
+        raise CheckpointError(f"{path} is not JSON ({error}); correct it") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected fields by name")
     problems = [f"unknown field {name!r}" for name in sorted(values.keys() - FIELDS.keys())]

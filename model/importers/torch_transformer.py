@@ -1,6 +1,6 @@
 """Imports state dicts of models around torch.nn.Transformer: a folder with weights and a seq2engine.json about them.
 
-Such a model has no config of its own, so the JSON says what a state dict cannot; sizes are read from the weights.
+Such a model has no config of its own, so the JSON has what a state dict lacks; sizes are read from the weights.
 Every field must be there, null where there is no such thing:
 
     {

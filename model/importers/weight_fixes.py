@@ -1,4 +1,4 @@
-"""Weights made ready for a rename table: stacked ones apart, biases it goes without, one table under two names."""
+"""Weight fixes before a rename table: split stacked projections, add absent biases, check tied tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def zero_biases(
 ) -> dict[str, Tensor]:
     """The weights with zeros for a group of biases that is absent as a whole; one absent alone stays a gap.
 
-    `stated` is what the settings say about the group (None: nothing); they must not contradict the file.
+    `stated` is what the settings claim about the group (None: nothing); they must not contradict the file.
     """
     group = list(biases)
     found = [name for name in group if name in weights]
@@ -56,7 +56,7 @@ def zero_biases(
 def check_same(weights: Mapping[str, Tensor], one: str, other: str, option: str, where: str) -> None:
     """A table that a model has once may be saved under two names, but only with the same numbers."""
     if one in weights and other in weights and not torch.equal(weights[one], weights[other]):
-        raise CheckpointError(f"{where}: {option} says that {other} is {one}, but their numbers differ")
+        raise CheckpointError(f"{where}: {option} claims that {other} is {one}, but their numbers differ")
 
 
 def shape_of(weights: Mapping[str, Tensor], name: str, where: str) -> tuple[int, int]:

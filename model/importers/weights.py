@@ -1,7 +1,7 @@
 """The weights of a Hugging Face folder as named tensors, from whichever of four kinds of file it holds.
 
-safetensors before pickles, whole files before shards. A pickle is read for tensors only (`weights_only`): nothing a
-file says is ever run.
+safetensors before pickles, whole files before shards. A pickle is read for tensors only (`weights_only`): nothing in a
+file is ever run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
 
 
 def weights_from_shards(index: Path) -> dict[str, Tensor]:
-    """The weights of all files that an index names, each where the index says it is."""
+    """The weights of all files that an index names, each from the file that the index names."""
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(places.values()))
@@ -49,7 +49,7 @@ def weights_from_shards(index: Path) -> dict[str, Tensor]:
     for name in files:
         shard = weights_from_file(index.parent / name)
         if lacking := sorted(key for key, place in places.items() if place == name and key not in shard):
-            raise CheckpointError(f"{index} says that {lacking[0]} is in {name}, but it is not; copy the model again")
+            raise CheckpointError(f"{index} lists {lacking[0]} in {name}, but it is not there; copy the model again")
         weights.update(shard)
     return weights
 
@@ -70,7 +70,7 @@ def weights_from_pickle(path: Path) -> dict[str, Tensor]:
     check_beginning(path)
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation says
+    except Exception as error:  # a damaged pickle can raise anything at all, as the pickle documentation states
         if refused := re.search(r"GLOBAL (\S+)", str(error)):
             raise CheckpointError(
                 f"{path} holds a {refused[1]}, and nothing but tensors is ever unpickled; save the model as safetensors"

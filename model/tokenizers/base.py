@@ -1,4 +1,4 @@
-"""What a tokenizer is: text to ids and back, and the files with which it travels beside a checkpoint."""
+"""What a tokenizer is: text to ids and back, and the files that store it in a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
         """What the encoder is fed: the ids of a line of text with the special tokens the model was trained with."""
 
     def encode_target(self, text: str) -> list[int]:
-        """The ids the decoder should say: the text's tokens and the end token, without a start or language token."""
+        """The ids the decoder should emit: the text's tokens and the end token, without a start or language token."""
 
     def unknown_source(self, text: str) -> list[str]:
         """Characters or words of a source that the model has no token for, each once: what becomes <unk> in it."""
@@ -30,13 +30,13 @@ class Tokenizer(Protocol):
         """The same of a target."""
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        """The text of what the decoder said; special tokens say nothing."""
+        """The text of the ids the decoder emitted; special tokens have none."""
 
     def source_tokens(self, ids: Sequence[int]) -> list[str]:
         """The token of each id as the encoder knows it, for people to read; special ones too, such as </s>."""
 
     def target_tokens(self, ids: Sequence[int]) -> list[str]:
-        """The same for what the decoder says."""
+        """The same for the decoder."""
 
     def language_id(self, language: str) -> int:
         """The token that asks the decoder for a language; raises a RequestError that lists those there are."""

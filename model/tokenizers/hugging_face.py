@@ -1,4 +1,4 @@
-"""A `tokenizer.json` of the package `tokenizers`: the file says how text is cut and which special tokens frame it."""
+"""A `tokenizer.json` of the package `tokenizers`: it defines how text is cut and which special tokens frame it."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def unknown_id_of(model: dict[str, Any], tokenizer: Any) -> int | None:
 def framed_by_language(text: str, language: str, end: str, place: str) -> str:
     """A tokenizer.json whose sources carry a language, `first` or `last`.
 
-    Files of such models often say otherwise than their models were trained, because the class that reads them overrules
-    what they say; here the file alone has to be right.
+    Files of such models often differ from how the models were trained, because the class that reads them overrides
+    them; here the file alone has to be right.
     """
     tokenizer = library_tokenizer(text)
     from tokenizers.processors import TemplateProcessing

@@ -1,4 +1,4 @@
-"""Tokenizers out of the files that lie beside other libraries' models; nothing in them is ever unpickled."""
+"""Tokenizers from the files of other libraries' models; nothing in them is ever unpickled."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def json_file(path: Path) -> dict[str, Any]:
 
 
 def class_of(source: Path, settings: dict[str, Any]) -> str:
-    """The library's class for this tokenizer; '' where nothing says it."""
+    """The library's class for this tokenizer; '' where no file names it."""
     named: str = settings.get("tokenizer_class") or CLASS_OF_MODEL.get(settings.get("model_type", ""), "")
     named = named.removesuffix("Fast")
     extra = json_file(source / "special_tokens_map.json").get("additional_special_tokens", [])
@@ -84,7 +84,7 @@ def class_of(source: Path, settings: dict[str, Any]) -> str:
 
 
 def marian_from_folder(source: Path, declared: bool) -> SentencePieceTokenizer:
-    """`declared` says whether the folder names this class, so that a file that is missing was lost."""
+    """`declared`: the folder names this class, so a missing file was lost."""
     vocabulary = json_file(source / VOCABULARY)
     target_vocabulary = json_file(source / "target_vocab.json") or vocabulary
     codes = {piece[2:-2]: i for piece, i in vocabulary.items() if piece.startswith(">>") and piece.endswith("<<")}
@@ -102,7 +102,7 @@ def table_of_both_sides(
     """The source's table for the target, too, of a folder without target.spm.
 
     It is right where the one vocabulary holds the pieces of source.spm and no others: a second model's would be among
-    them. Else the file is missing, and so says the library itself.
+    them. Else the file is missing; the library itself fails, too.
     """
     read = table.processor
     own = {read.id_to_piece(i) for i in range(read.get_piece_size()) if not (read.is_control(i) or read.is_unknown(i))}

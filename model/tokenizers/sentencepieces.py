@@ -26,7 +26,7 @@ class PieceTable:
     """One side of a tokenizer: a SentencePiece model, and the ids of the pieces it cuts a text into."""
 
     model: bytes = field(repr=False)
-    ids: dict[str, int] = field(repr=False)  # of text only; special tokens are not in it, so they say nothing
+    ids: dict[str, int] = field(repr=False)  # of text only; special tokens are not in it, so they decode to nothing
     unknown: int
     end: int
     processor: Any = field(init=False, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""What a training delivers, measured: loss and exact match of the averaged weights, and decodes for people to read."""
+"""Quality of a trained checkpoint: loss and exact match of the averaged weights, and sample decodes."""
 
 from __future__ import annotations
 

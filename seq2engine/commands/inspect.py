@@ -22,10 +22,10 @@ def add_parser(commands: Commands) -> None:
 def add_inspect_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle folder")
     sub.add_argument(
-        "--beside",
+        "--foreign-step",
         type=Path,
         metavar="ONNX",
-        help="also build this decoder step of another exporter, for the first engine's target and ranges, and count",
+        help="also build another exporter's decoder step for the first engine's GPU and ranges; count its kernels",
     )
     sub.add_argument(
         "--check",
@@ -46,7 +46,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     files = report_files(bundle.root, "inspect", out=args.out) if args.html or args.out is not None else None
     problems = file_problems(bundle, hashed=args.check)
-    foreign = None if args.beside is None else foreign_step(bundle, args.beside)
+    foreign = None if args.foreign_step is None else foreign_step(bundle, args.foreign_step)
     if files is not None:
         from seq2engine.inspection.page import inspect_html
 
@@ -64,6 +64,6 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def foreign_step(bundle: Bundle, onnx: Path) -> ForeignStep:
     from seq2engine.export.artifact.engines import listed_passports
-    from seq2engine.export.engines.foreign_step import step_beside
+    from seq2engine.export.engines.foreign_step import foreign_step_of
 
-    return step_beside(onnx, listed_passports(bundle), bundle.root)
+    return foreign_step_of(onnx, listed_passports(bundle), bundle.root)

@@ -1,6 +1,6 @@
 """What a report is about: the model, the date, the versions, the machine and the command, as rows of a small table.
 
-A report travels without its bundle; these rows are what its reader needs to tell it from another one.
+A report travels without its bundle; these rows identify it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Folders that are either whole or not there: built beside their place, then renamed into it.
+"""Folders and files that are either whole or not there: written under a temporary name, then renamed.
 
-Whoever writes beside a place holds a lock on what it writes. The system lets go of it when the process ends, however it
-ends; so what lies beside a place without a lock was left by a killed process, and the next writer there removes it.
+The writer holds a lock (flock) on the temporary folder itself. The system releases it when the process ends, however it
+ends: a temporary folder without a lock was left by a killed process, and the next writer removes it. filelock is no
+substitute: it locks a file next to the folder, which a killed process leaves behind as well, and which is not safe to
+remove (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], No
         beside, lock = locked_beside(target, lambda prefix: tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
         remove_empty(made)
-        raise BundleError(f"cannot write beside {target}: {error.strerror}") from error
+        raise BundleError(f"cannot write {target}: {error.strerror}") from error
     try:
         os.chmod(beside, 0o755)
         yield beside
@@ -189,7 +191,7 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def named(error: OSError, beside: Path, target: Path) -> OSError:
-    """The error by the name of what was to be written: the user knows neither a name beside it nor one that is gone.
+    """The error with the name of the target: the user knows no temporary name, nor one that is gone.
 
     An error that has no name at all is of writing into a file that was open, such as that of a full disk.
     """

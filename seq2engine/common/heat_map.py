@@ -1,6 +1,6 @@
 """Numbers from 0 to 1 as colours on a page: a table with a tooltip on every cell, or a small picture of the same.
 
-The colours run from dark violet over green to yellow, evenly in brightness, so that they can be told apart in print, on
+The colours run from dark violet over green to yellow, evenly in brightness, so that they differ in print, on
 light and on dark paper and by the colour-blind. They follow the square root of a number: most weights are small.
 """
 
@@ -19,7 +19,7 @@ ANCHORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962",
 TICKS = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 LETTER = 7  # pixels that a letter of a label is wide
 SMALLEST = 14  # pixels of a cell that a phone may still tell from the next
-BESIDE = 8  # rems of a screen that are no cells: margins, labels of the rows, gaps
+OUTSIDE = 8  # rems of a screen that are no cells: margins, labels of the rows, gaps
 LONGEST_LABEL = 14  # characters; longer ones are cut, the tooltip has them whole
 
 
@@ -50,7 +50,7 @@ table.heat th {{ padding: 0 .3rem; border: 0; font-weight: 400; font-size: 12px;
   position: sticky; left: 0; background: var(--paper) }}
 table.heat thead th {{ padding: 0 0 .25rem; text-align: center; vertical-align: bottom; position: static }}
 table.heat thead th span {{ display: inline-block }}
-table.heat th.turned span {{ writing-mode: vertical-rl; transform: rotate(180deg) }}
+table.heat th.rotated span {{ writing-mode: vertical-rl; transform: rotate(180deg) }}
 @media (max-width: 40rem) {{ table.heat th.long span {{ writing-mode: vertical-rl; transform: rotate(180deg) }} }}
 table.heat td:hover {{ outline: 2px solid var(--ink); outline-offset: -1px }}
 img.heat {{ display: block; image-rendering: pixelated; max-width: none }}
@@ -71,7 +71,7 @@ def legend_html() -> str:
 def cells_html(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], verb: str, cell: int, labelled: bool
 ) -> str:
-    """values [rows, columns] as a table of cells of so many pixels; a tooltip says: "row" verb "column": 0.83.
+    """values [rows, columns] as a table of cells of so many pixels; with a tooltip: "row" verb "column": 0.83.
 
     Closing tags are left out where HTML lets them be: a page may have tens of thousands of cells.
     """
@@ -97,13 +97,13 @@ def cells_html(
 
 
 def cell_size(cell: int, columns: int) -> str:
-    """So many pixels, or fewer where a narrow screen has no room for all columns: as few as can still be told apart."""
-    return f"max({min(cell, SMALLEST)}px,min({cell}px,(100vw - {BESIDE}rem)/{columns}))"
+    """So many pixels, or fewer where a narrow screen has no room for all columns: down to SMALLEST."""
+    return f"max({min(cell, SMALLEST)}px,min({cell}px,(100vw - {OUTSIDE}rem)/{columns}))"
 
 
 def column_label(label: str, cell: int) -> str:
-    """A label above its column, turned where it is wider than that; on a narrow screen every long one is."""
-    kind = " class=turned" if len(cut(label)) * LETTER > cell else " class=long" if len(cut(label)) > 2 else ""
+    """A label above its column, rotated where it is wider than that; on a narrow screen every long one is."""
+    kind = " class=rotated" if len(cut(label)) * LETTER > cell else " class=long" if len(cut(label)) > 2 else ""
     return f"<th{kind}><span>{escape(cut(label))}</span>"
 
 

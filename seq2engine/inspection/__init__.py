@@ -1,1 +1,1 @@
-"""What `inspect` tells of a bundle, as text and as a page."""
+"""What `inspect` shows of a bundle, as text and as a page."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.common.tables import filled, text_table
-from seq2engine.export.artifact.bundle import Bundle, mend_of
+from seq2engine.export.artifact.bundle import Bundle, repair_of
 from seq2engine.export.artifact.engines import listed_passports
 from seq2engine.export.artifact.files import FileProblem, file_problems, listed_files
 from seq2engine.export.artifact.passport import EngineTensor, Passport, command_of_passport
@@ -36,7 +36,7 @@ ENGINE_HEAD = (
 
 
 def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[str, Any]:
-    """Everything `inspect --json` tells; `foreign` is a decoder step of another exporter."""
+    """Everything `inspect --json` prints; `foreign` is a decoder step of another exporter."""
     return {
         "bundle": str(bundle.root),
         **dataclasses.asdict(bundle.manifest),
@@ -48,12 +48,12 @@ def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[st
             }
             for name, passport in listed_passports(bundle).items()
         },
-        **({} if foreign is None else {"beside": dataclasses.asdict(foreign)}),
+        **({} if foreign is None else {"foreign_step": dataclasses.asdict(foreign)}),
     }
 
 
 def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
-    """A passport, and what its engines are allowed to launch (null where the budget says nothing)."""
+    """A passport, and what its engines are allowed to launch (null where there is no budget)."""
     values = dataclasses.asdict(passport)
     for graph, entry in values["engines"].items():
         entry["launch_budget"] = budget_of(passport, config, graph)
@@ -75,7 +75,7 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
     ]
     broken = [problem for problem in file_problems(bundle, hashed=False) if not problem.path.startswith("engines/")]
     if broken:
-        lines.append(f"damaged: {'; '.join(map(str, broken))}; {mend_of(bundle.root)}")
+        lines.append(f"damaged: {'; '.join(map(str, broken))}; {repair_of(bundle.root)}")
     for name, passport in listed_passports(bundle).items():
         lines += ["", f"engines/{name}", engine_text(passport, bundle.config)]
         if damage := damage_of(bundle.root / "engines" / name, passport):
@@ -84,7 +84,7 @@ def bundle_text(bundle: Bundle, foreign: ForeignStep | None = None) -> str:
                 f"damaged: {'; '.join(damage)}; build it again with: {command} --name {shlex.quote(name)} --force"
             )
     if foreign is not None:
-        lines += ["", beside_text(bundle, foreign)]
+        lines += ["", foreign_step_text(bundle, foreign)]
     return "\n".join(lines)
 
 
@@ -94,7 +94,7 @@ def bundle_summary(bundle: Bundle) -> str:
 
 
 def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
-    """A row for every graph; one whose files are not there says so instead of its size."""
+    """A row for every graph; one without its files is marked so instead of its size."""
     return [
         (
             name,
@@ -106,7 +106,7 @@ def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
             else "missing",
             counts(entry.census["products"]),
             counts(entry.census["product_weights"]),
-            f"{len(entry.islands)} nodes" if entry.islands else "",
+            f"{len(entry.fp32_nodes)} nodes" if entry.fp32_nodes else "",
             entry.census["attentions"],
         )
         for precision, graphs in bundle.manifest.graphs.items()
@@ -115,7 +115,7 @@ def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
 
 
 def check_values(bundle: Bundle, problems: Sequence[FileProblem]) -> dict[str, Any]:
-    """What `inspect --check --json` tells."""
+    """What `inspect --check --json` prints."""
     return {
         "bundle": str(bundle.root),
         "verdict": not problems,
@@ -128,12 +128,12 @@ def check_text(bundle: Bundle, problems: Sequence[FileProblem]) -> str:
     if not problems:
         return f"{bundle.root}: all {len(listed_files(bundle))} files are what the manifest and the passports list"
     table = text_table(("file", "problem"), ((problem.path, problem.problem) for problem in problems))
-    return "\n".join([table, *mending_commands(bundle, problems)])
+    return "\n".join([table, *repair_commands(bundle, problems)])
 
 
-def mending_commands(bundle: Bundle, problems: Sequence[FileProblem]) -> list[str]:
+def repair_commands(bundle: Bundle, problems: Sequence[FileProblem]) -> list[str]:
     engines = [problem for problem in problems if problem.path.startswith("engines/")]
-    commands = [] if len(engines) == len(problems) else [mend_of(bundle.root)]
+    commands = [] if len(engines) == len(problems) else [repair_of(bundle.root)]
     if engines:
         commands.append(f"build the engines again with: seq2engine build {shlex.quote(str(bundle.root))} --force")
     return commands
@@ -192,14 +192,14 @@ def tensors_text(tensors: Sequence[EngineTensor]) -> str:
 
 
 def damage_of(folder: Path, passport: Passport) -> list[str]:
-    """What is wrong with the files of an engine, as far as a look at their sizes tells; opening one checks the hash."""
+    """What is wrong with the files of an engine, by their sizes; opening one checks the hash."""
     found = []
     for entry in passport.engines.values():
         path = folder / entry.file
         if not path.is_file():
             found.append(f"{entry.file} is missing")
         elif (size := path.stat().st_size) != entry.bytes:
-            found.append(f"{entry.file} has {size} bytes, its passport says {entry.bytes}")
+            found.append(f"{entry.file} has {size} bytes, its passport has {entry.bytes}")
     return found
 
 
@@ -208,12 +208,12 @@ def largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(((kind, size) for kind, size in sizes.items() if size >= 50_000), key=lambda pair: -pair[1])
 
 
-def beside_text(bundle: Bundle, foreign: ForeignStep) -> str:
+def foreign_step_text(bundle: Bundle, foreign: ForeignStep) -> str:
     return text_table(*step_rows(bundle, foreign))
 
 
 def step_rows(bundle: Bundle, foreign: ForeignStep) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Our decoder steps, and somebody else's: head and rows of a table."""
+    """Our decoder steps and the foreign one: head and rows of a table."""
     steps = {f"engines/{name}": passport.engines["decoder_step"] for name, passport in listed_passports(bundle).items()}
     rows: list[tuple[object, ...]] = [
         (name, step.launches, f"{step.fused_attentions} of {step.attentions}") for name, step in steps.items()

@@ -20,7 +20,7 @@ from seq2engine.inspection.describe import (
     engine_lines,
     engine_rows,
     graph_rows,
-    mending_commands,
+    repair_commands,
     step_rows,
     tensors_text,
 )
@@ -36,7 +36,7 @@ def inspect_html(
     command: str = "",
     foreign: ForeignStep | None = None,
 ) -> str:
-    """The whole page; `hashed` says whether the files were hashed or only looked for."""
+    """The whole page; `hashed`: the files were hashed, not only looked for."""
     name = bundle.root.resolve().name
     about = about_rows(name, bundle.config.shape, bundle.manifest.checkpoint_sha256, command)
     made_by = ", ".join(f"{package} {number}" for package, number in bundle.manifest.made_by.items())
@@ -46,7 +46,7 @@ def inspect_html(
         "about_rows": [*about, ("exported with", made_by)],
         "hashed": hashed,
         "problems": [(problem.path, problem.problem) for problem in problems],
-        "repairs": mending_commands(bundle, problems),
+        "repairs": repair_commands(bundle, problems),
         "graph_head": GRAPH_HEAD,
         "graphs": graph_rows(bundle),
         "calibration": calibration_text(bundle),
@@ -64,8 +64,8 @@ def inspect_html(
 
 def calibration_text(bundle: Bundle) -> str:
     """On what the ranges were measured that decide which nodes stay in fp32."""
-    scan = bundle.manifest.scan or {}
-    return ", ".join(f"{key} {value}" for key, value in scan.items() if not isinstance(value, dict | list))
+    decodes = bundle.manifest.calibration
+    return ", ".join(f"{key} {value}" for key, value in decodes.items() if not isinstance(value, dict | list))
 
 
 def fallback_rows(bundle: Bundle) -> list[tuple[object, ...]]:
@@ -74,7 +74,7 @@ def fallback_rows(bundle: Bundle) -> list[tuple[object, ...]]:
         (precision, name, node, words_html(why))
         for precision, graphs in bundle.manifest.graphs.items()
         for name, entry in graphs.items()
-        for node, why in entry.islands.items()
+        for node, why in entry.fp32_nodes.items()
     ]
 
 

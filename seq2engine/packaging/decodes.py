@@ -1,4 +1,4 @@
-"""How a package's decode.py decodes, and whole outputs to hold engines against: greedy decodes of the model in fp64."""
+"""How a package's decode.py decodes, and the greedy decodes of the model in fp64 that engines are compared with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def greedy_options(session: Session, longest: int) -> SearchOptions:
 
 
 def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:
-    """package.json's "decode": what decode.py goes by.
+    """package.json's "decode": the options of decode.py.
 
     `room` is the most tokens that fit engines and cache; rounding could exchange two tokens within `margin`.
     """

@@ -1,4 +1,4 @@
-"""What a machine with a GPU is to find: the inputs of encoder and steps, and what the model in fp64 makes of them.
+"""Golden samples of a package: inputs of encoder and steps, and the outputs of the model in fp64.
 
 Beam 0 of every source follows the oracle's best tokens; the others are its next best, so that the cache is a tree:
 
@@ -6,12 +6,12 @@ Beam 0 of every source follows the oracle's best tokens; the others are its next
     beam 0      a -- b -- d
     beam 1      a  \\ c  \\ e
 
-Errors are measured and judged as in parity: in units of each element's scale (error_scale.py), logits only where a
+Errors are measured as in parity: in units of each element's scale (error_scale.py), logits only where a
 search could choose them. What a script needs for that is recorded, so that it only compares:
 
     NAME.scale      scale of every row of a tensor; the unit of an element is the larger of it and the element
     logits.lowest   value that the logits of a row are raised to, out of reach of being chosen; recorded ones are
-    budgets         what median, nine tenths and worst may be: as many times PyTorch's own error as parity allows
+    budgets         allowed median, 90th percentile and maximum: as many times PyTorch's own error as parity allows
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Budget:
-    """What median, nine tenths and worst of a tensor's errors may be, and what they are of PyTorch's."""
+    """Allowed median, 90th percentile and maximum of a tensor's errors, and PyTorch's own."""
 
     median: float
     most: float
@@ -51,7 +51,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Recording:
-    """`batches` are the arrays of one run each; `outputs` what the oracle says, greedily, of every source."""
+    """`batches` are the arrays of one run each; `outputs` the oracle's greedy decode of every source."""
 
     batches: tuple[Arrays, ...]
     budgets: dict[str, Budget]

@@ -1,4 +1,4 @@
-"""A folder to hand over to a machine with a GPU and nothing of ours: graphs, engines, scripts, and what is right.
+"""A folder for a GPU machine without seq2engine: graphs, engines, scripts, inputs and expected outputs.
 
 out/  README.md  requirements.txt         what to run, and what that needs
       package.json                        what is what: shapes of every input, hashes of all files, budgets
@@ -59,7 +59,7 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class Form:
-    """For which shapes a package is made; `built` are the engines it brings along."""
+    """The shapes that a package is made for; `built` are the engines in it."""
 
     profiles: tuple[ShapeRanges, ...]
     slots: int
@@ -92,7 +92,7 @@ def package_from_bundle(
     texts: Sequence[str] = (),
 ) -> PackageResult:
     """Writes the folder `out`. Shapes are those of an engine the bundle holds, or `ranges` and `slots` where none is
-    to come along. `texts` are decoded here and there, and the outputs compared; without, some random sources are."""
+    to come along. `texts` are decoded here and on the GPU machine and compared; by default random sources."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     precision = precision or default_precision(opened, "tensorrt", engine)
     form = form_of(opened, precision, engine, ranges, slots)
@@ -172,7 +172,7 @@ def recordings_for(
 
 
 def written_graph(bundle: Bundle, precision: str, name: str, form: Form, folder: Path) -> dict[str, Any]:
-    """Writes a graph as a build would get it, its weights beside it; what build.py and verify.py need to know of it."""
+    """Writes a graph as a build gets it, its weights in a second file; returns what build.py and verify.py need."""
     source = bundle.graph_path(precision, name)
     path = folder / "graphs" / source.name
     path.parent.mkdir(exist_ok=True)
@@ -211,7 +211,7 @@ def written_tokenizer(bundle: Bundle, folder: Path) -> str | None:
 
 
 def write_around(values: dict[str, Any], form: Form, brought: str, folder: Path) -> None:
-    """The scripts, what they need, and what to do with them."""
+    """Writes the scripts, README and requirements."""
     for name in SCRIPTS:
         script = resources.files("seq2engine.export") / "gpu_package" / name
         (folder / name).write_bytes(script.read_bytes())
@@ -225,7 +225,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def written_samples(recording: Recording, precision: str, folder: Path) -> list[str]:
-    exact = np.float64 if precision == "fp32" else np.float32  # whose rounding is nothing beside that of fp16
+    exact = np.float64 if precision == "fp32" else np.float32  # whose rounding is negligible against that of fp16
     samples = []
     (folder / "samples").mkdir()
     for number, arrays in enumerate(recording.batches):

@@ -20,7 +20,7 @@ than Python 3.10 or later, an NVIDIA GPU with its driver, and what is in require
     python run_all.py                 # {first}, parity, decodes, timing: writes report.html
     python decode.py {example}
 
-**Send back** `report.html` and `report.json`, also when the last line says FAIL. Exit code 0 means that all passed.
+**Send back** `report.html` and `report.json`, also when the last line is FAIL. Exit code 0 means that all passed.
 
 | file | what |
 |---|---|

@@ -117,7 +117,7 @@ def test_inspect_says_which_engine_is_damaged_and_how_to_mend_it(cli, good, work
     size = path.stat().st_size
     if damage == "half":
         path.write_bytes(path.read_bytes()[: size // 2])
-        wanted = f"damaged: decoder_step.engine has {size // 2} bytes, its passport says {size}; build it again with: "
+        wanted = f"damaged: decoder_step.engine has {size // 2} bytes, its passport has {size}; build it again with: "
     else:
         path.unlink()
         wanted = "damaged: decoder_step.engine is missing; build it again with: "
@@ -197,8 +197,8 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("refit", "B", "B"), f"({ENGINE.rpartition('/')[2]}: tensorrt_rtx needs a CUDA driver"),
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
-        (("inspect", "B", "--beside", "W/none.onnx"), "none.onnx cannot be read"),
-        (("inspect", "B", "--beside", "W/corpus.txt"), "it is no ONNX file"),
+        (("inspect", "B", "--foreign-step", "W/none.onnx"), "none.onnx cannot be read"),
+        (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is no ONNX file"),
         (("run", "B", "5", "--max-length", "25"), "max length 25, at most 24"),
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
         (("score", "B", "--input", "W/none.tsv"), "cannot read"),
@@ -211,10 +211,10 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("import", "W/corpus.txt", "W/out"), "cannot be read"),
         (("export", "shipped:g3p", "W/out"), "no shipped checkpoint 'g3p'"),
         (("export", "random:tiny", "W/corpus.txt"), "is a file"),
-        (("export", "random:tiny", "W/corpus.txt/out"), "cannot write beside"),
+        (("export", "random:tiny", "W/corpus.txt/out"), "cannot write"),
         (("train", "W/none.tsv", "W/out", "--dev", "W/pairs.tsv"), "no data at"),
         (("train", "W/pairs.tsv", "W/out", "--dev", "W/none.tsv"), "no data at"),
-        (("demo", "--out", "W/corpus.txt"), "cannot write beside"),
+        (("demo", "--out", "W/corpus.txt"), "cannot write"),
     ],
 )
 def test_other_slips(refused, words, reason):

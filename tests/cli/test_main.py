@@ -117,12 +117,12 @@ def test_build_and_its_passport(cli, own_bundle):
     assert f"engines/{name}" in text
     assert re.search(r"decoder_step +\d+ +- +4 of 4", text)  # heads of 8 have no launch budget
     onnx.save_model(parse_model(FOREIGN), own_bundle.parent / "other.onnx")
-    code, text, _ = cli("inspect", own_bundle, "--beside", own_bundle.parent / "other.onnx", "--json")
+    code, text, _ = cli("inspect", own_bundle, "--foreign-step", own_bundle.parent / "other.onnx", "--json")
     assert code == 0
     values = json.loads(text)
     assert values["engines"][name]["engines"]["decoder_step"]["launch_budget"] is None
-    assert values["beside"]["launches"] >= 1
-    assert values["beside"]["attentions"] == 1
+    assert values["foreign_step"]["launches"] >= 1
+    assert values["foreign_step"]["attentions"] == 1
     assert cli(*argv, "--slots", "40", "--quiet")[0] == 0  # another one, beside it
     assert len(list((own_bundle / "engines").iterdir())) == 2
     assert cli(*argv, "--force", "--json")[0] == 0

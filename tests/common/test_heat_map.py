@@ -94,7 +94,7 @@ def test_labels_cannot_break_the_page(labelled):
 
 def test_only_labels_wider_than_their_column_are_turned():
     page = cells_html(np.eye(2), ["a", "b"], ["a", "longer"], "looks at", 20, labelled=True)
-    assert "<th><span>a</span><th class=turned><span>longer</span>" in page
+    assert "<th><span>a</span><th class=rotated><span>longer</span>" in page
 
 
 def test_long_and_invisible_labels():

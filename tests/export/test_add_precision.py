@@ -15,7 +15,7 @@ from seq2engine.export import to_onnx
 from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
 from seq2engine.export.to_onnx import add_precisions, onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.runtime.calibration import scan_of
+from seq2engine.runtime.calibration import calibration_of
 from seq2engine.runtime.opening import open_session
 
 
@@ -74,7 +74,7 @@ def test_force_on_a_bundle_whose_manifest_is_damaged(bundle):
     assert (bundle / "engines" / "mine" / "encoder.engine").is_file()
 
 
-@pytest.mark.parametrize("where", ["scan", "keep"])
+@pytest.mark.parametrize("where", ["calibrate", "keep"])
 def test_a_force_that_fails_leaves_the_old_state(bundle, monkeypatch, where):
     before = state_of(bundle)
 
@@ -85,7 +85,11 @@ def test_a_force_that_fails_leaves_the_old_state(bundle, monkeypatch, where):
         monkeypatch.setattr(to_onnx, "keep_files", fail)
     with pytest.raises(BundleError):
         onnx_from_model(
-            random_model("tiny", seed=2), bundle, ("fp16",), force=True, scan=fail if where == "scan" else None
+            random_model("tiny", seed=2),
+            bundle,
+            ("fp16",),
+            force=True,
+            calibrate=fail if where == "calibrate" else None,
         )
     assert state_of(bundle) == before
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
@@ -124,11 +128,11 @@ def test_a_precision_is_added_and_nothing_else_touched(bundle):
 
 def test_what_is_added_is_what_an_export_would_have_written(made, bundle, tmp_path):
     model = random_model("tiny", seed=1)
-    scan = scan_of(None, "random sources", model.config, "static")
-    whole = onnx_from_model(model, tmp_path / "whole", ("fp32", "fp16"), scan=scan)
-    added = add_precisions(bundle, ("fp16",), scan=scan)
+    calibrate = calibration_of(None, "random sources", model.config, "static")
+    whole = onnx_from_model(model, tmp_path / "whole", ("fp32", "fp16"), calibrate=calibrate)
+    added = add_precisions(bundle, ("fp16",), calibrate=calibrate)
     assert added.manifest == whole.manifest
-    again = onnx_from_model(model, shutil.copytree(made, tmp_path / "again"), ("fp32", "fp16"), scan=scan)
+    again = onnx_from_model(model, shutil.copytree(made, tmp_path / "again"), ("fp32", "fp16"), calibrate=calibrate)
     assert again.manifest == whole.manifest
 
 
@@ -165,7 +169,7 @@ def test_precisions_are_added_from_the_command_line(cli, bundle, tmp_path):
         assert (code, err) == (0, "")
     assert "w8a8" in text
     assert open_bundle(bundle).precisions == ("fp32", "fp16", "w8a8", "int8")
-    assert open_bundle(bundle).manifest.scan["corpus"] == "random sources"
+    assert open_bundle(bundle).manifest.calibration["corpus"] == "random sources"
     assert cli("run", bundle, "5 6", "--precision", "fp16", "--max-length", "4", "--quiet")[0] == 0
     checkpoint = save_checkpoint(random_model("tiny", seed=1), tmp_path / "checkpoint")
     assert cli("export", checkpoint, bundle, "--precision", "bf16", "--quiet")[0] == 0

@@ -1,4 +1,4 @@
-"""Precisions from the command line: exported with their islands, run, compared and timed where a backend can."""
+"""Precisions from the command line: exported with their fp32_nodes, run, compared and timed where a backend can."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def bundle(cli, checkpoint, tmp_path):
 def test_every_precision_is_exported_and_works_where_it_can(cli, bundle):
     values = json.loads(cli("inspect", bundle, "--json")[1])
     assert list(values["graphs"]) == ["fp32", "fp16", "bf16", "int8", "int4", "fp8"]
-    assert values["scan"]["corpus"] == "corpus.txt"
-    assert values["scan"]["sources"] == 3
+    assert values["calibration"]["corpus"] == "corpus.txt"
+    assert values["calibration"]["sources"] == 3
     for precision in ("fp32", "fp16", "int8", "int4", "fp8"):
         code, text, _ = cli("run", bundle, "5 6 7", "--precision", precision, "--max-length", "5", "--quiet")
         assert (code, len(text.splitlines())) == (0, 1)

@@ -141,7 +141,7 @@ def test_the_pad_id_lies_in_the_source_vocabulary_too() -> None:
 
 
 def test_padding_is_not_the_end() -> None:
-    assert problems(pad_id=2) == ["pad_id and end_id are both 2", "a padded row could not be told from a finished one"]
+    assert problems(pad_id=2) == ["pad_id and end_id are both 2", "a padded row would look like a finished one"]
     assert ModelConfig(pad_id=1).start_id == 1  # many models start from the padding token
 
 

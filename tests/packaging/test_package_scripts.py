@@ -243,13 +243,13 @@ def test_another_output_than_the_reference_fails_unless_it_is_a_tie(
     text_package: tuple[Bundle, Path], tmp_path: Path
 ) -> None:
     script(text_package[1], "run_all")
-    judged = sys.modules["decode_samples"].judged
+    compared = sys.modules["decode_samples"].compared
     sample = {"tokens": [5, 6, 2], "best": [[[5, 9], [3.0, 1.0]], [[6, 7], [2.0, 1.75]], [[2, 3], [1.0, 0.0]]]}
-    assert judged(sample, [5, 6, 2], 0.0) == (True, "the same tokens")
-    assert judged(sample, [5, 7, 8, 2], 0.25) == (True, "a tie at token 2: the reference has them 0.25 apart")
-    assert judged(sample, [5, 7, 8, 2], 0.2) == (False, "token 2 is 7, expected 6")
-    assert judged(sample, [5, 8, 2], 0.25) == (False, "token 2 is 8, expected 6")
-    assert judged(sample, [5, 6], 9.0) == (False, "2 tokens, expected 3")
+    assert compared(sample, [5, 6, 2], 0.0) == (True, "the same tokens")
+    assert compared(sample, [5, 7, 8, 2], 0.25) == (True, "a tie at token 2: the reference has them 0.25 apart")
+    assert compared(sample, [5, 7, 8, 2], 0.2) == (False, "token 2 is 7, expected 6")
+    assert compared(sample, [5, 8, 2], 0.25) == (False, "token 2 is 8, expected 6")
+    assert compared(sample, [5, 6], 9.0) == (False, "2 tokens, expected 3")
 
 
 def test_a_report_where_nothing_can_be_run(
@@ -281,7 +281,7 @@ def test_a_gpu_that_cannot_be_asked(text_package: tuple[Bundle, Path], tmp_path:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_facts("0000:01:00.0")["GPU"] == "unknown (no nvidia-smi)"
     gpu_tool(tmp_path, "what?")
-    assert gpu_facts("0000:01:00.0")["GPU"] == "unknown (nvidia-smi said 'what?')"
+    assert gpu_facts("0000:01:00.0")["GPU"] == "unknown (nvidia-smi printed 'what?')"
     assert gpu_facts("0000:02:00.0")["driver"] == "unknown (CalledProcessError of nvidia-smi)"
 
 

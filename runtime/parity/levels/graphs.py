@@ -45,7 +45,7 @@ def graph_result(bundle: Bundle, precision: str, name: str) -> GraphResult:
     try:
         onnx.checker.check_model(str(path))
         audit_graph(model, bundle.specs(precision)[name])
-        audit_precision(model, precision, entry.islands)
+        audit_precision(model, precision, entry.fp32_nodes)
     except (onnx.checker.ValidationError, ExportError) as error:
         problem = " ".join(str(error).split())
     return GraphResult(

@@ -182,7 +182,7 @@ def test_portable_engines_cannot_be_fp8(bundle, ranges):
     )
 
 
-def test_islands_need_a_kernel_too():
+def test_fallback_nodes_need_a_kernel_too():
     """fp16 graphs may hold products in fp32, which Turing has none for."""
     census = {"products": {"float16": 19, "float32": 2}, "product_weights": {"float16": 12, "float32": 2}}
     assert unsupported("sm86", "fp16", [census]) is None

@@ -1,4 +1,4 @@
-"""A decoder step of another exporter is built and counted beside ours."""
+"""A decoder step of another exporter is built, and its kernels are counted like ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
-from seq2engine.export.engines.foreign_step import shapes_from_symbols, step_beside
+from seq2engine.export.engines.foreign_step import foreign_step_of, shapes_from_symbols
 
 RANGES = ShapeRanges(Range(1, 2, 4), Range(1, 1, 1), Range(1, 8, 32), Range(1, 8, 16))
 D, H, E, F, V, LAYERS = 64, 4, 16, 128, 96, 2
@@ -97,7 +97,7 @@ def foreign(tmp_path_factory):
 
 def test_it_is_built_as_ours_is_and_counted(foreign, built, tmp_path):
     ours = built("tiny", "growing", "fp16", 1).passport
-    step = step_beside(foreign, {"ours": ours}, tmp_path)
+    step = foreign_step_of(foreign, {"ours": ours}, tmp_path)
     assert step.attentions == 2 * LAYERS
     assert step.path == str(foreign)
     assert step.launches > ours.engines["decoder_step"].launches
@@ -136,7 +136,7 @@ def test_an_axis_without_size_and_name_is_refused(foreign):
 
 def test_a_bundle_without_such_an_engine_is_refused(foreign, tmp_path):
     with pytest.raises(BuildError, match=r"no engine of tensorrt_rtx .* seq2engine build"):
-        step_beside(foreign, {}, tmp_path)
+        foreign_step_of(foreign, {}, tmp_path)
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff" * 40, "no ONNX file")])
@@ -145,4 +145,4 @@ def test_a_file_that_cannot_be_read_is_refused(content, reason, built, tmp_path)
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BuildError, match=reason):
-        step_beside(path, {"ours": built().passport}, tmp_path)
+        foreign_step_of(path, {"ours": built().passport}, tmp_path)

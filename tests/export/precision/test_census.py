@@ -100,14 +100,14 @@ def test_one_folded_weight_is_found(step):
     assert str(error.value) == "graph decoder_step is not int8: decoder.1.cross_attn.q/MatMul reads weights in float32"
 
 
-def test_an_island_may_and_must_compute_in_fp32(step):
-    islands = {"decoder.0.feed_forward.up/MatMul"}
-    model = fp16_from_fp32(step, islands)
-    audit_precision(model, "fp16", islands)
+def test_a_fallback_node_may_and_must_compute_in_fp32(step):
+    fp32_nodes = {"decoder.0.feed_forward.up/MatMul"}
+    model = fp16_from_fp32(step, fp32_nodes)
+    audit_precision(model, "fp16", fp32_nodes)
     with pytest.raises(ExportError, match=r"up/MatMul computes in float32"):
         audit_precision(model, "fp16")
     with pytest.raises(ExportError, match=r"up/MatMul computes in float16"):
-        audit_precision(fp16_from_fp32(step), "fp16", islands)
+        audit_precision(fp16_from_fp32(step), "fp16", fp32_nodes)
 
 
 # --- what an engine holds, by numbers ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""fp32 islands: what fp16 cannot hold in real decodes stays in fp32, and tokens stay right."""
+"""fp32 fallback nodes: what fp16 cannot hold in real decodes stays in fp32, and tokens stay right."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnx.reference import ReferenceEvaluator
 
 from seq2engine.errors import ExportError, RequestError
 from seq2engine.export.precision.census import audit_precision, census_of
-from seq2engine.export.precision.fp32_nodes import LARGEST, MARGIN, islands_of
+from seq2engine.export.precision.fp32_nodes import LARGEST, MARGIN, fp32_nodes_of
 from seq2engine.export.precision.passes import PASSES, fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
-from seq2engine.runtime.calibration import RangeSession, measuring, scan_of, sources_from_corpus
+from seq2engine.runtime.calibration import CalibrationSession, calibration_of, measuring, sources_from_corpus
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
@@ -30,7 +30,7 @@ from seq2engine.runtime.search.options import SearchOptions
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 OPTIONS = SearchOptions(max_length=10, beam=2)
 UP = "decoder.0.feed_forward.up"
-FEED_FORWARD = [  # the island that the planted overflow asks for; in and out of it fit into fp16
+FEED_FORWARD = [  # the fallback nodes that the planted overflow asks for; in and out of it fit into fp16
     f"{UP}/MatMul",
     f"{UP}/Add",
     "decoder.0.feed_forward.activation/Relu",
@@ -58,8 +58,8 @@ def step():
     return graphs_from_model(random_model(SMALL, 3))["decoder_step"]
 
 
-def scan(sources=None):
-    return scan_of(sources or random_sources(SMALL, 8), "corpus.txt", SMALL)
+def calibration(sources=None):
+    return calibration_of(sources or random_sources(SMALL, 8), "corpus.txt", SMALL)
 
 
 def in_true_fp16(bundle, feeds_for, precision="fp16"):
@@ -81,7 +81,7 @@ def decoded(bundle, precision, backend="onnxruntime"):
 
 def test_without_a_scan_the_planted_overflow_breaks_fp16(overflowing, tmp_path, feeds_for):
     bundle = onnx_from_model(overflowing, tmp_path / "blind", ("fp32", "fp16"))
-    assert bundle.manifest.scan == {}
+    assert bundle.manifest.calibration == {}
     plain = onnx_from_model(random_model(SMALL, 3), tmp_path / "plain", ("fp32",))
     assert decoded(bundle, "fp32") == decoded(plain, "fp32")
     with pytest.raises(RequestError, match="logits"):
@@ -91,15 +91,15 @@ def test_without_a_scan_the_planted_overflow_breaks_fp16(overflowing, tmp_path, 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_with_a_scan_fp16_says_what_fp32_says_and_the_manifest_says_why(precision, overflowing, tmp_path, feeds_for):
-    bundle = onnx_from_model(overflowing, tmp_path / "seen", ("fp32", precision), scan=scan())
+    bundle = onnx_from_model(overflowing, tmp_path / "seen", ("fp32", precision), calibrate=calibration())
     entry = bundle.graph(precision, "decoder_step")
-    assert list(entry.islands)[:3] == FEED_FORWARD[:3]
-    assert FEED_FORWARD[3] in entry.islands
-    assert all("reaches" in reason for reason in entry.islands.values())
-    assert bundle.graph(precision, "encoder").islands == bundle.graph("fp32", "decoder_step").islands == {}
-    assert bundle.manifest.scan["corpus"] == "corpus.txt"
-    assert bundle.manifest.scan["sources"] == 8
-    assert bundle.manifest.scan["steps"] >= 10
+    assert list(entry.fp32_nodes)[:3] == FEED_FORWARD[:3]
+    assert FEED_FORWARD[3] in entry.fp32_nodes
+    assert all("reaches" in reason for reason in entry.fp32_nodes.values())
+    assert bundle.graph(precision, "encoder").fp32_nodes == bundle.graph("fp32", "decoder_step").fp32_nodes == {}
+    assert bundle.manifest.calibration["corpus"] == "corpus.txt"
+    assert bundle.manifest.calibration["sources"] == 8
+    assert bundle.manifest.calibration["steps"] >= 10
     assert entry.census["products"] == {"float16": 19, "float32": 2}
     assert np.isfinite(in_true_fp16(bundle, feeds_for, precision)["logits"]).all()
     assert parity_of(bundle, precision=precision, count=8, max_length=6, beam=2, threads=1)
@@ -107,18 +107,20 @@ def test_with_a_scan_fp16_says_what_fp32_says_and_the_manifest_says_why(precisio
         assert decoded(bundle, "fp16") == decoded(bundle, "fp32") == decoded(bundle, "fp16", "torch")
 
 
-def test_bf16_has_no_islands(overflowing, tmp_path):
-    bundle = onnx_from_model(overflowing, tmp_path / "bf16", ("bf16",), scan=lambda graphs: pytest.fail("not needed"))
-    assert bundle.graph("bf16", "decoder_step").islands == {}
+def test_bf16_has_no_fallback_nodes(overflowing, tmp_path):
+    bundle = onnx_from_model(
+        overflowing, tmp_path / "bf16", ("bf16",), calibrate=lambda graphs: pytest.fail("not needed")
+    )
+    assert bundle.graph("bf16", "decoder_step").fp32_nodes == {}
 
 
 # --- choosing, from magnitudes ----------------------------------------------------------------------------------------
 
 
 def test_nothing_stays_in_fp32_for_nothing(step):
-    assert islands_of(step, {}) == {}
+    assert fp32_nodes_of(step, {}) == {}
     makes_no_norm = [node for node in step.graph.node if node.op_type != "Add"]
-    assert islands_of(step, {name: LARGEST / MARGIN for node in makes_no_norm for name in node.output}) == {}
+    assert fp32_nodes_of(step, {name: LARGEST / MARGIN for node in makes_no_norm for name in node.output}) == {}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_nothing_stays_in_fp32_for_nothing(step):
     [(LARGEST / MARGIN, False), (LARGEST / MARGIN * 1.01, True), (float("nan"), True), (1e-5, True)],
 )
 def test_a_tensor_beyond_fp16_keeps_its_maker_and_its_readers(magnitude, stays, step):
-    found = islands_of(step, {f"{UP}/Add": magnitude})
+    found = fp32_nodes_of(step, {f"{UP}/Add": magnitude})
     wanted = [f"{UP}/Add", "decoder.0.feed_forward.activation/Relu"]
     assert list(found) == (wanted if stays else [])
     assert all(f"{UP}/Add reaches" in reason for reason in found.values())
@@ -134,14 +136,14 @@ def test_a_tensor_beyond_fp16_keeps_its_maker_and_its_readers(magnitude, stays, 
 
 def test_a_norm_stays_in_fp32_before_its_squares_overflow(step):
     norm = next(node for node in step.graph.node if node.op_type == "LayerNormalization")
-    assert islands_of(step, {norm.input[0]: 100.0}) == {}
-    found = islands_of(step, {norm.input[0]: 200.0})
+    assert fp32_nodes_of(step, {norm.input[0]: 100.0}) == {}
+    found = fp32_nodes_of(step, {norm.input[0]: 200.0})
     assert found == {norm.name: f"the squares of {norm.input[0]} reach 4e+04"}
 
 
 def test_an_attention_stays_in_fp32_as_a_whole(step):
     scores = next(n for n in step.graph.node if n.op_type == "MatMul" and n.name.startswith("decoder.1.cross_attn/"))
-    found = islands_of(step, {scores.output[0]: 1e5})
+    found = fp32_nodes_of(step, {scores.output[0]: 1e5})
     kinds = [node.op_type for node in step.graph.node if node.name in found]
     assert kinds == ["Mul", "Transpose", "MatMul", "Where", "Softmax", "MatMul"]
     model = fp16_from_fp32(step, found)
@@ -154,12 +156,12 @@ def test_what_passes_between_graphs_must_fit(name, step):
     with pytest.raises(
         ExportError, match=rf"fp16 cannot hold {name} \({name} reaches 1e\+05\).*--precision bf16 or fp32"
     ):
-        islands_of(step, {name: 1e5})
+        fp32_nodes_of(step, {name: 1e5})
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4", "fp8"])
 def test_logits_beyond_fp16_leave_as_they_are(precision, step):
-    found = islands_of(step, {"logits": 1e5})
+    found = fp32_nodes_of(step, {"logits": 1e5})
     assert "output/MatMul" in found or "output/Add" in found
     model = PASSES[precision](step, found)
     onnx.checker.check_model(model, full_check=True)
@@ -167,7 +169,7 @@ def test_logits_beyond_fp16_leave_as_they_are(precision, step):
     assert census_of(model)["tensors"]["float32"] >= 1
 
 
-def test_a_weight_for_islands_only_stays_in_fp32_and_a_shared_one_does_not(step):
+def test_a_weight_for_fallback_nodes_only_stays_in_fp32_and_a_shared_one_does_not(step):
     model = fp16_from_fp32(step, {f"{UP}/MatMul", f"{UP}/Add"})
     kinds = {weight.name: weight.data_type for weight in model.graph.initializer}
     assert kinds[f"{UP}.weight"] == kinds[f"{UP}.bias"] == TensorProto.FLOAT
@@ -195,7 +197,7 @@ def test_a_scan_decodes_as_any_session_does(cache_form, tmp_path):
     bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("fp32",), cache_form)
     sources = random_sources(SMALL, 6)
     graphs = graphs_from_model(random_model(SMALL, 3), cache_form)
-    with RangeSession(graphs, SMALL, cache_form) as looking, OrtSession.from_bundle(bundle, "fp32", 1) as session:
+    with CalibrationSession(graphs, SMALL, cache_form) as looking, OrtSession.from_bundle(bundle, "fp32", 1) as session:
         ours, theirs = (generate(one, sources, OPTIONS) for one in (looking, session))
         assert [found[0].tokens for found in ours] == [found[0].tokens for found in theirs]
         assert looking.steps >= 10
@@ -210,6 +212,6 @@ def test_a_corpus_is_lines_of_sources(tmp_path):
     assert sources_from_corpus(path, IdsTokenizer()) == [[3, 4, 5], [8]]
     path.write_text("\n")
     with pytest.raises(RequestError, match=r"corpus\.tsv has no source to decode; name a UTF-8 file of source lines"):
-        scan_of(sources_from_corpus(path, IdsTokenizer()), path.name, SMALL)
+        calibration_of(sources_from_corpus(path, IdsTokenizer()), path.name, SMALL)
     with pytest.raises(RequestError, match=r"none cannot be read \(.*\); name a UTF-8 file of source lines"):
         sources_from_corpus(tmp_path / "none", IdsTokenizer())

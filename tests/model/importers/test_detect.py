@@ -220,5 +220,5 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_says_so(marian, tmp_path, cl
         (bare / name).write_bytes((marian / name).read_bytes())
     code, _, err = cli("export", bare, tmp_path / "bundle")
     assert code == 0
-    assert "note: takes token ids only: no tokenizer that can be used lies beside the weights\n" in err
+    assert "note: takes token ids only: there is no usable tokenizer next to the weights\n" in err
     assert "note: " not in cli("export", marian, tmp_path / "text")[2].replace("note: Marian's sinusoidal", "")

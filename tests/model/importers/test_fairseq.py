@@ -230,7 +230,7 @@ def test_a_layer_of_another_size_is_named(saved: Path) -> None:
 
 def test_one_table_with_two_contents(saved: Path) -> None:
     damaged(saved, args={"share_all_embeddings": True})
-    assert "share_all_embeddings says that encoder.embed_tokens.weight is decoder.embed_tokens" in error_of(saved)
+    assert "share_all_embeddings claims that encoder.embed_tokens.weight is decoder.embed_tokens" in error_of(saved)
 
 
 @pytest.mark.parametrize(

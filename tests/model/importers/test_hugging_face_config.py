@@ -179,7 +179,7 @@ def test_generation_fields(theirs: dict[str, Any], ours: dict[str, Any]) -> None
         ({"length_penalty": "long"}, "length_penalty is 'long', expected a number"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon', expected true, false or never"),
         ({"max_length": 3.5}, "max_length is 3.5, expected a whole number"),
-        ({"max_length": 1}, "max_length leaves no token to say"),
+        ({"max_length": 1}, "max_length leaves no token to emit"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected more than 0"),
         ({"forced_eos_token_id": [2, 3]}, "forced_eos_token_id is \\[2, 3\\], supported is one token id"),
         ({"bad_words_ids": [7]}, "bad_words_ids is \\[7\\], expected lists of token ids"),
@@ -203,7 +203,7 @@ def test_settings_left_behind_are_noted() -> None:
     ]
     generation, notes = generation_from_files({"num_beams": 5, "max_length": 9}, {"max_length": 9}, "")
     assert generation == {"max_length": 8}
-    assert notes == ["generation_config.json stands; config.json says otherwise of num_beams"]
+    assert notes == ["generation_config.json is used; config.json differs in num_beams"]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_biases_must_be_what_the_options_say(saved: Path) -> None:
 
 
 def test_tables_that_are_one_by_the_options_only(saved: Path) -> None:
-    assert "share_embeddings says that encoder." in error_of(damaged(saved, opt={"share_embeddings": True}))
+    assert "share_embeddings claims that encoder." in error_of(damaged(saved, opt={"share_embeddings": True}))
 
 
 def test_no_positions(saved: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_documented_json_has_every_field() -> None:
 
 
 def test_a_folder_without_a_description(tmp_path: Path) -> None:
-    assert error_of(tmp_path).startswith(f"no seq2engine.json in {tmp_path}; expected it beside the weights")
+    assert error_of(tmp_path).startswith(f"no seq2engine.json in {tmp_path}; expected next to the weights")
 
 
 @pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[]", "holds a list; expected fields by name")])

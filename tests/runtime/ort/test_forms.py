@@ -15,7 +15,7 @@ from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import threads as threads_module
-from seq2engine.runtime.calibration import RangeSession
+from seq2engine.runtime.calibration import CalibrationSession
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parallel import workers_for
@@ -155,5 +155,5 @@ def test_workers_keep_their_attention(bundle, monkeypatch):
 
 
 def test_a_session_without_graph_files_has_no_workers():
-    with RangeSession(graphs_from_model(random_model(CONFIG, 3)), CONFIG, "static") as session:
+    with CalibrationSession(graphs_from_model(random_model(CONFIG, 3)), CONFIG, "static") as session:
         assert workers_for(session, 64, 10**9) == (session,)
