@@ -63,10 +63,6 @@ class Workers(Generic[Opened]):
             self.opened.append(self.open_session())
         return (self.opened[0],) * self.count
 
-    def close(self) -> None:
-        """Drops the session; it has no resources but those that go with it."""
-        self.opened.clear()
-
 
 class Turns:
     """Workers that share an encoder use it one after another, and none goes on before all that wait have used it.

@@ -6,7 +6,9 @@ A State is in host memory whatever the provider: a GPU provider gets and gives b
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -90,7 +92,7 @@ class OrtSession(Session):
         self.layout = self.step_layout(self.decoders)
         if on_cpu and self.threads > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
-            self.workers = Workers(self.threads, self.threads * least, self.worker)
+            self.workers = Workers(self.threads, self.threads * least, worker_of(model, settings, encoder))
 
     @classmethod
     def from_bundle(
@@ -113,11 +115,6 @@ class OrtSession(Session):
         attention = {name: "float16" if types[name] == "tensor(float16)" else "float32" for name in names}
         grows = self.cache_form == "growing"
         return StepLayout(spec, cache_of(spec), grows, self.config.target_vocab, self.config.heads, attention)
-
-    def worker(self) -> OrtSession:
-        """A session of one thread with the same outputs, for parallel decodes."""
-        settings = dataclasses.replace(self.settings, threads=1, shortcut=self.precision in WORKER_SHORTCUTS)
-        return OrtSession(self.model, settings, None if self.precision in WORKER_ENCODERS else self.encoder)
 
     def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> OrtState:
         width = self.width(source_ids.shape[1])
@@ -171,12 +168,16 @@ class OrtSession(Session):
 
     def close(self) -> None:
         """Ends the session. Memory of graphs is freed when the last state that is decoded with them dies."""
-        self.encoder = self.decoders = None
-        if self.workers is not None:
-            self.workers.close()
+        self.encoder = self.decoders = self.workers = None
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def worker_of(model: OrtModel, settings: OrtSettings, encoder: Encoder) -> Callable[[], OrtSession]:
+    """Opens a session of one thread with the same outputs, for parallel decodes."""
+    alone = dataclasses.replace(settings, threads=1, shortcut=model.precision in WORKER_SHORTCUTS)
+    return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
 
 
 def closed() -> SessionError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -206,4 +208,18 @@ def test_the_session_of_workers_goes_with_its_owner(bundle):
     (worker, _) = workers_for(session, 64, 64)
     assert isinstance(worker, OrtSession)
     session.close()
-    assert not session.workers.opened
+    assert session.workers is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_a_session_that_is_dropped_is_freed_at_once(bundle, precision):
+    """Graphs are large: they must not wait for the garbage collector."""
+    session = open_session(bundle, precision=precision, threads=2)
+    generate(session, sources_of(70), SearchOptions(max_length=4))
+    kept = weakref.ref(session.decoders)
+    gc.disable()
+    try:
+        del session
+        assert kept() is None
+    finally:
+        gc.enable()
