@@ -127,7 +127,7 @@ def test_a_fixed_cache_that_is_too_short_says_what_to_build():
     own = np.arange(2)[None]
     for t in range(4):
         step(np.full((1, 2), t), own)
-    with pytest.raises(RequestError, match=r"8 slots .* alive .* --slots 32"):
+    with pytest.raises(RequestError, match=r"8 cache slots are live .* --slots 32"):
         step(np.full((1, 2), 9), own)
 
 
