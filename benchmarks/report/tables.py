@@ -210,7 +210,8 @@ def explanation(result: BenchResult) -> tuple[str, ...]:
         "hypotheses otherwise.",
         f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
         "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
-        "same work. The decoder step is the one halfway through a decode, repeated.",
+        "same work. Decodes follow the model's own defaults but for the number of beams; beside peers, which get the "
+        "weights alone, they do not. The decoder step is the one halfway through a decode, repeated.",
         "A decode end to end is one call of `generate`. It splits into the encoder, the decoder steps, compaction "
         "(living slots of the KV cache are gathered, or moved to a longer cache), other copies of caches, and the "
         "search, which is all the rest. Slots are those of one source: alive, and allocated at most; greedy search has "

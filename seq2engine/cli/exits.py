@@ -69,8 +69,10 @@ def interrupted(code: int) -> int:
 
 
 def tell(line: str) -> None:
+    from seq2engine.common.terminal import fresh_line  # late: interrupts are heeded before anything larger is imported
+
     with suppress(OSError):  # where not even this can be written, the exit code must do
-        print(line, file=sys.stderr)
+        print(f"{fresh_line(sys.stderr)}{line}", file=sys.stderr)
 
 
 def text_of(error: OSError) -> str:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seq2engine.common.terminal import fresh_line
 from seq2engine.errors import Seq2EngineError
 from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
 from seq2engine.flags.shared import (
@@ -156,7 +157,7 @@ def run_arms(args: argparse.Namespace) -> int:
         result = bench_bundle(bundle, options, progress_for(args), keep)
     except (KeyboardInterrupt, Seq2EngineError):
         if kept:
-            print(f"{kept[-1].interrupted}, which are in: {files.page}", file=sys.stderr)
+            print(f"{fresh_line(sys.stderr)}{kept[-1].interrupted}, which are in: {files.page}", file=sys.stderr)
         raise
     files.write(bench_html(result), result.to_json())
     print(result.to_json().rstrip() if args.json else f"{bench_table(result)}\nreport: {files.page}")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from seq2engine.common.terminal import fresh_line
 from seq2engine.errors import RequestError
 from seq2engine.flags.shared import Commands, add_command, progress_for
 
@@ -89,7 +90,7 @@ def run_train(args: argparse.Namespace) -> int:
             command=args.command_line,
         )
     except KeyboardInterrupt:
-        print("interrupted; the same command resumes from the last step", file=sys.stderr)
+        print(f"{fresh_line(sys.stderr)}interrupted; the same command resumes from the last step", file=sys.stderr)
         return 130
     if args.json:
         print(result.to_json())

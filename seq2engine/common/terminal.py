@@ -20,6 +20,11 @@ def columns_of(stream: TextIO) -> int | None:
     return columns or shutil.get_terminal_size().columns
 
 
+def fresh_line(stream: TextIO | None) -> str:
+    """What to write before a line so that a bar of progress, which may be there on a terminal, is gone."""
+    return "\r\x1b[K" if stream is not None and stream.isatty() else ""
+
+
 def width_of(text: str) -> int:
     """Columns that a text takes: two for a wide character, none for an accent on another one."""
     if text.isascii():

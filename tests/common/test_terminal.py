@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from seq2engine.common.progress import ProgressPrinter
 from seq2engine.common.tables import filled, text_table
-from seq2engine.common.terminal import columns_of, cut_to, width_of
+from seq2engine.common.terminal import columns_of, cut_to, fresh_line, width_of
 
 END = "\0"
 
@@ -98,6 +98,14 @@ def test_the_line_of_a_training_fits_eighty_columns_and_follows_the_window():
     assert shown[160].endswith("exact match 12.3%")
     assert shown[160].startswith("━━╺" + "━" * 21 + " train")
     assert shown[30] == "train:  10%, 4 min 30 s left…"
+
+
+def test_a_line_after_a_bar_of_progress_takes_its_place():
+    with Window(80) as window:
+        ProgressPrinter(window.stream)("build", 0.5)
+        window.stream.write(f"{fresh_line(window.stream)}interrupted\n")
+        assert drawn(window.written())[-1] == "interrupted"
+    assert fresh_line(io.StringIO()) == ""
 
 
 def test_what_is_no_terminal_has_no_width():
