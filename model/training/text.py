@@ -24,11 +24,11 @@ from ..pairs import read_pairs
 from ..tokenizers.base import FOLDER as TOKENIZER
 from ..tokenizers.symbols import SymbolTokenizer, table_from_texts
 from .data import Pair
-from .delivered import delivered_from_model
+from .delivered import Delivered, delivered_from_model
 from .loop import TrainOptions, initial_model, train_model
-from .report import training_html
+from .report import History, training_html
 
-# What training starts from where a user says nothing; vocabularies come from the data.
+# Defaults of a training; vocabularies come from the data.
 DEFAULTS: dict[str, Any] = {
     "encoder_layers": 3,
     "decoder_layers": 3,
@@ -73,6 +73,18 @@ class Trained:
         return json.dumps({**dataclasses.asdict(self), "checkpoint": str(self.checkpoint), "state": str(self.state)})
 
 
+@dataclass(frozen=True)
+class TextData:
+    """Parallel text as a training takes it: what fits the model, numbered."""
+
+    tokenizer: SymbolTokenizer
+    config: ModelConfig
+    train: list[Pair]
+    dev: list[Pair]
+    dev_texts: list[tuple[str, str]]  # of the pairs of `dev`
+    left_out: int  # pairs of the training data that are too long
+
+
 def train_from_text(
     train: Path,
     dev: Path,
@@ -89,34 +101,12 @@ def train_from_text(
     `command` is the command line that asked for it, for the report.
     """
     check_replaceable(out, force, CONFIG)
-    texts = {"train": read_pairs(train), "dev": read_pairs(dev)}
-    for name, pairs in texts.items():
-        if not pairs:
-            raise RequestError(
-                f"the {name} data ({train if name == 'train' else dev}) is empty; expected pairs of lines"
-            )
-    tokenizer = SymbolTokenizer(
-        table_from_texts((source for source, _ in texts["train"]), text.source_split, text.lower),
-        table_from_texts((target for _, target in texts["train"]), text.target_split),
-    )
-    config = ModelConfig(
-        **{**DEFAULTS, **sizes},
-        source_vocab=len(tokenizer.source.symbols),
-        target_vocab=len(tokenizer.target.symbols),
-        share_embeddings=False,
-    )
-    numbered = {name: numbered_pairs(pairs, tokenizer) for name, pairs in texts.items()}
-    fitting = {name: [pair for pair in pairs if fits(pair, config)] for name, pairs in numbered.items()}
-    dev_texts = [text for text, pair in zip(texts["dev"], numbered["dev"], strict=True) if fits(pair, config)]
-    for name, kept in fitting.items():
-        if not kept:
-            limits = f"{config.max_source} source and {config.max_target} target tokens"
-            raise RequestError(f"no pair of the {name} data fits {limits}; raise --source-length and --max-length")
+    data = data_from_files(train, dev, sizes, text)
     state = out.with_name(out.name + ".training")
-    model = initial_model(config, options.seed)
-    history = train_model(model, fitting["train"], fitting["dev"], state, options, progress)
+    model = initial_model(data.config, options.seed)
+    history = train_model(model, data.train, data.dev, state, options, progress)
     progress("measure the averaged weights", 0.0)
-    delivered = delivered_from_model(model, tokenizer, dev_texts, fitting["dev"])
+    delivered = delivered_from_model(model, data.tokenizer, data.dev_texts, data.dev)
     progress("measure the averaged weights", 1.0, f"exact match {delivered.exact_match:.1%}")
     last = [entry for entry in history if "dev_loss" in entry][-1]
     result = Trained(
@@ -130,26 +120,64 @@ def train_from_text(
         last_epoch_dev_loss=last["dev_loss"],
         last_epoch_exact_match=last["exact_match"],
         averaged=min(options.average, int(last["epoch"]) + 1),
-        left_out=len(numbered["train"]) - len(fitting["train"]),
+        left_out=data.left_out,
     )
     with new_folder(out, force, marker=CONFIG) as beside:
         write_checkpoint(model, beside)
         (beside / TOKENIZER).mkdir()
-        tokenizer.write(beside / TOKENIZER)
-        reports = beside / "reports"
-        reports.mkdir()
-        shape = f"{config.shape}, {result.parameters:,} parameters"
+        data.tokenizer.write(beside / TOKENIZER)
+        shape = f"{data.config.shape}, {result.parameters:,} parameters"
         about = about_rows(out.name, shape, sha256_of(beside / WEIGHTS), command)
-        page = training_html(history, out.name, config, options, delivered, about)
-        (reports / "training.html").write_text(page, encoding="utf-8")
-        values = {
-            "about": dict(about),
-            "options": dataclasses.asdict(options),
-            "delivered": dataclasses.asdict(delivered),
-            "history": history,
-        }
-        (reports / "training.json").write_text(json.dumps(values, indent=1))
+        page = training_html(history, out.name, data.config, options, delivered, about)
+        write_reports(beside / "reports", page, about, options, delivered, history)
     return result
+
+
+def data_from_files(train: Path, dev: Path, sizes: Mapping[str, Any], text: TextOptions) -> TextData:
+    """Reads both files; symbols of the training data become the vocabularies."""
+    texts = {"train": read_pairs(train), "dev": read_pairs(dev)}
+    for name, path in (("train", train), ("dev", dev)):
+        if not texts[name]:
+            raise RequestError(f"the {name} data ({path}) is empty; expected pairs of lines")
+    tokenizer = SymbolTokenizer(
+        table_from_texts((source for source, _ in texts["train"]), text.source_split, text.lower),
+        table_from_texts((target for _, target in texts["train"]), text.target_split),
+    )
+    config = ModelConfig(
+        **{**DEFAULTS, **sizes},
+        source_vocab=len(tokenizer.source.symbols),
+        target_vocab=len(tokenizer.target.symbols),
+        share_embeddings=False,
+    )
+    numbered = {name: numbered_pairs(pairs, tokenizer) for name, pairs in texts.items()}
+    fitting = {name: [pair for pair in pairs if fits(pair, config)] for name, pairs in numbered.items()}
+    for name, kept in fitting.items():
+        if not kept:
+            limits = f"{config.max_source} source and {config.max_target} target tokens"
+            raise RequestError(f"no pair of the {name} data fits {limits}; raise --source-length and --max-length")
+    dev_texts = [text for text, pair in zip(texts["dev"], numbered["dev"], strict=True) if fits(pair, config)]
+    left_out = len(numbered["train"]) - len(fitting["train"])
+    return TextData(tokenizer, config, fitting["train"], fitting["dev"], dev_texts, left_out)
+
+
+def write_reports(
+    folder: Path,
+    page: str,
+    about: Sequence[tuple[str, str]],
+    options: TrainOptions,
+    delivered: Delivered,
+    history: History,
+) -> None:
+    """training.html, and training.json with its numbers."""
+    folder.mkdir()
+    (folder / "training.html").write_text(page, encoding="utf-8")
+    values = {
+        "about": dict(about),
+        "options": dataclasses.asdict(options),
+        "delivered": dataclasses.asdict(delivered),
+        "history": history,
+    }
+    (folder / "training.json").write_text(json.dumps(values, indent=1))
 
 
 def numbered_pairs(pairs: Sequence[tuple[str, str]], tokenizer: SymbolTokenizer) -> list[Pair]:

@@ -332,5 +332,5 @@ def test_a_folder_of_somebody_else_is_never_replaced(force, tmp_path):
 
 def test_the_manifest_is_plain_json(bundles):
     values = json.loads((bundles("tiny").root / MANIFEST).read_text())
-    assert values["format"] == 3
+    assert values["format"] == 4
     assert values["config"]["d_model"] == 64

@@ -143,7 +143,7 @@ def no_checkpoint_hash(values):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (other_format, "format 2, this version reads 3"),
+        (other_format, "format 2, this version reads 4"),
         (unknown_precision, "unknown precision 'int3'"),
         (unknown_cache_form, "unknown cache form 'paged'"),
         (a_graph_too_few, "every precision needs the graphs encoder, decoder_step"),

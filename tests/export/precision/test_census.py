@@ -142,7 +142,7 @@ def test_an_engine_of_other_types_is_an_error_in_one_line(weights):
     message = str(error.value)
     assert message.startswith("encoder.engine was built in another precision than int8: it holds ")
     assert message.endswith(
-        ", expected 8000000 bytes of int8, 120000 bytes of float16; it was not kept: build again, and if that says the "
-        "same choose another --precision"
+        ", expected 8000000 bytes of int8, 120000 bytes of float16; it was not kept: build again, and if it fails "
+        "again choose another --precision"
     )
     assert "\n" not in message
