@@ -19,9 +19,9 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import QUANTISED
 
 from .generate import generate
-from .sample_sources import random_sources
 from .search.options import SearchOptions
 from .session import Session
+from .text.sources import random_sources
 
 CANDIDATES = ("fp32", "fp16", "w8a8")  # from fine to coarse; others save memory or are for GPUs, and cost more quality
 ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here

@@ -24,10 +24,10 @@ from seq2engine.model.tokenizers.base import Coder
 from .generate import generate
 from .ort.binding import OrtState
 from .ort.graphs import Placement, inference_session
-from .sample_sources import random_sources, sample_of
 from .search.options import SearchOptions
 from .search.step_output import Answer
 from .session import EVERYTHING, Limits, Session, StepForm
+from .text.sources import random_sources, sample_of
 
 MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus, evenly over it: lines to look at, and of all lengths to decode
 RANDOM_SOURCES = 32  # without a corpus

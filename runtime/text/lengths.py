@@ -12,8 +12,8 @@ from seq2engine.model.tokenizers.base import Coder
 from ..generate import generate
 from ..search.options import SearchOptions
 from ..session import Session
+from .batching import BATCH
 from .lines import Line
-from .translate import BATCH
 
 
 def sources_of_lines(tokenizer: Coder, lines: Iterable[Line], language: str | None = None) -> list[list[int]]:

@@ -17,8 +17,9 @@ from ..numerics.teacher_forcing import ForcedRun, forced_tokens, log_probs_of
 from ..requests import check_request
 from ..search.options import SearchOptions
 from ..session import Session
+from .batching import BATCH, batches_by_length
 from .lines import Line, windows_of
-from .translate import BATCH, WINDOW, batches_by_length
+from .translate import WINDOW
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,15 @@ def score_targets(
     start = session.defaults.start if start is None else start
     check_targets(session, sources, targets, batch, start)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    batches = batches_by_length({place: list(target) for place, target in enumerate(targets)}, most)
     found: dict[int, TargetScore] = {}
-    for place in range(len(targets)):
-        if place not in found:
-            places = batches[place]
-            rows = _log_probs(session, [sources[i] for i in places], [tuple(targets[i]) for i in places], start)
-            found |= {i: TargetScore(tuple(targets[i]), row) for i, row in zip(places, rows, strict=True)}
-            if wrong := [i for i in places if any(map(math.isnan, found[i].log_probs))]:
-                raise RequestError(
-                    f"source {wrong[0]}: the model's logits are not finite, expected numbers; "
-                    "look for the first bad layer with: seq2engine parity BUNDLE"
-                )
+    for places in batches_by_length([len(target) for target in targets], most):
+        rows = _log_probs(session, [sources[i] for i in places], [tuple(targets[i]) for i in places], start)
+        found |= {i: TargetScore(tuple(targets[i]), row) for i, row in zip(places, rows, strict=True)}
+        if wrong := [i for i in places if any(map(math.isnan, found[i].log_probs))]:
+            raise RequestError(
+                f"source {min(wrong)}: the model's logits are not finite, expected numbers; "
+                "look for the first bad layer with: seq2engine parity BUNDLE"
+            )
     return [found[place] for place in range(len(targets))]
 
 
