@@ -1,4 +1,4 @@
-"""The flags that say how to decode: one for every field of SearchOptions, by the same name."""
+"""The flags of the search options: one for every field of SearchOptions, by the same name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from seq2engine.runtime.search.trie import Trie
     from seq2engine.runtime.translator import Translator
 
-OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
+OWN = "(default: the model's own, else {})"  # of generation.json in the bundle
 
-UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call a token that stands for everything they do not know
-SHOWN = 5  # texts that are refused by name
+UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call the unknown token
+SHOWN = 5  # texts with a problem that an error names
 
 
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
@@ -31,7 +31,10 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
     sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
     sub.add_argument(
-        "--coverage-penalty", type=float, metavar="BETA", help=f"price of source not looked at {OWN.format(0.0)}"
+        "--coverage-penalty",
+        type=float,
+        metavar="BETA",
+        help=f"coverage penalty (Wu et al. 2016) {OWN.format(0.0)}",
     )
     sub.add_argument(
         "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
@@ -51,17 +54,17 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    """What may be said. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
-    rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
+    """Constrained decoding. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
+    rules = parser.add_argument_group("constrained decoding (IDS: token ids such as 17 or '17 4 250')")
     rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
     rules.add_argument(
-        "--prefixes", type=Path, metavar="FILE", help="what each line's output begins with, line by line"
+        "--prefixes", type=Path, metavar="FILE", help="the beginning of each line's output, line by line"
     )
     rules.add_argument(
         "--phrases",
         action="append",
         metavar="TEXT",
-        help="every output has this in it (ids, where the lines are ids); may be given again",
+        help="every output contains this (ids, where the lines are ids); may be given again",
     )
     rules.add_argument(
         "--trie",
@@ -74,18 +77,25 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         action="append",
         metavar="IDS",
-        help="never say this token, or these in a row; may be given again, adds to the model's own",
+        help="never output this token, or this sequence; may be given again, adds to the model's own",
     )
-    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
-    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
-    rules.add_argument("--shortlist", type=token_ids, metavar="IDS", help="nor know any others, which saves time")
+    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that are not allowed first")
+    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="output only these tokens and the end token")
+    rules.add_argument(
+        "--shortlist",
+        type=token_ids,
+        metavar="IDS",
+        help="compute only these and the end token: faster",
+    )
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
-    rules.add_argument("--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)")
+    rules.add_argument("--start", type=int, metavar="ID", help="first token of the decoder's input (default: its own)")
     never = OWN.format("0, which allows it")
-    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
-    rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
-    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no N tokens in a row twice {never}")
+    rules.add_argument(
+        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no N tokens of the source in a row {never}"
+    )
+    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens already in the output {OWN.format(1.0)}")
 
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +122,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
     sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
-    sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
+    sampling.add_argument("--seed", type=int, help="the same seed gives the same outputs (default: another every time)")
 
 
 def token_ids(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -17,7 +18,7 @@ from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options, options_from_session
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.run import Compared, parities_of_sessions
+from seq2engine.runtime.parity.run import Compared, parities_of_sessions, searches_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
@@ -123,6 +124,18 @@ def test_what_is_measured_draws_nothing_and_needs_no_attention(tmp_path):
     with open_session(text_bundle(tmp_path / "coverage", **own), threads=1) as opened:
         assert measured_options(opened, 4, longest=9) == SearchOptions(5, 4, scores=False)
         assert measured_options(opened, 4, longest=3).max_length == 3
+
+
+def test_parity_leaves_out_the_repetition_penalty_and_nothing_else(tmp_path):
+    """Where two decodes differ, parity compares the model's own probabilities, which a penalty would change."""
+    own = {"repetition_penalty": 1.5, "no_repeat_ngram": 2, "banned": [[5]], "forced_bos": 7}
+    with open_session(text_bundle(tmp_path / "penalty", **own), threads=1) as opened:
+        measured = measured_options(opened, 4, 9)
+        assert measured.repetition_penalty == 1.5
+        greedy, beam = searches_of(opened, 9, 4)
+        assert beam == dataclasses.replace(measured, repetition_penalty=1.0)
+        assert greedy == dataclasses.replace(beam, beam=1)
+        assert searches_of(opened, 9, 4, forced_bos=8)[1] == dataclasses.replace(beam, forced_bos=8)
 
 
 @pytest.mark.parametrize("family", ["mbart", "m2m_100"])
