@@ -136,7 +136,17 @@ def quality_of_arms(plan: Plan, sessions: Sessions, progress: Progress) -> dict[
     for done, (name, session) in enumerate(sessions.items()):
         progress("bench: quality", done / len(sessions))
         with blaming(name, "the references"):
-            found[name] = tuple(quality_of_session(session, tokenizer, references, beam) for beam in plan.beams)
+            found[name] = tuple(
+                quality_of_session(
+                    session,
+                    tokenizer,
+                    references,
+                    beam,
+                    source_language=plan.options.source_language,
+                    target_language=plan.options.target_language,
+                )
+                for beam in plan.beams
+            )
     progress("bench: quality", 1.0)
     return found
 

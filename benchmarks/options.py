@@ -9,6 +9,7 @@ from pathlib import Path
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.default_precision import shared_precision
 from seq2engine.runtime.quality.metrics import References
+from seq2engine.runtime.text.sources import coder_of
 
 from .cases import Case, cases_for
 from .machine import usable_cores
@@ -33,6 +34,8 @@ class BenchOptions:
         listed as failed. `environments` is the folder that holds them (`make peers`).
     `references`: source texts and right outputs. Every arm decodes them, with the beams of every case, and its error
         rates stand beside its times.
+    `source_language`, `target_language`: of the references, and the first token of every output, as the model names
+        them; None is the model's own.
     `scenarios`: single, offline, server (scenarios.py), with the sizes of the first case and that many `queries`;
         `bound_ms` is the p99 latency of a server.
     `quick`: leaves out the ceiling of the machine and the peak memory of every arm.
@@ -50,6 +53,8 @@ class BenchOptions:
     peers: Sequence[str] = ()
     environments: Path = ENVIRONMENTS
     references: References | None = None
+    source_language: str | None = None
+    target_language: str | None = None
     scenarios: Sequence[str] = ()
     bound_ms: float | None = None
     queries: int = QUERIES
@@ -70,7 +75,13 @@ class Plan:
     @property
     def scenarios(self) -> ScenarioOptions:
         asked = self.options
-        return ScenarioOptions(asked.scenarios, asked.bound_ms, asked.queries, asked.seed)
+        return ScenarioOptions(asked.scenarios, asked.bound_ms, asked.queries, asked.seed, self.forced_bos)
+
+    @property
+    def forced_bos(self) -> int | None:
+        """The first token of every output, where a target language is asked for; None: the model's own."""
+        language = self.options.target_language
+        return None if language is None else coder_of(self.bundle).language_id(language)
 
     @property
     def beams(self) -> list[int]:

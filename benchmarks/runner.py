@@ -138,7 +138,8 @@ class CaseTimer:
     def result_of(self, case: Case, sessions: Sessions) -> CaseResult:
         first = next(iter(sessions))
         sources = sources_for(case, self.plan.bundle.config, self.plan.options.seed)
-        options = case_options(sessions[first], case, defaults=not self.plan.options.peers)
+        alone = not self.plan.options.peers
+        options = case_options(sessions[first], case, alone, self.plan.forced_bos)
         outputs = self.outputs_of(case, sessions, sources, options)
         times, splits = self.times_of(case, sessions, sources, options, outputs)
         self.peers.take_memory(outputs.theirs)

@@ -69,6 +69,7 @@ class ScenarioOptions:
     bound_ms: float | None = None
     queries: int = QUERIES
     seed: int = 0
+    forced_bos: int | None = None  # first token of every output (None: the model's own)
 
 
 def run_scenarios(
@@ -90,7 +91,7 @@ def run_scenarios(
     plain = {name: session for name, session in sessions.items() if name not in speculative}
     session = next(iter(sessions.values()))
     sources = ragged_sources(case, session.config, asked.queries, seed)
-    options = case_options(session, case)
+    options = case_options(session, case, forced_bos=asked.forced_bos)
     found: list[Scenario] = []
     if "single" in names or "server" in names:
         streams = single_streams(sessions if case.beam == 1 else plain, sources, options, progress)

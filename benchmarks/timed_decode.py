@@ -42,14 +42,15 @@ def best_tokens(hypotheses: list[list[Hypothesis]]) -> Tokens:
     return [nbest[0].tokens for nbest in hypotheses]
 
 
-def case_options(session: Session, case: Case, defaults: bool = True) -> SearchOptions:
+def case_options(session: Session, case: Case, defaults: bool = True, forced_bos: int | None = None) -> SearchOptions:
     """How a case is decoded: tokens without scores, with the model's own rules unless `defaults` is false.
 
-    Peers get the weights of a model and nothing else, so beside them its rules are left out.
+    Peers get the weights of a model and nothing else, so beside them its rules and the target language's token
+    (`forced_bos`) are left out.
     """
     if not defaults:
         return SearchOptions(max_length=case.target, beam=case.beam, scores=False)
-    own = measured_options(session, case.beam, case.target)
+    own = measured_options(session, case.beam, case.target, forced_bos)
     return dataclasses.replace(own, max_length=case.target)
 
 

@@ -1,8 +1,8 @@
-"""`--precision auto`: the fastest precision of a bundle on this machine, of those whose outputs are close to fp32's.
+"""`--precision auto`: the fastest precision of a bundle on this machine whose outputs are close to those of fp32.
 
     fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, in turns -> the fastest
 
-No table of processors: what is fastest depends on the instructions, the cores and the model, so it is measured.
+The fastest depends on the instructions, the cores and the model, so it is measured.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import QUANTISED
 
 from .generate import generate
-from .sample_sources import random_sources
 from .search.options import SearchOptions
 from .session import Session
+from .text.sources import random_sources
 
-CANDIDATES = ("fp32", "fp16", "w8a8")  # from fine to coarse; others save memory or are for GPUs, and cost more quality
+CANDIDATES = ("fp32", "fp16", "w8a8")  # the most precise first; others save memory or are for GPUs
 ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here
 ROUNDS, SOURCES, STEPS = 5, 4, 8
 
@@ -31,12 +31,12 @@ ROUNDS, SOURCES, STEPS = 5, 4, 8
 def open_fastest(
     bundle: Bundle, backend: str, provider: str | None, open_precision: Callable[[str], Session]
 ) -> Session:
-    """The session that decodes fastest; it says in `chosen` which precision that is and why. Others are closed."""
+    """The session that decodes fastest; its `chosen` names the precision and the reason. The others are closed."""
     names, left_out = candidates_of(bundle, backend, provider)
     with ExitStack() as opened:
         sessions = {name: opened.enter_context(open_precision(name)) for name in names}
         times = decode_times(sessions) if len(sessions) > 1 else dict.fromkeys(names, 0.0)
-        fastest = min(times, key=lambda name: times[name])  # of equals the finest
+        fastest = min(times, key=lambda name: times[name])  # of equals the most precise
         session = sessions.pop(fastest)
         opened.pop_all()
         for other in sessions.values():
@@ -48,7 +48,7 @@ def open_fastest(
 
 
 def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[list[str], str]:
-    """The precisions to choose from, from fine to coarse, and what was left out because its parity failed."""
+    """The precisions to choose from, the most precise first, and a note on those whose parity failed."""
     if backend == "tensorrt":
         raise SessionError(
             "precision auto times graphs, and an engine has the precision it was built in; name one with --precision"
@@ -68,7 +68,7 @@ def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[l
 
 
 def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
-    """What the latest parity report in the bundle says of a precision on a backend; None if there is no such report."""
+    """The verdict of the bundle's latest parity report on a precision and backend; None if there is no report."""
     found = (bundle.root / FOLDER).glob(f"parity-*{precision}*.json")
     for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
@@ -84,7 +84,7 @@ def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
 
 
 def decode_times(sessions: Mapping[str, Session]) -> dict[str, float]:
-    """Seconds of the same short decode on each: the best of some rounds, in turns, after one that does not count."""
+    """Seconds of the same short decode on each session: the best of some interleaved rounds, after a warm-up."""
     config = next(iter(sessions.values())).config
     steps = min(STEPS, config.max_target)
     options = SearchOptions(steps, min_length=steps, scores=False)
@@ -106,7 +106,7 @@ def reason_of(fastest: str, times: Mapping[str, float]) -> str:
 
 
 def quality_of(precision: str, bundle: Bundle, backend: str) -> str:
-    """What the choice costs, as far as it is known."""
+    """A note on the quality of the choice, as far as it is known."""
     if precision not in QUANTISED:
         return ""
     known = parity_verdict(bundle, backend, precision)
@@ -117,7 +117,7 @@ def quality_of(precision: str, bundle: Bundle, backend: str) -> str:
 
 
 def note_on(precision: str, backend: str, provider: str | None) -> str:
-    """What to know of a precision where it runs; nothing of most."""
+    """A note on a precision on this backend; empty for most."""
     if backend != "onnxruntime" or provider not in (None, "cpu") or precision not in QUANTISED or precision in ON_CPU:
         return ""
     return (

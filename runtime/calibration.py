@@ -1,8 +1,8 @@
-"""How large numbers get in real decodes: the fp32 graphs run over texts, and the largest of every tensor is noted.
+"""Calibration: the fp32 graphs decode texts, and the largest magnitude of every tensor is recorded.
 
-    tensor --Abs--ReduceMax--> one number more among the graph's outputs
+    tensor --Abs--ReduceMax--> one more output of the graph
 
-Sources are decoded by beam search, step by step as in use; what padding holds counts, because it is computed, too.
+Sources are decoded by beam search, as in use. Padding counts too, because it is computed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from seq2engine.model.tokenizers.base import Coder
 from .generate import generate
 from .ort.binding import OrtState, cache_of
 from .ort.graphs import Placement, inference_session
-from .sample_sources import random_sources, sample_of
 from .search.options import SearchOptions
 from .search.step_output import Answer
 from .session import EVERYTHING, Limits, Session, StepForm
+from .text.sources import random_sources, sample_of
 
-MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus, evenly over it: lines to look at, and of all lengths to decode
+MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus: lines that are read, evenly over it, and sources that are decoded
 RANDOM_SOURCES = 32  # without a corpus
 LONGEST = 64  # output tokens
 BATCH, BEAM = 16, 4
-LARGEST = "largest/"  # an output of this name is the largest magnitude of the tensor behind it
+LARGEST = "largest/"  # prefix of the outputs that are the largest magnitude of a tensor
 
 
 class CalibrationSession(Session):
@@ -92,7 +92,7 @@ class CalibrationSession(Session):
         self.close()
 
     def measured(self, graph: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a graph; what it measured is noted, what is left are the contract's outputs."""
+        """Runs a graph and records its magnitudes; returns the outputs of the contract."""
         session, largest = self.sessions[graph], self.largest[graph]
         names = [output.name for output in session.get_outputs()]
         kept = {}
@@ -106,7 +106,7 @@ class CalibrationSession(Session):
 
 
 def measuring(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with one output more for every float tensor that a node makes."""
+    """The graph with one more output for every float tensor that a node computes."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     inferred = shape_inference.infer_shapes(made).graph

@@ -1,19 +1,16 @@
-"""A model's own way of decoding, and the options that follow from it: commands, Python, parity and benchmark ask here.
+"""A model's own decoding defaults.
 
-generation.json of a bundle -> Defaults, which every session of it carries
-Defaults + what a user asked for -> SearchOptions
+generation.json of a bundle -> Defaults, which every session of the bundle has
+Defaults, and what a user asks for -> SearchOptions (model_options.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seq2engine.export.artifact.bundle import GENERATION, Bundle
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -25,12 +22,12 @@ class Defaults:
 
     @property
     def start(self) -> int | None:
-        """What the decoder is fed first; None: the start token of the model's config."""
+        """The first token of the decoder's input; None: the start token of the model's config."""
         return self.values.get("start")
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it can be obeyed only by a session that keeps its cross-attention weights."""
+        """Whether they need a session that keeps its cross-attention weights."""
         return bool(self.values.get("alignments") or self.values.get("coverage_penalty"))
 
 

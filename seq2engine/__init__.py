@@ -1,34 +1,152 @@
-"""Encoder-decoder Transformers from PyTorch to ONNX and TensorRT, proven to say the same thing, faster."""
+"""Encoder-decoder Transformers from PyTorch to ONNX and TensorRT, with the same outputs, faster."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers read; the same names as below
+    from seq2engine.benchmarks.cases import Case as Case
+    from seq2engine.benchmarks.options import BenchOptions as BenchOptions
+    from seq2engine.benchmarks.result import BenchResult as BenchResult
+    from seq2engine.benchmarks.runner import bench_bundle as bench_bundle
+    from seq2engine.common.progress import Progress as Progress
+    from seq2engine.errors import Seq2EngineError as Seq2EngineError
+    from seq2engine.export.artifact.build_flags import BuildFlags as BuildFlags
+    from seq2engine.export.artifact.bundle import Bundle as Bundle
+    from seq2engine.export.artifact.bundle import open_bundle as open_bundle
+    from seq2engine.export.artifact.passport import Passport as Passport
+    from seq2engine.export.artifact.profiles import Range as Range
+    from seq2engine.export.artifact.profiles import ShapeRanges as ShapeRanges
+    from seq2engine.export.artifact.profiles import Workload as Workload
+    from seq2engine.export.engines.build_options import BuildOptions as BuildOptions
+    from seq2engine.export.engines.plan import ShapePlan as ShapePlan
+    from seq2engine.export.engines.plan import plan_from_lengths as plan_from_lengths
+    from seq2engine.export.engines.refit import refit_engines as refit_engines
+    from seq2engine.export.engines.to_engine import engines_from_onnx as engines_from_onnx
+    from seq2engine.exporting import add_precisions as add_precisions
+    from seq2engine.exporting import export_checkpoint as export_checkpoint
+    from seq2engine.exporting import onnx_from_model as onnx_from_model
+    from seq2engine.model.checkpoint import load_checkpoint as load_checkpoint
+    from seq2engine.model.checkpoint import random_model as random_model
+    from seq2engine.model.checkpoint import save_checkpoint as save_checkpoint
+    from seq2engine.model.config import ModelConfig as ModelConfig
+    from seq2engine.model.importers.detect import ImportResult as ImportResult
+    from seq2engine.model.importers.detect import import_checkpoint as import_checkpoint
+    from seq2engine.model.tokenizers.base import Coder as Coder
+    from seq2engine.model.tokenizers.base import Tokenizer as Tokenizer
+    from seq2engine.model.training.loop import TrainOptions as TrainOptions
+    from seq2engine.model.training.text import TextOptions as TextOptions
+    from seq2engine.model.training.text import Trained as Trained
+    from seq2engine.model.training.text import train_from_text as train_from_text
+    from seq2engine.model.transformer import Transformer as Transformer
+    from seq2engine.packaging.package import PackageResult as PackageResult
+    from seq2engine.packaging.package import package_from_bundle as package_from_bundle
+    from seq2engine.runtime.attention.view import AttentionView as AttentionView
+    from seq2engine.runtime.attention.view import LayerCheck as LayerCheck
+    from seq2engine.runtime.generate import generate as generate
+    from seq2engine.runtime.model_options import SearchFields as SearchFields
+    from seq2engine.runtime.model_options import options_from_session as options_from_session
+    from seq2engine.runtime.opening import open_session as open_session
+    from seq2engine.runtime.parity.levels.baseline import Against as Against
+    from seq2engine.runtime.parity.levels.result import ParityResult as ParityResult
+    from seq2engine.runtime.parity.run import ParityOptions as ParityOptions
+    from seq2engine.runtime.parity.run import parities_of as parities_of
+    from seq2engine.runtime.parity.run import parity_of as parity_of
+    from seq2engine.runtime.quality.metrics import References as References
+    from seq2engine.runtime.search.option_fields import OptionFields as OptionFields
+    from seq2engine.runtime.search.options import SearchOptions as SearchOptions
+    from seq2engine.runtime.search.step import Emitted as Emitted
+    from seq2engine.runtime.search.step import Hypothesis as Hypothesis
+    from seq2engine.runtime.search.trie import Trie as Trie
+    from seq2engine.runtime.search.trie import trie_from_sequences as trie_from_sequences
+    from seq2engine.runtime.session import Limits as Limits
+    from seq2engine.runtime.session import Session as Session
+    from seq2engine.runtime.text.continuous_batching import translate_many as translate_many
+    from seq2engine.runtime.text.lines import Line as Line
+    from seq2engine.runtime.text.scoring import ScoredLine as ScoredLine
+    from seq2engine.runtime.text.scoring import TargetScore as TargetScore
+    from seq2engine.runtime.text.scoring import score_targets as score_targets
+    from seq2engine.runtime.text.translate import Output as Output
+    from seq2engine.runtime.text.translate import Translated as Translated
+    from seq2engine.runtime.translator import Translator as Translator
+    from seq2engine.runtime.translator import load as load
 
 __version__ = "0.1.0"
 
 # Public names and where they live. Nothing heavy is imported until one of them is used.
 PUBLIC = {
+    # text in, text out
+    "load": "runtime.translator",
+    "Translator": "runtime.translator",
+    "Translated": "runtime.text.translate",
+    "Output": "runtime.text.translate",
+    "Line": "runtime.text.lines",
+    "TargetScore": "runtime.text.scoring",
+    "ScoredLine": "runtime.text.scoring",
+    "AttentionView": "runtime.attention.view",
+    "LayerCheck": "runtime.attention.view",
+    "Coder": "model.tokenizers.base",
+    "Tokenizer": "model.tokenizers.base",
+    # token ids in, token ids out
+    "open_session": "runtime.opening",
+    "Session": "runtime.session",
+    "Limits": "runtime.session",
+    "Workload": "export.artifact.profiles",
+    "generate": "runtime.generate",
+    "translate_many": "runtime.text.continuous_batching",
+    "score_targets": "runtime.text.scoring",
+    "Hypothesis": "runtime.search.step",
+    "Emitted": "runtime.search.step",
+    # how to decode
+    "SearchOptions": "runtime.search.options",
+    "SearchFields": "runtime.model_options",
+    "OptionFields": "runtime.search.option_fields",
+    "options_from_session": "runtime.model_options",
+    "Trie": "runtime.search.trie",
+    "trie_from_sequences": "runtime.search.trie",
+    # models and checkpoints
     "ModelConfig": "model.config",
+    "Transformer": "model.transformer",
     "random_model": "model.checkpoint",
     "load_checkpoint": "model.checkpoint",
     "save_checkpoint": "model.checkpoint",
+    "import_checkpoint": "model.importers.detect",
+    "ImportResult": "model.importers.detect",
+    "train_from_text": "model.training.text",
+    "TextOptions": "model.training.text",
+    "Trained": "model.training.text",
+    "TrainOptions": "model.training.loop",
+    # bundles and engines
     "export_checkpoint": "exporting",
     "onnx_from_model": "exporting",
+    "add_precisions": "exporting",
     "open_bundle": "export.artifact.bundle",
+    "Bundle": "export.artifact.bundle",
     "engines_from_onnx": "export.engines.to_engine",
     "refit_engines": "export.engines.refit",
+    "BuildOptions": "export.engines.build_options",
+    "ShapeRanges": "export.artifact.profiles",
+    "Range": "export.artifact.profiles",
+    "BuildFlags": "export.artifact.build_flags",
+    "Passport": "export.artifact.passport",
     "plan_from_lengths": "export.engines.plan",
-    "open_session": "runtime.opening",
-    "SearchOptions": "runtime.search.options",
-    "options_from_session": "runtime.model_options",
-    "generate": "runtime.generate",
-    "translate": "runtime.text.translate",
-    "score_targets": "runtime.text.scoring",
-    "translate_many": "runtime.text.continuous_batching",
-    "parity_of": "runtime.parity.run",
-    "bench_bundle": "benchmarks.runner",
+    "ShapePlan": "export.engines.plan",
     "package_from_bundle": "packaging.package",
+    "PackageResult": "packaging.package",
+    # parity and benchmark
+    "parity_of": "runtime.parity.run",
+    "parities_of": "runtime.parity.run",
+    "ParityOptions": "runtime.parity.run",
+    "ParityResult": "runtime.parity.levels.result",
+    "Against": "runtime.parity.levels.baseline",
+    "References": "runtime.quality.metrics",
+    "bench_bundle": "benchmarks.runner",
+    "BenchOptions": "benchmarks.options",
+    "BenchResult": "benchmarks.result",
+    "Case": "benchmarks.cases",
+    # everywhere
+    "Progress": "common.progress",
     "Seq2EngineError": "errors",
 }
 __all__ = ["__version__", *PUBLIC]

@@ -1,4 +1,4 @@
-"""Model to bundle as everybody makes it (the command, Python, the demo, the GPU check): calibrated where it must be.
+"""Model to bundle, calibrated for fp16: the one function behind the command, Python, the demo and the GPU check.
 
 It stands above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
 """
@@ -80,13 +80,13 @@ def calibration_for(
     companions: Path | None,
     calibrate: Path | None,
 ) -> to_onnx.Calibrate | None:
-    """The decodes of the calibration: of a corpus, in the checkpoint's own tokens, or of random sources."""
+    """The calibration: it decodes a corpus, with the checkpoint's tokenizer, or random sources; None without fp16."""
     for precision in precisions:
         check_choices(precision, cache_form)
     if "float16" not in {PRECISIONS[precision] for precision in precisions}:
         if calibrate is not None:
             raise UsageError(
-                f"--calibrate finds what fp16 cannot hold, but {' '.join(precisions)} computes nothing in fp16; "
+                f"--calibrate finds numbers too large for fp16, but {' '.join(precisions)} computes nothing in fp16; "
                 "leave it out, or add fp16 to --precision"
             )
         return None

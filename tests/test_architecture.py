@@ -148,15 +148,6 @@ def test_help_is_light():
     assert done.returncode == 0, done.stderr
 
 
-def test_public_names_exist():
-    import seq2engine
-
-    for name in seq2engine.PUBLIC:
-        assert getattr(seq2engine, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        seq2engine.nonsense  # noqa: B018
-
-
 def test_wheel_runs_beside_a_decoy(tmp_path):
     """A user's own model.py, export.py, ... in the working directory must not be taken for ours."""
     source = tmp_path / "source"

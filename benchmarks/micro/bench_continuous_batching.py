@@ -1,4 +1,4 @@
-"""A ragged corpus in fixed batches, in batches by length, and fed continuously, for pytest-benchmark.
+"""A ragged corpus in fixed batches, in batches by length, and by continuous batching, for pytest-benchmark.
 
 Run with: pytest benchmarks --benchmark-only -o python_files='bench_*.py'
 """
@@ -22,8 +22,8 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import Session, State
+from seq2engine.runtime.text.batching import batches_by_length
 from seq2engine.runtime.text.continuous_batching import translate_many
-from seq2engine.runtime.text.translate import batches_by_length
 
 COUNT, BATCH, LONGEST, MEAN = 256, 32, 200, 24
 TINY = dataclasses.replace(PRESETS["tiny"], max_source=LONGEST, max_target=LONGEST)
@@ -68,11 +68,9 @@ def fixed(session: Session, sources: list[list[int]], options: SearchOptions) ->
 
 
 def by_length(session: Session, sources: list[list[int]], options: SearchOptions) -> dict[int, list[Hypothesis]]:
-    """As `translate_lines` does."""
     found: dict[int, list[Hypothesis]] = {}
-    for place, batch in batches_by_length(dict(enumerate(sources)), BATCH).items():
-        if place not in found:
-            found.update(zip(batch, generate(session, [sources[i] for i in batch], options), strict=True))
+    for batch in batches_by_length([len(source) for source in sources], BATCH):
+        found.update(zip(batch, generate(session, [sources[i] for i in batch], options), strict=True))
     return found
 
 

@@ -1,4 +1,4 @@
-"""An attention view for people: plain text for a terminal, one self-contained page of heat maps for a browser."""
+"""The report of an attention view: text for a terminal, a self-contained HTML page of heat maps."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
         about_html(about),
         f'<p class="verdict">{verdict_badge(bool(view))} {escape(view.reason)}</p>',
         *([note_html(f"The text has {unknown_text(view.unknown)}.")] if view.unknown else []),
-        heading_html("Where it looks"),
+        heading_html("Cross-attention, all layers"),
         note_html(
-            "A row is an output token, from top to bottom; it shows how the model spread its attention over the source "
-            "tokens while it chose that token. A row adds up to 1. Colours follow the square root of the weight."
+            "A row is an output token, from top to bottom: its attention weights over the source tokens, in the step "
+            "that chose it. A row adds up to 1. Colours follow the square root of the weight."
         ),
         legend_html(),
         average,
@@ -74,13 +74,13 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
         heading_html("Heads"),
         by_head,
         *([note_html("Maps without a tooltip on every cell are pictures, to keep this page small.")] * draw.pictures),
-        heading_html("What it looks at most"),
+        heading_html("Source tokens with the most weight"),
         note_html(f"The mean over the heads of layer {layers}, the last one. Small numbers count source tokens."),
         most_html(view, of_layers[-1]),
         heading_html("ONNX Runtime against PyTorch"),
         note_html(
-            f"Both computed in {view.precision}; errors are the worst against PyTorch in fp64. ONNX Runtime may err "
-            f"{WORST_FACTOR:g} times as much as PyTorch itself."
+            f"Both computed in {view.precision}; errors are the largest against PyTorch in fp64. ONNX Runtime's may be "
+            f"{WORST_FACTOR:g} times PyTorch's."
         ),
         table_html(CHECK_HEAD, ((*row, verdict_badge(word == "pass")) for *row, word in check_rows(view))),
     ]
@@ -94,7 +94,7 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
 
 
 class MapWriter:
-    """Draws lines of maps, in the order of their importance, and counts what it has spent on cells."""
+    """Draws lines of maps, the most important first, and counts the bytes of their cells."""
 
     def __init__(self, view: AttentionView):
         self.view = view
@@ -107,7 +107,7 @@ class MapWriter:
         drawn: list[str] = []
         spent = self.spent
         for values in (values for maps in lines for _, values in maps):
-            drawn.append(cells_html(values, view.target, view.source, "looks at", cell, labelled))
+            drawn.append(cells_html(values, view.target, view.source, "attends to", cell, labelled))
             spent += len(drawn[-1].encode())
             if spent > CELL_BYTES:
                 self.pictures = True
@@ -131,7 +131,7 @@ def fitted(width: int, columns: int, least: int, most: int) -> int:
 
 
 def most_html(view: AttentionView, weights: np.ndarray) -> str:
-    """For every output token the source tokens it looks at most; weights [T,S]."""
+    """For every output token the source tokens with the most weight; weights [T,S]."""
     count = min(MOST, len(view.source))
     order = np.argsort(-weights, axis=1, kind="stable")[:, :count]
 

@@ -32,20 +32,21 @@ from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import oracle_of
 
 from ..backends import with_defaults
-from ..model_options import measured_options
+from ..model_options import first_token, measured_options
 from ..opening import open_session
 from ..quality.intervals import check_metrics
 from ..quality.metrics import References
 from ..requests import check_request
-from ..sample_sources import (
+from ..search.options import SearchOptions
+from ..session import Session
+from ..text.sources import (
     FEWEST_SOURCES,
+    coder_of,
     compared_sources,
     sample_of,
     sources_of,
     tree_sources,
 )
-from ..search.options import SearchOptions
-from ..session import Session
 from .levels.baseline import Against, Speaker, speaker_of
 from .levels.batch_invariance import companies_of
 from .levels.corpus import Corpus
@@ -86,6 +87,8 @@ class ParityOptions:
     against: Against | None = None
     metrics: Sequence[str] = ("errors",)
     command_line: str = ""  # as it was given, for the report
+    source_language: str | None = None  # of the references, as the model names it
+    target_language: str | None = None  # first token of every decode (None: the model's own)
 
 
 def parity_of(
@@ -159,10 +162,11 @@ def compared_group(
     """What needs the sessions of the comparison. They are gone, with their models, before others are opened."""
     sources, references, outputs = options.sources, options.references, Outputs()
     if references is not None:
-        sources = sources_of(bundle, references, options.count, options.seed)
+        sources = sources_of(bundle, references, options.count, options.seed, language=options.source_language)
     with Sessions(bundle, backend, options) as sessions:
         compared = [sessions.compared(precision, speaker) for precision, speaker in group.items()]
         speaker = next(iter(group.values()))
+        forced_bos = first_token(compared[0].candidate, coder_of(bundle), options.target_language)
         if sources is None:
             limit = compared[0].candidate.limits.source
             sources = sources_of(bundle, None, options.count, options.seed, limit)
@@ -178,8 +182,9 @@ def compared_group(
             progress,
             outputs,
             speaker.name,
+            forced_bos,
         )
-        searches = searches_of(compared[0].candidate, found[0].max_length, options.beam)
+        searches = searches_of(compared[0].candidate, found[0].max_length, options.beam, forced_bos)
     found = [dataclasses.replace(result, torch_threads=torch_threads) for result in found]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
     return found, corpus
@@ -307,6 +312,7 @@ def parities_of_sessions(
     progress: Progress = silent,
     outputs: Outputs | None = None,
     name: str = "PyTorch",
+    forced_bos: int | None = None,
 ) -> list[ParityResult]:
     """The same over opened sessions. Decodes are cut at `max_length`, or at 64 tokens if the model can do as many.
 
@@ -316,7 +322,7 @@ def parities_of_sessions(
         raise ConfigError(f"batch {batch}, expected at least 1")
     everyone = [*(one.candidate for one in compared), speaker]
     longest = longest_of(min(session.limits.target for session in everyone), max_length)
-    searches = searches_of(compared[0].candidate, longest, beam)
+    searches = searches_of(compared[0].candidate, longest, beam, forced_bos)
     outputs = Outputs() if outputs is None else outputs
     rows = [list(source) for source in sources]
     for session in everyone:
@@ -365,12 +371,12 @@ def parities_of_sessions(
     return found
 
 
-def searches_of(session: Session, longest: int, beam: int) -> list[SearchOptions]:
+def searches_of(session: Session, longest: int, beam: int, forced_bos: int | None = None) -> list[SearchOptions]:
     """Greedy and beam search as `run` does them, with the model's own defaults.
 
     The repetition penalty is left out: where two decodes part, they are judged by the model's own probabilities.
     """
-    own = (measured_options(session, width, longest) for width in sorted({1, beam}))
+    own = (measured_options(session, width, longest, forced_bos) for width in sorted({1, beam}))
     return [dataclasses.replace(options, repetition_penalty=1.0) for options in own]
 
 

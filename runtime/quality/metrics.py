@@ -22,9 +22,9 @@ from seq2engine.errors import RequestError, missing_package
 from seq2engine.model.pairs import read_pairs
 from seq2engine.model.tokenizers.base import Tokenizer
 
-from ..model_options import measured_options
+from ..model_options import first_token, measured_options
 from ..session import Session
-from ..text.translate import translate
+from ..text.translate import translate_texts
 
 References = Mapping[str, Sequence[str]]  # source text -> its right outputs
 Words = Mapping[str, Sequence[str]]  # source text -> an output, split at spaces
@@ -79,12 +79,19 @@ def quality_from_outputs(search: str, outputs: Mapping[str, str], references: Re
 
 
 def quality_of_session(
-    session: Session, tokenizer: Tokenizer, references: References, beam: int, batch: int = 64
+    session: Session,
+    tokenizer: Tokenizer,
+    references: References,
+    beam: int,
+    batch: int = 64,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> Quality:
     """Decodes the texts of the references and counts."""
-    options = measured_options(session, beam)
+    options = measured_options(session, beam, forced_bos=first_token(session, tokenizer, target_language))
     texts = list(references)
-    outputs = dict(zip(texts, translate(session, tokenizer, texts, options, batch), strict=True))
+    found = translate_texts(session, tokenizer, texts, options, batch, language=source_language)
+    outputs = dict(zip(texts, found, strict=True))
     return quality_from_outputs("greedy" if beam == 1 else f"beam {beam}", outputs, references)
 
 

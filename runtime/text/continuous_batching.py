@@ -1,18 +1,22 @@
-"""Continuous feeding: a batch that stays full, since new sources take the rows of those that are done.
+"""Continuous batching: new sources take the rows of those that are done, so the batch stays full.
 
     rows    0  1  2  3  4  5  6  7
     step 9  a  a  a  .  a  a  .  a     two of the first eight are done
     step 10 a  a  a  b  a  a  b  a     the next two are encoded and begin in their rows
     step 17 a  .  a  b  .  .  b  a
 
-Sources that came together are one search, the same as anywhere else; only the decoder step is shared by all. So there
-is no second kind of search, and what a source gets does not depend on who else is there.
+Sources that begin together are one search, the same search as anywhere else; only the decoder step is shared by all. So
+there is no second kind of search, and the output of a source does not depend on its neighbours. Where a session
+decodes a large batch with several workers, each worker has its own batch, and all take from the same sources.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import queue
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,16 +26,45 @@ from seq2engine.errors import RequestError
 
 from ..generate import form_from_options, padded, search_over, start_of
 from ..model_options import options_from_session
+from ..parallel import workers_for
 from ..requests import check_request
 from ..search.options import SearchOptions
 from ..search.step import Emitted, Hypothesis, drain, staying_rows
-from ..search.step_output import Answer
+from ..search.step_output import Answer, NotFiniteError
 from ..session import Session, State
+from ..threads import WORKER_WORK, row_work
 from ..tree_cache import TreeStep, rounded
+from .batching import BATCH, batches_by_length, groups_by_padding
 
-BATCH = 32
 WINDOW = 16  # batches that are looked ahead
-CALL = 32  # tokens in whose time a call of the encoder reads its weights
+WAKE = 0.05  # seconds between looks at workers that are told to stop
+
+Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses
+
+
+def worth_it(session: Session, sources: int, rows: int, width: int) -> bool:
+    """Whether continuous batching is at least as fast as batches by length, which both drop finished sources.
+
+    What a full batch saves is the part of a step that does not grow with its rows: reading the weights. So it pays
+
+    - only with more sources than rows, because otherwise no row gets a new source;
+    - only where a step does more work than the loop around it: every group of sources that began together is a search
+      of its own in each step;
+    - on a CPU not with beams, which multiply the rows of a step until its weights are the smaller part of it. A GPU is
+      not busy with so few rows.
+    """
+    waits_for_weights = width == 1 or session.backend == "tensorrt"
+    return sources > rows and waits_for_weights and rows * width * row_work(session.config) >= WORKER_WORK
+
+
+def first_then_longest(lengths: Sequence[int], rows: int) -> list[int]:
+    """The order in which sources should begin: those that share a batch with the first one, then the longest.
+
+    So the first output comes early, rows next to each other in time need little padding, and the last to run are short.
+    """
+    batches = batches_by_length(lengths, rows)
+    first = next((batch for batch in batches if 0 in batch), [])
+    return [*first, *(place for batch in reversed(batches) if batch is not first for place in reversed(batch))]
 
 
 def translate_many(
@@ -44,10 +77,10 @@ def translate_many(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The n-best hypotheses of every source with its number, each the same as if it were decoded alone.
 
-    They come in the order in which they are done, those that began together at once. The longest of the next `window`
-    batches begins first: rows of like length need little padding, and the last ones to run are short. With a window of
-    0 nothing is taken before there is room for it, and all begin in their order. A source that cannot be decoded is an
-    error once it is taken. `prefixes` are what the output of each begins with, as in `generate`.
+    They come as they are done; sources that began together come together. The longest of the next `window` batches
+    begins first: rows of like length need little padding, and the last ones to run are short. With a window of 0
+    nothing is taken before there is room for it, and all begin in their order. A source that cannot be decoded raises a
+    RequestError when it is taken. `prefixes` are the beginnings of each output, as in `generate`.
     """
     if batch < 1 or window < 0:
         raise RequestError(f"batch {batch} and window {window}, expected at least 1 and 0")
@@ -55,15 +88,70 @@ def translate_many(
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     given = None if prefixes is None else iter(prefixes)
-    return _fed(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
+    return _decoded(session, _Waiting(session, iter(sources), given, options, window * most), options, most)
 
 
-def _fed(
-    session: Session, waiting: _Waiting, options: SearchOptions, batch: int
-) -> Iterator[tuple[int, list[Hypothesis]]]:
-    first = waiting.next(batch)
+def _decoded(session: Session, waiting: _Waiting, options: SearchOptions, most: int) -> Iterator[Decoded]:
+    """By one worker, or by as many as the session has for the first batch."""
+    first = waiting.next(most)
     if not first:
         return
+    workers = workers_for(session, len(first), len(first) * options.width)
+    if len(workers) == 1:
+        yield from _batch_kept_full(session, waiting, options, first)
+    else:
+        shares = [first[worker :: len(workers)] for worker in range(len(workers))]  # all get short and long sources
+        batches = [
+            _batch_kept_full(worker, waiting, options, share) for worker, share in zip(workers, shares, strict=True)
+        ]
+        yield from _in_parallel(batches, most)
+
+
+def _in_parallel(batches: Sequence[Iterator[Decoded]], ahead: int) -> Iterator[Decoded]:
+    """What all of these yield, each in a thread of its own, at most about `ahead` results before they are asked for.
+
+    The first error ends all of them and is raised here.
+    """
+    found: queue.Queue[Decoded | Exception | None] = queue.Queue(ahead)  # None: a thread has ended
+    stop = threading.Event()
+
+    def work(batch: Iterator[Decoded]) -> None:
+        try:
+            for one in batch:
+                if stop.is_set():
+                    return
+                found.put(one)
+        except Exception as error:  # raised where the results are read
+            found.put(error)
+        finally:
+            found.put(None)
+
+    threads = [threading.Thread(target=work, args=(batch,), name="decode") for batch in batches]
+    for thread in threads:
+        thread.start()
+    try:
+        running = len(threads)
+        while running:
+            one = found.get()
+            if isinstance(one, Exception):
+                raise one
+            if one is None:
+                running -= 1
+            else:
+                yield one
+    finally:
+        stop.set()
+        for thread in threads:
+            while thread.is_alive():  # it may wait for room
+                with suppress(queue.Empty):
+                    found.get(timeout=WAKE)
+            thread.join()
+
+
+def _batch_kept_full(
+    session: Session, waiting: _Waiting, options: SearchOptions, first: list[_Source]
+) -> Iterator[Decoded]:
+    """Decodes `first` in as many rows, and in rows that get free what waits."""
     rows = _Rows(session, options, first)
     cohorts = [_Cohort(rows, np.arange(len(first)), first)]
     while cohorts:
@@ -76,7 +164,7 @@ def _fed(
         cohorts = [cohort for cohort in cohorts if not cohort.done.all()]
 
         free = np.flatnonzero(rows.free)
-        if 8 * len(free) < len(rows.free):  # the same eighth as in `leaving`: calls of the encoder are for several
+        if 8 * len(free) < len(rows.free):  # the same eighth as in `staying_rows`: calls of the encoder are for several
             continue
         coming = waiting.next(len(free))
         if coming:
@@ -90,7 +178,7 @@ def _fed(
 
 @dataclass(frozen=True)
 class _Source:
-    """One of many: its number, its tokens and what its output begins with (None: nothing of its own)."""
+    """One of many: its number, its tokens and the beginning of its output (None: nothing of its own)."""
 
     number: int
     tokens: list[int]
@@ -98,7 +186,7 @@ class _Source:
 
 
 class _Waiting:
-    """The sources that have no room yet."""
+    """The sources that have no row yet. Several workers may take from it at the same time."""
 
     def __init__(
         self,
@@ -112,13 +200,15 @@ class _Waiting:
         self.options, self.window = options, window
         self.taken = 0
         self.seen: list[_Source] = []
+        self.lock = threading.Lock()
 
     def next(self, count: int) -> list[_Source]:
         """Up to `count` sources; fewer only if there are no more."""
-        while len(self.seen) < count and (more := self.take(max(self.window, count - len(self.seen)))):
-            self.seen += sorted(more, key=lambda source: -len(source.tokens)) if self.window else more
-        coming, self.seen = self.seen[:count], self.seen[count:]
-        return coming
+        with self.lock:
+            while len(self.seen) < count and (more := self.take(max(self.window, count - len(self.seen)))):
+                self.seen += sorted(more, key=lambda source: -len(source.tokens)) if self.window else more
+            coming, self.seen = self.seen[:count], self.seen[count:]
+            return coming
 
     def take(self, count: int) -> list[_Source]:
         taken = [list(source) for source in islice(self.sources, count)]
@@ -159,12 +249,12 @@ class _Rows:
 
     def encoded(self, sources: list[_Source]) -> Iterator[tuple[np.ndarray, State]]:
         """States of sources of like length with their places, the longest first."""
-        for places in like_lengths([len(source.tokens) for source in sources]):
+        for places in groups_by_padding([len(source.tokens) for source in sources]):
             group = [sources[place].tokens for place in places]
             yield np.array(places), self.session.encode(*padded(group, self.session.config.pad_id))
 
     def step(self) -> None:
-        self.tree.restart(np.flatnonzero(self.free))  # nobody's steps: they need no slots, and have no end
+        self.tree.restart(np.flatnonzero(self.free))  # free rows are stepped as well: this keeps them out of slots
         self.answer = self.tree(self.tokens, self.parents)
 
     def admit(self, rows: np.ndarray, sources: list[_Source]) -> None:
@@ -188,9 +278,9 @@ class _Rows:
 
 
 class _Cohort:
-    """Sources that began together: a search, and its `Step`, which reads answers off the batch's latest step.
+    """Sources that began together: a search, and its `Step`, which reads its rows of the batch's latest step.
 
-    A search says with every step what it will ask for next, which is why the batch can be asked first.
+    A search emits with every step the tokens it will ask for next, so the whole batch can be stepped before.
     """
 
     def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[_Source]):
@@ -203,7 +293,7 @@ class _Cohort:
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
         going = self.rows[~self.done]
-        assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it said it would"
+        assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it emitted"
         return self.batch.answer.of(self.rows)
 
     def attention(self) -> np.ndarray:
@@ -213,8 +303,11 @@ class _Cohort:
         self.rows, self.done = self.rows[rows], self.done[rows]
 
     def advance(self) -> None:
-        """One step of the search; what it wants next, and who is done, is passed on to the batch."""
-        emitted = next(self.search)
+        """One step of the search; the tokens it asks for next, and the sources that are done, go to the batch."""
+        try:
+            emitted = next(self.search)
+        except NotFiniteError as error:
+            raise NotFiniteError(self.numbers[error.source]) from error
         self.batch.free[self.rows[emitted.done & ~self.done]] = True
         self.done = emitted.done
         going = self.rows[~self.done]
@@ -222,26 +315,9 @@ class _Cohort:
         self.batch.parents[going] = emitted.parents[~self.done]
 
     def finish(self) -> list[list[Hypothesis]]:
-        """All are done: what they found."""
+        """The hypotheses of all sources, once all are done."""
 
         def goes_on(emitted: Emitted) -> None:
             raise AssertionError("a search goes on although all its sources are done")
 
         return drain(self.search, goes_on)
-
-
-def like_lengths(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
-    """Places in groups, the longest first, such that all groups padded, and a call for each, take the fewest tokens."""
-    places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    least = [0]  # tokens for the first n places
-    starts = []  # where the last group of the first n begins
-    for end in range(1, len(places) + 1):
-        tokens = [least[start] + call + (end - start) * lengths[places[start]] for start in range(end)]
-        least.append(min(tokens))
-        starts.append(tokens.index(least[-1]))
-    groups = []
-    while places:
-        start = starts[len(places) - 1]
-        groups.append(places[start:])
-        places = places[:start]
-    return groups[::-1]

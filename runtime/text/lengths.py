@@ -1,4 +1,4 @@
-"""How long requests are: sources by the tokenizer, outputs by a first decode of some of them, or by a ratio."""
+"""Lengths of requests: sources by the tokenizer, outputs by a decode of some of them, or by a ratio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from seq2engine.model.tokenizers.base import Coder
 from ..generate import generate
 from ..search.options import SearchOptions
 from ..session import Session
+from .batching import BATCH
 from .lines import Line
-from .translate import BATCH
 
 
 def sources_of_lines(tokenizer: Coder, lines: Iterable[Line], language: str | None = None) -> list[list[int]]:
@@ -46,7 +46,7 @@ def lengths_by_decoding(
 ) -> list[tuple[int, int]]:
     """(source, output) tokens of every source: `count` of all lengths are decoded, the longest among them.
 
-    The others get the largest ratio that was seen: an output that is longer than planned for would not fit.
+    The others get the largest ratio that was seen, because an output that is longer than planned does not fit.
     """
     if count < 1:
         raise RequestError(f"{count} lines to decode, expected at least 1; or give a ratio instead")

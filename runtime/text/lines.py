@@ -1,4 +1,4 @@
-"""Lines of text from bytes, as they arrive: what cannot be read is an error of its line, not of its neighbours."""
+"""Lines of text from bytes, as they arrive. A line that cannot be read has an error; the others are not affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 BOM = b"\xef\xbb\xbf"
-LONGEST = 1 << 20  # bytes of a line; more is not text, and memory has an end
+LONGEST = 1 << 20  # bytes of a line; longer ones are not text, and memory is limited
 QUIET = 0.002  # seconds without a new line after which what has arrived is a window
 PATIENCE = 0.05  # seconds after which it is one, whatever else arrives
 
@@ -27,8 +27,8 @@ class Line:
 def lines_from_chunks(chunks: Iterable[bytes]) -> Iterator[Line]:
     """Bytes in pieces of any size -> lines, of which each ends at a newline byte and nowhere else.
 
-    Other characters that some call line ends (U+2028, U+0085, form feed) are text. A byte order mark at the start and a
-    carriage return at the end of a line are not.
+    Other line separators of Unicode (U+2028, U+0085, form feed) are text. A byte order mark at the start and a carriage
+    return at the end of a line are not.
     """
     held = bytearray()  # the line so far; of one that is too long only as much as shows it
     number, end = 1, 0
@@ -58,10 +58,10 @@ def line_from_bytes(number: int, raw: bytes, end: int = 0) -> Line:
 
 
 def windows_of(lines: Iterable[Line], most: int) -> Iterator[list[Line]]:
-    """Lines -> lists of up to `most`: a full one from a fast source, from a slow one what has arrived.
+    """Lines -> lists of up to `most`: full ones if the input is fast; if it is slow, the lines that have arrived.
 
-    So a reader may look ahead without keeping anybody waiting. The lines are read in a thread of their own, at most
-    `most` ahead; it ends with the lines, or, if the windows are given up before, with the next line.
+    So lines can be sorted by length without waiting for more. They are read in a thread, at most `most` ahead. It ends
+    with the lines, or at the next line if the iteration stops before.
     """
     arrivals = _Arrivals(most)
     threading.Thread(target=arrivals.read, args=(lines,), name="lines", daemon=True).start()
@@ -73,7 +73,7 @@ def windows_of(lines: Iterable[Line], most: int) -> Iterator[list[Line]]:
 
 
 class _Arrivals:
-    """What was read and not yet taken, between two threads."""
+    """The lines that were read and not yet taken, shared by two threads."""
 
     def __init__(self, most: int):
         self.most = most
@@ -90,15 +90,15 @@ class _Arrivals:
                     if self.ended:
                         return
                     self.waiting.append(line)
-                    if len(self.waiting) in (1, self.most):  # nobody waits for any other count
+                    if len(self.waiting) in (1, self.most):  # `take` waits for these counts only
                         self.changed.notify_all()
-        except Exception as failure:  # it is the taker's to handle: it is raised there, after the lines before it
+        except Exception as failure:  # raised by `take`, after the lines before it
             self.failure = failure
         finally:
             self.give_up()
 
     def take(self) -> list[Line]:
-        """What is there, at least one line; nothing after the last."""
+        """The lines that are there, at least one; none after the last."""
         with self.changed:
             self.changed.wait_for(lambda: self.ended or self.waiting)
             deadline = time.monotonic() + PATIENCE

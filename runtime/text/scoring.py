@@ -1,4 +1,4 @@
-"""How likely a model finds targets that are given: their log-probabilities, token by token, on any backend."""
+"""Scores of given targets: log-probabilities, token by token, by teacher forcing, on any backend."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from ..numerics.teacher_forcing import ForcedRun, forced_tokens, log_probs_of
 from ..requests import check_request
 from ..search.options import SearchOptions
 from ..session import Session
+from .batching import BATCH, batches_by_length
 from .lines import Line, windows_of
-from .translate import BATCH, WINDOW, batches_by_length
+from .translate import WINDOW
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class TargetScore:
 
 
 def perplexity_of(total: float, tokens: int) -> float:
-    """How many tokens the model was undecided between, on average: of the sum of so many log-probabilities."""
-    with np.errstate(over="ignore"):  # beyond all numbers is infinite
+    """exp(-mean log-probability), of the sum of the log-probabilities of so many tokens."""
+    with np.errstate(over="ignore"):  # too large for a float is infinite
         return float(np.exp(np.float64(-total / tokens)))
 
 
@@ -52,25 +53,22 @@ def score_targets(
 ) -> list[TargetScore]:
     """Scores one target of every source, in batches of like length.
 
-    All tokens of a target count: the end token where it stands in it, and forced ones like a language too. So the total
-    of what greedy search said is its score, and of what beam search said its score times length ** length_penalty,
-    where nothing was forced. `start` is what the decoder is fed first; None: the model's own default.
+    All tokens of a target count, also its end token and forced ones such as a language. So the total of an output of
+    greedy search is its score, and of an output of beam search its score times length ** length_penalty, where nothing
+    was forced. `start` is the first token of the decoder's input; None: the model's own.
     """
     start = session.defaults.start if start is None else start
     check_targets(session, sources, targets, batch, start)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
-    batches = batches_by_length({place: list(target) for place, target in enumerate(targets)}, most)
     found: dict[int, TargetScore] = {}
-    for place in range(len(targets)):
-        if place not in found:
-            places = batches[place]
-            rows = _log_probs(session, [sources[i] for i in places], [tuple(targets[i]) for i in places], start)
-            found |= {i: TargetScore(tuple(targets[i]), row) for i, row in zip(places, rows, strict=True)}
-            if wrong := [i for i in places if any(map(math.isnan, found[i].log_probs))]:
-                raise RequestError(
-                    f"source {wrong[0]}: the model's logits are not finite, expected numbers; "
-                    "look for the first bad layer with: seq2engine parity BUNDLE"
-                )
+    for places in batches_by_length([len(target) for target in targets], most):
+        rows = _log_probs(session, [sources[i] for i in places], [tuple(targets[i]) for i in places], start)
+        found |= {i: TargetScore(tuple(targets[i]), row) for i, row in zip(places, rows, strict=True)}
+        if wrong := [i for i in places if any(map(math.isnan, found[i].log_probs))]:
+            raise RequestError(
+                f"source {min(wrong)}: the model's logits are not finite, expected numbers; "
+                "look for the first bad layer with: seq2engine parity BUNDLE"
+            )
     return [found[place] for place in range(len(targets))]
 
 
@@ -81,7 +79,7 @@ def check_targets(
     batch: int,
     start: int | None,
 ) -> None:
-    """Refuses what cannot be scored, before anything is run."""
+    """Raises a RequestError for targets that cannot be scored, before anything runs."""
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
     if len(sources) != len(targets):
@@ -108,21 +106,21 @@ def problem_with(side: str, ids: Sequence[int], longest: int, vocab: int) -> str
 def _log_probs(
     session: Session, sources: Sequence[Sequence[int]], targets: Sequence[tuple[int, ...]], start: int | None
 ) -> list[tuple[float, ...]]:
-    """One batch, by teacher forcing: the decoder is fed the target, whatever it would have said."""
+    """One batch, by teacher forcing: the decoder is fed the target instead of its own output."""
     fed, _ = forced_tokens(targets, session.config, start)
-    said, _ = padded(targets, session.config.end_id)
+    scored, _ = padded(targets, session.config.end_id)
     run = ForcedRun(session, sources, fed.shape[1])
     steps = [
-        log_probs_of(run.step(fed[:, step]).astype(np.float64), said[:, step]) for step in range(fed.shape[1])
+        log_probs_of(run.step(fed[:, step]).astype(np.float64), scored[:, step]) for step in range(fed.shape[1])
     ]  # T times [B]
     return [tuple(row[: len(target)].tolist()) for row, target in zip(np.stack(steps, axis=1), targets, strict=True)]
 
 
 @dataclass(frozen=True)
 class ScoredLine:
-    """A line of source<TAB>target and what became of it: a score, or an error; neither for an empty line.
+    """A line of source<TAB>target with its score or its error; an empty line has neither.
 
-    `unknown` is what the model has no token for, on either side: it was scored as <unk>.
+    `unknown` are the characters or words, of both sides, that the model has no token for: they were scored as <unk>.
     """
 
     line: Line
@@ -141,10 +139,10 @@ def score_lines(
     start: int | None = None,
     strict: bool = False,
 ) -> Iterator[ScoredLine]:
-    """Every line's score, in the order of the lines; what cannot be scored is an error of its line.
+    """The score or the error of every line, in the order of the lines.
 
     `language` is the source's, `first` the tokens before the text of every target, such as the target language. If
-    `strict`, what the model has no token for is an error of its line.
+    `strict`, a character that the model has no token for is an error of its line.
     """
     check_targets(session, [], [], batch, start)
     for window in windows_of(lines, WINDOW * batch):
@@ -175,7 +173,7 @@ def score_lines(
 
 
 def unknown_of(tokenizer: Coder, line: Line) -> tuple[str, ...]:
-    """What the model has no token for in a line of source<TAB>target, each once."""
+    """Characters or words of a line of source<TAB>target that the model has no token for, each once."""
     source, target = line.text.split("\t")
     return tuple(dict.fromkeys((*tokenizer.unknown_source(source), *tokenizer.unknown_target(target))))
 
@@ -183,7 +181,7 @@ def unknown_of(tokenizer: Coder, line: Line) -> tuple[str, ...]:
 def pair_from_line(
     session: Session, tokenizer: Coder, line: Line, language: str | None, first: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The ids of source and target; raises a RequestError where the line has none that can be scored."""
+    """The ids of source and target; raises a RequestError if they cannot be scored."""
     sides = line.text.split("\t")
     if len(sides) != 2:
         raise RequestError(f"{len(sides)} columns, expected source<TAB>target")

@@ -1,13 +1,12 @@
-"""Lines in, lines out: text becomes ids, batches of like length are decoded, and ids become text, in input order.
+"""Lines in, lines out: text becomes ids, ids are decoded together, and outputs become text, in input order.
 
-    lines -> windows of what has arrived -> batches by length -> decoded when the first of its lines is next -> lines
+    lines -> windows of what has arrived -> ids -> continuous batching, or batches by length -> text -> lines
 
-How fast this is does not depend on the order of the lines, and what a line gets does not depend on the others.
+The speed does not depend on the order of the lines, and the output of a line does not depend on the other lines.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,20 +14,21 @@ from seq2engine.errors import RequestError
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 
 from ..generate import generate
-from ..model_options import options_from_session
 from ..requests import check_request
 from ..search.option_checks import problems_with_prefix
 from ..search.options import SearchOptions
+from ..search.step import Hypothesis
 from ..session import Session
+from .batching import BATCH, batches_by_length
+from .continuous_batching import Decoded, first_then_longest, translate_many, worth_it
 from .lines import Line, windows_of
 
-BATCH = 32
 WINDOW = 64  # batches that are looked ahead: enough for lines of one length to meet, soon enough through
 
 
 @dataclass(frozen=True)
 class Output:
-    """A hypothesis (search.py) and its text."""
+    """A hypothesis and its text."""
 
     text: str
     tokens: tuple[int, ...]
@@ -39,9 +39,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Translated:
-    """A line and what became of it: n-best outputs, best first; none for an empty line or one with an error.
+    """A line with its n-best outputs, best first; an empty line, and one with an error, has none.
 
-    `unknown` is what the model has no token for (characters, or words): it was decoded as <unk>.
+    `unknown` are the characters or words that the model has no token for: they were decoded as <unk>.
     """
 
     line: Line
@@ -51,54 +51,46 @@ class Translated:
     unknown: tuple[str, ...] = ()
 
 
-def translate(
+def translate_texts(
     session: Session,
     tokenizer: Coder,
     texts: Iterable[str],
-    options: SearchOptions | None = None,
+    options: SearchOptions,
     batch: int = BATCH,
     truncate: bool = False,
     language: str | None = None,
-    target_language: str | None = None,
-) -> list[str]:
-    """The best output of every text; of an empty text an empty one. The first text that cannot be taken is an error.
-
-    Without `options`, texts are decoded as the model does by default. `target_language` is the first token of every
-    output, as the model names it, whatever the options say.
+    name: str = "text",
+) -> Iterator[str]:
+    """The best output of every text; of an empty text an empty one. The first text that cannot be decoded is an error,
+    which calls it `name` and its number, from 1. `language` is the source's.
     """
     lines = (Line(number, text) for number, text in enumerate(texts, start=1))
-    asked = dataclasses.replace(options or options_from_session(session), scores=False)
-    if target_language is not None:
-        asked = dataclasses.replace(asked, forced_bos=tokenizer.language_id(target_language))
-    found = []
-    for translated in translate_lines(session, tokenizer, lines, asked, batch, truncate, language):
+    for translated in translate_lines(session, tokenizer, lines, options, batch, truncate, language):
         if translated.error is not None:
-            raise RequestError(f"text {translated.line.number}: {translated.error}")
-        found.append(translated.outputs[0].text if translated.outputs else "")
-    return found
+            raise RequestError(f"{name} {translated.line.number}: {translated.error}")
+        yield translated.outputs[0].text if translated.outputs else ""
 
 
 def translate_lines(
     session: Session,
     tokenizer: Coder,
     lines: Iterable[Line],
-    options: SearchOptions | None = None,
+    options: SearchOptions,
     batch: int = BATCH,
     truncate: bool = False,
     language: str | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     strict: bool = False,
 ) -> Iterator[Translated]:
-    """Every line's outputs in the order of the lines, each as soon as it and all before it are done.
+    """The outputs of every line, in the order of the lines, each as soon as it and all before it are done.
 
-    `language` is the source's. A source that is too long is an error of its line, or is cut, if `truncate`; the special
-    tokens that close it stay. What no line could be decoded with is refused at once. `prefixes` are what the output of
-    each line begins with, by the lines' numbers from 1 (an empty one: nothing of its own). If `strict`, what the model
+    `language` is the source's. A source that is too long is an error of its line, or is cut if `truncate`; the special
+    tokens at its end stay. Options that no line can be decoded with are refused at once. `prefixes` are the beginnings
+    of each line's output, by the lines' numbers from 1 (an empty one: none). If `strict`, a character that the model
     has no token for is an error of its line.
     """
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
-    options = options or options_from_session(session)
     check_request(session.limits, session.config, [[session.config.pad_id]], options)
     if prefixes is not None and options.prefix:
         raise RequestError("a prefix of all lines and one of each, expected either")
@@ -125,36 +117,36 @@ class _Work:
         self.frame = tokenizer.encode_source("", language)  # special tokens alone; refuses an unknown language
 
     def window(self, lines: Sequence[Line], most: int) -> Iterator[Translated]:
-        """A batch is decoded when the first of its lines is next, so that lines come out as early as they can."""
-        taken = [self.source(line) for line in lines]
-        ready = {place: source for place, source in enumerate(taken) if isinstance(source, Translated)}
-        waiting = {place: source for place, source in enumerate(taken) if not isinstance(source, Translated)}
-        batches = batches_by_length(waiting, most)
+        """Decodes as far as the next line needs, so that lines come out as early as they can."""
+        ready: dict[int, Translated] = {}
+        places: list[int] = []
+        sources: list[list[int]] = []
+        for place, line in enumerate(lines):
+            source = self.source(line)
+            if isinstance(source, Translated):
+                ready[place] = source
+            else:
+                places.append(place)
+                sources.append(source)
+        prefixes = None if self.prefixes is None else [self.prefixes[lines[place].number - 1] for place in places]
+        decoded = decoded_by_number(self.session, sources, self.options, most, prefixes)
         for place in range(len(lines)):
-            if place not in ready:
-                places = batches[place]
-                sources = [waiting[other] for other in places]
-                prefixes = None
-                if self.prefixes is not None:
-                    prefixes = [self.prefixes[lines[other].number - 1] for other in places]
-                found = generate(self.session, sources, self.options, prefixes=prefixes)
-                for other, hypotheses in zip(places, found, strict=True):
-                    outputs = (
-                        Output(
-                            self.tokenizer.decode_target(best.tokens),
-                            best.tokens,
-                            best.score,
-                            best.log_probs,
-                            best.alignments,
-                        )
-                        for best in hypotheses
-                    )
-                    unknown = tuple(self.tokenizer.unknown_source(lines[other].text))
-                    ready[other] = Translated(lines[other], tuple(waiting[other]), tuple(outputs), unknown=unknown)
+            while place not in ready:
+                number, hypotheses = next(decoded)
+                line = lines[places[number]]
+                ready[places[number]] = self.translated(line, sources[number], hypotheses)
             yield ready.pop(place)
 
+    def translated(self, line: Line, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translated:
+        outputs = (
+            Output(self.tokenizer.decode_target(best.tokens), best.tokens, best.score, best.log_probs, best.alignments)
+            for best in hypotheses
+        )
+        unknown = tuple(self.tokenizer.unknown_source(line.text))
+        return Translated(line, tuple(source), tuple(outputs), unknown=unknown)
+
     def source(self, line: Line) -> list[int] | Translated:
-        """What to decode, or, where there is nothing to decode, what the line has become without."""
+        """The ids to decode; where there is nothing to decode, the line's result."""
         if line.error is not None:
             return Translated(line, error=line.error)
         if not line.text.strip():
@@ -163,7 +155,7 @@ class _Work:
             ids = self.tokenizer.encode_source(line.text, self.language)
         except RequestError as error:
             return Translated(line, error=str(error))
-        if ids == self.frame:  # the tokenizer saw nothing in it
+        if ids == self.frame:  # the text has no token
             return Translated(line)
         if self.strict and (unknown := self.tokenizer.unknown_source(line.text)):
             return Translated(line, error=unknown_text(unknown), unknown=tuple(unknown))
@@ -187,15 +179,34 @@ class _Work:
         return "; ".join(problems_with_prefix(self.options, prefix, config.target_vocab, config.end_id)) or None
 
 
-def batches_by_length(sources: dict[int, list[int]], most: int) -> dict[int, list[int]]:
-    """Every place -> the places of its batch: neighbours in length, so that little is padded."""
-    places = sorted(sources, key=lambda place: len(sources[place]))
-    batches = [places[start : start + most] for start in range(0, len(places), most)]
-    return {place: batch for batch in batches for place in batch}
+def decoded_by_number(
+    session: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    most: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Iterator[Decoded]:
+    """Number and hypotheses of every source, in the order in which they are done; at most `most` are decoded at once.
+
+    By continuous batching where that is at least as fast; else in batches by length, each of which begins when the
+    first of its sources is next.
+    """
+    lengths = [len(source) for source in sources]
+    if worth_it(session, len(sources), most, options.width):
+        order = first_then_longest(lengths, most)
+        own = None if prefixes is None else [prefixes[number] for number in order]
+        ordered = [sources[number] for number in order]
+        for place, hypotheses in translate_many(session, ordered, options, most, 0, own):
+            yield order[place], hypotheses
+        return
+    for numbers in sorted(batches_by_length(lengths, most), key=min):
+        own = None if prefixes is None else [prefixes[number] for number in numbers]
+        found = generate(session, [sources[number] for number in numbers], options, prefixes=own)
+        yield from zip(numbers, found, strict=True)
 
 
 def cut_source(ids: list[int], frame: list[int], longest: int) -> list[int]:
-    """At most `longest` ids. What an empty text would end with as well is kept: it closes every source."""
+    """At most `longest` ids. The special tokens that end every source, also an empty one, are kept."""
     if len(ids) <= longest:
         return ids
     closing = 0

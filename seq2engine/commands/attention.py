@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from seq2engine.commands.run import add_languages, add_strict
+from seq2engine.flags.languages import add_languages, add_strict
 from seq2engine.flags.lists import MOST_PRECISE
 from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, progress_for
 
@@ -16,7 +16,8 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "attention", run_attention, summary)
     add_bundle(sub)
     sub.add_argument("text", help='a line of text, or of token ids such as "17 4 250" where the model takes no text')
-    sub.add_argument("--ids", action="store_true", help="the line is token ids though the model takes text")
+    sub.add_argument("--target", metavar="TEXT", help="weights for this output instead of the decoded one")
+    sub.add_argument("--ids", action="store_true", help="the lines are token ids though the model takes text")
     add_languages(sub)
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
     sub.add_argument("--precision", help=f"fp32 or fp16 (default: {MOST_PRECISE})")
@@ -33,23 +34,21 @@ def run_attention(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.model.tokenizers.base import unknown_text
     from seq2engine.runtime.attention.report import attention_html, attention_text
-    from seq2engine.runtime.attention.view import attention_of
+    from seq2engine.runtime.translator import load
 
     bundle = open_bundle(args.bundle)
     files = report_files(bundle.root, "attention", out=args.out)
-    view = attention_of(
-        bundle,
-        args.text,
-        ids=args.ids,
-        beam=args.beam,
-        precision=args.precision,
-        max_length=args.max_length,
-        threads=args.threads,
-        progress=progress_for(args),
-        source_language=args.source_language,
-        target_language=args.target_language,
-        strict=args.strict,
-    )
+    with load(bundle, precision=args.precision, threads=args.threads, ids=args.ids) as model:
+        view = model.attention(
+            args.text,
+            args.target,
+            source_language=args.source_language,
+            target_language=args.target_language,
+            strict=args.strict,
+            progress=progress_for(args),
+            beam=args.beam,
+            max_length=args.max_length,
+        )
     if view.unknown:
         print(f"the text has {unknown_text(view.unknown)}", file=sys.stderr)
     about = about_rows(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from seq2engine.common.terminal import fresh_line
 from seq2engine.errors import Seq2EngineError
+from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
 from seq2engine.flags.shared import (
     Commands,
@@ -41,6 +42,7 @@ def add_parser(commands: Commands) -> None:
     add_bench_flags(sub)
     add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
+    add_languages(sub)
     add_provider(sub)
     add_draft(sub)
     add_json(sub)
@@ -198,6 +200,8 @@ def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) 
         threads=args.threads,
         provider=args.provider,
         draft=args.draft,
+        source_language=args.source_language,
+        target_language=args.target_language,
         peers=args.peers,
         scenarios=args.scenario,
         bound_ms=args.bound,

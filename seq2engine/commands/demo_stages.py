@@ -23,12 +23,10 @@ from seq2engine.export.engines.to_engine import default_ranges, engines_from_onn
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
-from seq2engine.runtime.model_options import options_from_session
-from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.report.page import parity_html, report_name
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.quality.metrics import References, references_from_file
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import load
 
 TARGET = "sm89"
 BEAM = 4
@@ -120,6 +118,5 @@ def launch_table(engines: list[tuple[str, Passport]]) -> str:
 
 
 def spoken(bundle: Bundle) -> list[tuple[str, str]]:
-    with open_session(bundle, threads=THREADS) as session:
-        texts = translate(session, bundle.tokenizer(), WORDS, options_from_session(session, beam=BEAM))
-    return list(zip(WORDS, texts, strict=True))
+    with load(bundle, threads=THREADS) as model:
+        return list(zip(WORDS, model.translate(WORDS, beam=BEAM), strict=True))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.errors import UsageError
+from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import Listed, Maybe, one_of
 from seq2engine.flags.precision import precisions_from_args
 from seq2engine.flags.shared import (
@@ -50,6 +51,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
     sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
+    add_languages(sub)
     sub.add_argument("--batch", type=int, default=64, help="sources decoded together (default: %(default)s)")
     sub.add_argument(
         "--against",
@@ -133,6 +135,8 @@ def options_from_args(args: argparse.Namespace) -> ParityOptions:
         against=None if args.against is None else against_from_text(args.against),
         metrics=args.metrics,
         command_line=args.command_line,
+        source_language=args.source_language,
+        target_language=args.target_language,
     )
 
 
@@ -156,7 +160,7 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     """Looks inside the graphs, as a failed parity does, without the parity before it."""
     from seq2engine.runtime.parity.locate.locate import hunt, hunt_sources
     from seq2engine.runtime.parity.run import longest_of
-    from seq2engine.runtime.sample_sources import sources_of
+    from seq2engine.runtime.text.sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
     if args.out is not None:
@@ -164,7 +168,8 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
     if others:
         raise UsageError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
     count = RANDOM_SOURCES if args.count is None else args.count
-    rows = hunt_sources(bundle.config, sources_of(bundle, references_from_args(args), count, args.seed), args.row)
+    texts, language = references_from_args(args), args.source_language
+    rows = hunt_sources(bundle.config, sources_of(bundle, texts, count, args.seed, language=language), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)
     only = args.hunt or None
     command = f"{command_of(args)} --precision={precision}"
@@ -179,7 +184,9 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
 def command_of(args: argparse.Namespace) -> str:
     """The parity command that was given, but for its precisions and what it hunts."""
     words = ["seq2engine", "parity", str(args.bundle)]
-    for name in ("backend", "references", "count", "seed", "beam", "max_length", "threads"):
-        if (value := getattr(args, name)) is not None:
+    given = {name: getattr(args, name) for name in ("backend", "references", "count", "seed", "beam", "max_length")}
+    given |= {"from": args.source_language, "to": args.target_language, "threads": args.threads}
+    for name, value in given.items():
+        if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return " ".join(shlex.quote(word) for word in (*words, *(f"--row={row}" for row in args.row)))

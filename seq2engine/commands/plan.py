@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.commands.build import add_gpus
-from seq2engine.commands.run import add_languages, lines_from_input
+from seq2engine.commands.run import lines_from_input
 from seq2engine.common.tables import text_table
 from seq2engine.common.terminal import columns_of
+from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import MOST_PRECISE
 from seq2engine.flags.shared import Commands, add_command, progress_for
 
@@ -85,22 +86,18 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:
     """The lengths of every request, and the number of beams."""
-    from seq2engine.model.tokenizers.base import Coder
-    from seq2engine.model.tokenizers.ids import IdsTokenizer
-    from seq2engine.runtime.model_options import first_token, options_from_session
-    from seq2engine.runtime.opening import open_session
     from seq2engine.runtime.text.lengths import lengths_by_decoding, lengths_by_ratio, sources_of_lines
+    from seq2engine.runtime.text.sources import coder_of
+    from seq2engine.runtime.translator import load
 
-    tokenizer: Coder = IdsTokenizer() if args.ids or not bundle.takes_text else bundle.tokenizer()
     with lines_from_input(args.corpus, instead="a file") as lines:
-        sources = sources_of_lines(tokenizer, lines, args.source_language)
+        sources = sources_of_lines(coder_of(bundle, args.ids), lines, args.source_language)
     beam = args.beam or bundle.generation().get("beam", 1)
     if args.ratio is not None:
         return lengths_by_ratio(sources, args.ratio, bundle.config.max_target), beam
-    with open_session(bundle) as session:
-        first = first_token(session, tokenizer, args.target_language)
-        options = options_from_session(session, beam=beam, forced_bos=first)
-        return lengths_by_decoding(session, sources, options, args.count, progress_for(args)), beam
+    with load(bundle, ids=args.ids) as model:
+        options = model.options(args.target_language, beam=beam)
+        return lengths_by_decoding(model.session, sources, options, args.count, progress_for(args)), beam
 
 
 def values_of(plan: ShapePlan) -> dict[str, object]:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
-from seq2engine.flags.precision import precision_from_args, say_precision
+from seq2engine.flags.languages import add_languages, add_strict
+from seq2engine.flags.precision import say_precision
 from seq2engine.flags.search import add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft
 
 if TYPE_CHECKING:
-    from seq2engine.model.tokenizers.base import Coder
-    from seq2engine.runtime.session import Session
     from seq2engine.runtime.text.lines import Line
     from seq2engine.runtime.text.translate import Translated
+    from seq2engine.runtime.translator import Translator
 
 CHUNK = 1 << 16  # bytes read at once
 LARGE = 1 << 14  # bytes of a file from which progress is shown
@@ -64,60 +64,48 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def add_strict(sub: argparse.ArgumentParser) -> None:
-    what = "an unknown character is an error of its line; without, it is decoded as <unk> and said so"
-    sub.add_argument("--strict", action="store_true", help=what)
-
-
-def add_languages(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--from", dest="source_language", metavar="LANG", help="the text's language, as the model names it"
-    )
-    sub.add_argument("--to", dest="target_language", metavar="LANG", help="language to translate to")
-
-
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.model.tokenizers.base import unknown_text
-    from seq2engine.model.tokenizers.ids import IdsTokenizer
-    from seq2engine.runtime.defaults import defaults_of
-    from seq2engine.runtime.opening import open_session
-    from seq2engine.runtime.text.translate import translate_lines
+    from seq2engine.runtime.translator import load
 
     if args.text and args.input is not None:
         args.usage_error("give either TEXT or --input, not both")
     if args.target_language is not None and args.forced_bos is not None:
         args.usage_error("give either --to or --forced-bos, not both: a language is a first token")
     bundle = open_bundle(args.bundle)
-    ids = args.ids or not bundle.takes_text
-    tokenizer: Coder = IdsTokenizer() if ids else bundle.tokenizer()
-    own = defaults_of(bundle)
-    looks = bool(args.alignments or args.coverage_penalty) or own.needs_attention
     with (
         lines_from_args(args) as lines,
-        open_session(
+        load(
             bundle,
             args.backend,
-            precision_from_args(args, bundle),
+            args.precision,
             args.threads,
             args.engine,
-            attention=looks,
+            attention=bool(args.alignments or args.coverage_penalty),
             deterministic=args.deterministic,
             provider=args.provider,
             draft=args.draft,
-            workload=Workload(beam=widest(args, own.values), target=args.max_length),
-        ) as session,
+            workload=Workload(beam=widest(args, bundle.generation()), target=args.max_length),
+            ids=args.ids,
+        ) as model,
     ):
-        tell_precision(args, session)
-        options = options_from_args(args, session, tokenizer)
-        prefixes = prefixes_from_args(args, tokenizer, session, options.forced_bos)
-        say_precision(args, bundle, session.precision, f"{args.backend} runs")
+        print_precision(args, model)
+        options = options_from_args(args, model)
+        prefixes = prefixes_from_args(args, model, options.forced_bos)
+        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
-        for translated in translate_lines(
-            session, tokenizer, lines, options, args.batch, args.truncate, args.source_language, prefixes, args.strict
+        for translated in model.translate_lines(
+            lines,
+            options,
+            source_language=args.source_language,
+            batch=args.batch,
+            truncate=args.truncate,
+            prefixes=prefixes,
+            strict=args.strict,
         ):
             decoded = translated.line.number
             if translated.error is not None:
@@ -125,6 +113,7 @@ def run_run(args: argparse.Namespace) -> int:
                 print(f"line {translated.line.number}: {translated.error}", file=sys.stderr)
             elif translated.unknown:
                 print(f"line {translated.line.number}: {unknown_text(translated.unknown)}", file=sys.stderr)
+            ids = not model.takes_text
             shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest, args.scores)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
@@ -134,17 +123,17 @@ def run_run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def tell_precision(args: argparse.Namespace, session: Session) -> None:
+def print_precision(args: argparse.Namespace, model: Translator) -> None:
     """One line on the precision, where there is something to know."""
     from seq2engine.runtime.auto_precision import note_on
 
-    told = session.chosen or note_on(session.precision, args.backend, args.provider)
-    if told and not args.quiet:
-        print(f"note: {told}", file=sys.stderr)
+    note = model.session.chosen or note_on(model.session.precision, args.backend, args.provider)
+    if note and not args.quiet:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def widest(args: argparse.Namespace, own: Mapping[str, Any]) -> int:
-    """Beams of a step, by which an engine is chosen: those of the search, or all samples or alternatives at once."""
+    """Beams of a step, by which an engine is chosen: of the search, or of all samples or alternatives together."""
     beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
     return int(beam * nbest if args.sample or args.alternatives else beam)
 
@@ -172,7 +161,7 @@ def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]
     name = "standard input" if path is None else str(path)
     source = sys.stdin.fileno() if path is None else path
     try:
-        # Without a buffer: a thread that waits in one holds its lock, and Python cannot end before it lets go.
+        # Without a buffer: a thread in a buffered read holds its lock, and Python cannot exit until it returns.
         file = FileIO(source, "rb", closefd=path is not None)
     except OSError as error:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
@@ -184,7 +173,7 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
     """What has arrived, at most a chunk of it, until the end."""
     try:
         while (chunk := file.read(CHUNK)) != b"":
-            if chunk is None:  # somebody has set the input not to block, and nothing is there yet
+            if chunk is None:  # the input is set not to block, and has nothing yet
                 select.select([file], [], [])
             else:
                 yield chunk
@@ -193,14 +182,14 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
 
 
 def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
-    """Who shows how far a large file is read, and its bytes. Nobody, where the bar would stand among the results."""
+    """What shows how much of a large file is done, and its bytes; nothing where a bar would stand among the results."""
     size = 0 if path is None else os.path.getsize(path)
     shown = size >= LARGE and not quiet and not sys.stdout.isatty()
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
 def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
-    """`nbest` lines, whatever was found and is in it, so that a reader can tell whose they are by counting.
+    """Always `nbest` lines, so that a reader can count which input line they belong to.
 
     Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
     are any.

@@ -1,4 +1,4 @@
-"""`seq2engine score`: how likely a model finds the targets it is given, line by line and as a whole."""
+"""`seq2engine score`: log-probabilities and perplexity of given targets, line by line and of the whole corpus."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seq2engine.commands.run import add_languages, add_strict, lines_from_input, progress_of_file, tell_precision
-from seq2engine.flags.precision import precision_from_args, say_precision
+from seq2engine.commands.run import lines_from_input, print_precision, progress_of_file
+from seq2engine.flags.languages import add_languages, add_strict
+from seq2engine.flags.precision import say_precision
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command
 
 if TYPE_CHECKING:
-    from seq2engine.model.tokenizers.base import Coder, Tokenizer
     from seq2engine.runtime.text.scoring import ScoredLine
+    from seq2engine.runtime.translator import Translator
 
 
 def add_parser(commands: Commands) -> None:
@@ -35,42 +36,42 @@ def add_score_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def run_score(args: argparse.Namespace) -> int:
-    """Prints total log-probability, tokens and perplexity of every line, and of all together to the error output.
+    """Prints total log-probability, tokens and perplexity of every line, and of the corpus to the error output.
 
-    A target of text is scored with its end token, behind the token that begins every output where the model has one;
-    ids are taken at their word. An empty line, or one that cannot be scored, is an empty line of the output.
+    A target of text is scored with its end token, behind the first token of every output where the model has one; ids
+    are taken as they are. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.model.tokenizers.base import unknown_text
-    from seq2engine.model.tokenizers.ids import IdsTokenizer
-    from seq2engine.runtime.model_options import first_token
-    from seq2engine.runtime.opening import open_session
-    from seq2engine.runtime.text.scoring import score_lines
+    from seq2engine.runtime.translator import load
 
     bundle = open_bundle(args.bundle)
-    names: Tokenizer | None = None if args.ids or not bundle.takes_text else bundle.tokenizer()
-    tokenizer: Coder = names or IdsTokenizer()
     failed, scored, tokens, total = False, 0, 0, 0.0
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,
-        open_session(
+        load(
             bundle,
             args.backend,
-            precision_from_args(args, bundle),
+            args.precision,
             args.threads,
             args.engine,
             deterministic=args.deterministic,
             provider=args.provider,
             workload=Workload(beam=1),
-        ) as session,
+            ids=args.ids,
+        ) as model,
     ):
-        say_precision(args, bundle, session.precision, f"{args.backend} runs")
-        tell_precision(args, session)
-        begin = first_token(session, tokenizer, args.target_language)
-        first = [] if begin is None or names is None else [begin]
+        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_precision(args, model)
         progress, size = progress_of_file(args.input, args.quiet)
-        for one in score_lines(session, tokenizer, lines, args.batch, args.source_language, first, strict=args.strict):
+        for one in model.score_lines(
+            lines,
+            source_language=args.source_language,
+            target_language=args.target_language,
+            batch=args.batch,
+            strict=args.strict,
+        ):
             if one.error is not None:
                 failed = True
                 print(f"line {one.line.number}: {one.error}", file=sys.stderr)
@@ -78,7 +79,7 @@ def run_score(args: argparse.Namespace) -> int:
                 print(f"line {one.line.number}: {unknown_text(one.unknown)}", file=sys.stderr)
             if one.score is not None:
                 scored, tokens, total = scored + 1, tokens + len(one.score.tokens), total + one.score.total
-            shown = json_of(one, names) if args.json else plain_of(one)
+            shown = json_of(one, model) if args.json else plain_of(one)
             sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
             progress("score", one.line.end / size)
@@ -92,7 +93,7 @@ def plain_of(one: ScoredLine) -> str:
     return f"{one.score.total:.6f}\t{len(one.score.tokens)}\t{one.score.perplexity:.6f}"
 
 
-def json_of(one: ScoredLine, names: Tokenizer | None) -> str:
+def json_of(one: ScoredLine, model: Translator) -> str:
     values: dict[str, Any] = {"line": one.line.number, **({"unknown": one.unknown} if one.unknown else {})}
     if one.error is not None:
         return json.dumps({**values, "error": one.error}, ensure_ascii=False)
@@ -101,8 +102,8 @@ def json_of(one: ScoredLine, names: Tokenizer | None) -> str:
     ids = one.score.tokens
     values |= {"total": one.score.total, "perplexity": one.score.perplexity}
     values["tokens"] = [{"id": token, "log_prob": value} for token, value in zip(ids, one.score.log_probs, strict=True)]
-    if names is not None:
-        for token, text in zip(values["tokens"], names.target_tokens(ids), strict=True):
+    if model.takes_text:
+        for token, text in zip(values["tokens"], model.tokens([ids])[0], strict=True):
             token["token"] = text
     return json.dumps(values, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""The flags that say how to decode: one for every field of SearchOptions, by the same name."""
+"""The flags of the search options: one for every field of SearchOptions, by the same name."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import argparse
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seq2engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from seq2engine.model.tokenizers.base import Coder
     from seq2engine.runtime.search.options import SearchOptions
     from seq2engine.runtime.search.trie import Trie
-    from seq2engine.runtime.session import Session
+    from seq2engine.runtime.translator import Translator
 
-OWN = "(default: the model's own, else {})"  # of search flags: what a bundle's generation.json says comes first
+OWN = "(default: the model's own, else {})"  # of generation.json in the bundle
 
-UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call a token that stands for everything they do not know
-SHOWN = 5  # texts that are refused by name
+UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call the unknown token
+SHOWN = 5  # texts with a problem that an error names
 
 
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
@@ -32,7 +31,10 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
     sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
     sub.add_argument(
-        "--coverage-penalty", type=float, metavar="BETA", help=f"price of source not looked at {OWN.format(0.0)}"
+        "--coverage-penalty",
+        type=float,
+        metavar="BETA",
+        help=f"coverage penalty (Wu et al. 2016) {OWN.format(0.0)}",
     )
     sub.add_argument(
         "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
@@ -52,17 +54,17 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    """What may be said. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
-    rules = parser.add_argument_group("what may be said (IDS: token ids such as 17 or '17 4 250')")
+    """Constrained decoding. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
+    rules = parser.add_argument_group("constrained decoding (IDS: token ids such as 17 or '17 4 250')")
     rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
     rules.add_argument(
-        "--prefixes", type=Path, metavar="FILE", help="what each line's output begins with, line by line"
+        "--prefixes", type=Path, metavar="FILE", help="the beginning of each line's output, line by line"
     )
     rules.add_argument(
         "--phrases",
         action="append",
         metavar="TEXT",
-        help="every output has this in it (ids, where the lines are ids); may be given again",
+        help="every output contains this (ids, where the lines are ids); may be given again",
     )
     rules.add_argument(
         "--trie",
@@ -75,18 +77,25 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         action="append",
         metavar="IDS",
-        help="never say this token, or these in a row; may be given again, adds to the model's own",
+        help="never output this token, or this sequence; may be given again, adds to the model's own",
     )
-    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that may not come first")
-    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="say only these tokens and the end token")
-    rules.add_argument("--shortlist", type=token_ids, metavar="IDS", help="nor know any others, which saves time")
+    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that are not allowed first")
+    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="output only these tokens and the end token")
+    rules.add_argument(
+        "--shortlist",
+        type=token_ids,
+        metavar="IDS",
+        help="compute only these and the end token: faster",
+    )
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
-    rules.add_argument("--start", type=int, metavar="ID", help="what the decoder is fed first (default: its own)")
+    rules.add_argument("--start", type=int, metavar="ID", help="first token of the decoder's input (default: its own)")
     never = OWN.format("0, which allows it")
-    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"say no N tokens in a row twice {never}")
-    rules.add_argument("--source-no-repeat-ngram", type=int, metavar="N", help=f"nor N in a row of the source {never}")
-    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens that were said before {OWN.format(1.0)}")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no N tokens in a row twice {never}")
+    rules.add_argument(
+        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no N tokens of the source in a row {never}"
+    )
+    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens already in the output {OWN.format(1.0)}")
 
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +122,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
     sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
-    sampling.add_argument("--seed", type=int, help="the same seed says the same again (default: another every time)")
+    sampling.add_argument("--seed", type=int, help="the same seed gives the same outputs (default: another every time)")
 
 
 def token_ids(text: str) -> tuple[int, ...]:
@@ -124,60 +133,58 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 
 @dataclass
-class Said:
-    """Reads texts that an output is held to. What cannot be read is one of `problems`, for all are told at once."""
+class ForcedTexts:
+    """Texts that outputs must begin with or contain, as token ids. Texts that cannot be used become `problems`, so that
+    all are reported at once.
+    """
 
-    tokenizer: Coder
-    session: Session
+    model: Translator
     problems: list[str] = field(default_factory=list)
 
     def ids(self, text: str, flag: str) -> tuple[int, ...]:
-        """Ids are taken at their word; text is said without the end token, as the output goes on."""
-        from seq2engine.model.tokenizers.ids import IdsTokenizer
-
+        """Ids are taken as they are; text goes without its end token, because the output goes on."""
         try:
-            ids = self.tokenizer.encode_target(text)
+            ids = self.model.tokenizer.encode_target(text)
         except RequestError as error:
             self.problems.append(f"{flag} {text[:40]!r}: {error}")
             return ()
-        if not isinstance(self.tokenizer, IdsTokenizer):
-            while ids and ids[-1] == self.session.config.end_id:
+        if self.model.takes_text:
+            while ids and ids[-1] == self.model.session.config.end_id:
                 ids.pop()
-        if not UNKNOWN.isdisjoint(self.tokenizer.target_tokens(ids)):
+        if not UNKNOWN.isdisjoint(self.model.tokenizer.target_tokens(ids)):
             self.problems.append(
-                f"{flag} {text[:40]!r} has something the model has no token for, expected what it could say"
+                f"{flag} {text[:40]!r} has something the model has no token for, expected text it can output"
             )
         return tuple(ids)
 
     def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
-        """Text stands behind the token that begins every output."""
-        from seq2engine.model.tokenizers.ids import IdsTokenizer
-
-        first = () if forced_bos is None or isinstance(self.tokenizer, IdsTokenizer) else (forced_bos,)
+        """Text stands behind the first token of every output."""
+        first = () if forced_bos is None or not self.model.takes_text else (forced_bos,)
         return (*first, *self.ids(text, flag))
 
-    def told(self) -> list[str]:
+    def shown_problems(self) -> list[str]:
         """The first few problems: a file may have one in every line."""
         more = len(self.problems) - SHOWN
         return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
 
 
-def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Coder) -> SearchOptions:
+def options_from_args(args: argparse.Namespace, model: Translator) -> SearchOptions:
     from seq2engine.runtime.model_options import first_token, options_from_session
     from seq2engine.runtime.requests import problems_with_limits
 
+    session = model.session
     own = session.defaults.values
-    begin = first_token(session, tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos
-    said = Said(tokenizer, session)
-    texts: dict[str, Any] = {
-        "prefix": None if args.prefix is None else said.prefix(args.prefix, "--prefix", begin),
-        "phrases": None if args.phrases is None else tuple(said.ids(text, "--phrases") for text in args.phrases),
-        "trie": trie_from_args(args, said),
-    }
+    begin = first_token(session, model.tokenizer, args.target_language) if args.forced_bos is None else args.forced_bos
+    texts = ForcedTexts(model)
+    prefix = None if args.prefix is None else texts.prefix(args.prefix, "--prefix", begin)
+    phrases = None if args.phrases is None else tuple(texts.ids(text, "--phrases") for text in args.phrases)
+    trie = trie_from_args(args, texts)
     return options_from_session(
         session,
-        lambda options: [*said.told(), *problems_with_limits(session.limits, session.config, options)],
-        **texts,
+        lambda options: [*texts.shown_problems(), *problems_with_limits(session.limits, session.config, options)],
+        prefix=prefix,
+        phrases=phrases,
+        trie=trie,
         beam=args.beam,
         beam_style=args.beam_style,
         patience=args.patience,
@@ -211,25 +218,25 @@ def options_from_args(args: argparse.Namespace, session: Session, tokenizer: Cod
 
 
 def prefixes_from_args(
-    args: argparse.Namespace, tokenizer: Coder, session: Session, forced_bos: int | None
+    args: argparse.Namespace, model: Translator, forced_bos: int | None
 ) -> list[tuple[int, ...]] | None:
     """One for every line of the input; an empty line is none."""
     if args.prefixes is None:
         return None
-    said = Said(tokenizer, session)
+    texts = ForcedTexts(model)
     lines = lines_of_file(args.prefixes)
-    found = [said.prefix(line, "--prefixes", forced_bos) if line.strip() else () for line in lines]
-    if said.problems:
-        raise RequestError("; ".join(said.told()))
+    found = [texts.prefix(line, "--prefixes", forced_bos) if line.strip() else () for line in lines]
+    if texts.problems:
+        raise RequestError("; ".join(texts.shown_problems()))
     return found
 
 
-def trie_from_args(args: argparse.Namespace, said: Said) -> Trie | None:
+def trie_from_args(args: argparse.Namespace, texts: ForcedTexts) -> Trie | None:
     from seq2engine.runtime.search.trie import trie_from_sequences
 
     if args.trie is None:
         return None
-    return trie_from_sequences(said.ids(line, "--trie") for line in lines_of_file(args.trie) if line.strip())
+    return trie_from_sequences(texts.ids(line, "--trie") for line in lines_of_file(args.trie) if line.strip())
 
 
 def lines_of_file(path: Path) -> list[str]:

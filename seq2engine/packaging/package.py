@@ -43,7 +43,7 @@ from seq2engine.packaging.golden_samples import Recording, recorded
 from seq2engine.packaging.readme import readme_text, requirements_text
 from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, FACTORS
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.text.sources import random_sources
 from seq2engine.runtime.trt.selection import check_files, choose_engine
 
 FORMAT = 3

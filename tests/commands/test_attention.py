@@ -65,7 +65,7 @@ def test_ids_in_a_page_out(cli, bundle):
     assert out.startswith("attention passed: ")
     assert "\n5 6 7 -> " in out
     assert out.endswith(f"report: {report}\n")
-    assert "attention: look: done" in err
+    assert "attention: weights: done" in err
     page = report.read_text(encoding="utf-8")
     assert "<!doctype html>" in page
     about = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", page))
@@ -93,8 +93,8 @@ def test_text_in_a_page_out(cli, text_bundle):
     assert "\n<b> grünx -> " in out
     page = latest_report(text_bundle, "attention", ".html").read_text(encoding="utf-8")
     assert "<h1>&lt;b&gt; grünx → " in page
-    assert 'looks at "ü": 0.' in page
-    assert 'looks at "&lt;unk&gt;": 0.' in page
+    assert 'attends to "ü": 0.' in page
+    assert 'attends to "&lt;unk&gt;": 0.' in page
     code, out, _ = cli(text_bundle, "5 6 7", "--ids", "--json", "--quiet")
     assert json.loads(out)["source_ids"] == [5, 6, 7]
 
@@ -109,7 +109,7 @@ def test_other_weights_than_the_reference_exit_with_1(cli, tmp_path):
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     code, out, _ = cli(bundle, "5 6 7 8", "--quiet")
     assert code == 1
-    assert out.startswith("attention FAILED: layer 1: errs ")
+    assert out.startswith("attention FAILED: layer 1: error ")
     assert "badge bad" in latest_report(bundle, "attention", ".html").read_text()
 
 

@@ -8,8 +8,7 @@ import pytest
 from support.text_bundle import text_bundle
 
 from seq2engine.common.reports import latest_report
-from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import load
 
 WORDS = ["abc", "hij", "a", "fed cab", "ee", "gigi", "é", "ja", "bad", "had", "dig", "fig", "jab", "big", "aha", "hid"]
 
@@ -23,8 +22,8 @@ def bundle(tmp_path_factory):
 def references(bundle, tmp_path_factory):
     """What PyTorch says greedily is right, but for every fourth word, of which one token is added."""
     path = tmp_path_factory.mktemp("files") / "test.tsv"
-    with open_session(bundle, "torch") as session:
-        said = translate(session, bundle.tokenizer(), WORDS)
+    with load(bundle, "torch") as model:
+        said = model.translate(WORDS)
     rows = [
         f"{word}\t{text}{' x' if i % 4 == 0 else ''}\n" for i, (word, text) in enumerate(zip(WORDS, said, strict=True))
     ]

@@ -17,7 +17,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import load
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def bundle(tmp_path_factory):
 @pytest.fixture(scope="module")
 def said(bundle):
     """What the model says to a text that fits."""
-    with open_session(bundle, threads=1) as session:
-        yield lambda text: translate(session, TOKENIZER, [text])[0]
+    with load(bundle, threads=1) as model:
+        yield lambda text: model.translate(text)
 
 
 def lines(text):

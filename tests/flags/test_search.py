@@ -135,7 +135,7 @@ def test_problems_that_only_the_model_or_its_tokenizer_sees_are_in_the_same_erro
     assert (code, out) == (2, "")
     assert err == (
         "error: search options: beam 0, expected at least 1; nbest 2, expected 1 to the beam size 0; "
-        "--prefix 'aQ' has something the model has no token for, expected what it could say; "
+        "--prefix 'aQ' has something the model has no token for, expected text it can output; "
         f"token 99 asked for, but the vocabulary has 0 to {VOCAB - 1}; max length 13, at most 12\n"
     )
 

@@ -12,7 +12,7 @@ from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.quality.metrics import quality_of_session, references_from_file
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import load
 
 FOLDER = shipped_checkpoint("g2p")
 CARD = (FOLDER / "README.md").read_text()
@@ -37,8 +37,8 @@ def test_the_test_split_is_the_documented_one():
 
 
 def test_it_says_words(bundle):
-    with open_session(bundle, threads=1) as session:
-        said = translate(session, bundle.tokenizer(), ["transformer", "Knight", ""])
+    with load(bundle, threads=1) as model:
+        said = model.translate(["transformer", "Knight", ""])
     assert said == ["T R AE0 N S F AO1 R M ER0", "N AY1 T", ""]
 
 

@@ -32,7 +32,7 @@ from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import load
 
 # One option of a model's own each, that greedy decoding obeys.
 OPTIONS: list[dict[str, Any]] = [
@@ -117,8 +117,8 @@ def test_decode_text(
     text_package: tuple[Bundle, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, folder = text_package
-    with open_session(bundle, "onnxruntime", "fp32", 1) as session:
-        expected = translate(session, bundle.tokenizer(), [*TEXTS, "x"], measured_options(session, 3, 12))
+    with load(bundle, "onnxruntime", "fp32", 1) as model:
+        expected = model.translate([*TEXTS, "x"], measured_options(model.session, 3, 12))
     assert ran(folder, "decode", monkeypatch, capsys, *TEXTS) == (0, "".join(f"{t}\n" for t in expected[:-1]), "")
     lines = b"".join(text.encode() + b"\n" for text in ["", *TEXTS, " "]) + b"x\r"  # the last without a line end
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(lines)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -17,11 +18,11 @@ from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options, options_from_session
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.run import Compared, parities_of_sessions
+from seq2engine.runtime.parity.run import Compared, parities_of_sessions, searches_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
-from seq2engine.runtime.text.translate import translate
+from seq2engine.runtime.translator import Translator
 
 TEXTS = ["abc", "hij", "decade", "b", "fig", "chief", "badge"]
 OWN = {
@@ -61,7 +62,7 @@ def ids_of(texts):
 def test_run_translate_and_generate_are_one(cli, bundle, session):
     texts, tokens = said_by_run(cli, bundle)
     assert all(row[0] == 7 and 5 not in row and len(row) <= 9 for row in tokens)
-    assert translate(session, TOKENIZER, TEXTS) == texts
+    assert Translator(bundle, session, TOKENIZER).translate(TEXTS) == texts
     assert [best.tokens for best, *_ in generate(session, ids_of(TEXTS))] == tokens
     found = dict(translate_many(session, ids_of(TEXTS), batch=3))
     assert [found[row][0].tokens for row in range(len(TEXTS))] == tokens
@@ -106,11 +107,13 @@ def test_a_language_is_asked_for(cli, bundle, session, monkeypatch):
     monkeypatch.setattr(type(TOKENIZER), "language_id", lambda self, language: {"fra": 8}[language])
     texts, tokens = said_by_run(cli, bundle, "--to", "fra")
     assert {row[0] for row in tokens} == {8}
-    assert translate(session, bundle.tokenizer(), TEXTS, target_language="fra") == texts
+    model = Translator(bundle, session, bundle.tokenizer())
+    assert model.translate(TEXTS, target_language="fra") == texts
     options = options_from_session(session, beam=1)
     assert options.forced_bos == 7
-    asked = translate(session, bundle.tokenizer(), TEXTS, options, target_language="fra")
+    asked = model.translate(TEXTS, options, target_language="fra")
     assert asked == said_by_run(cli, bundle, "--to", "fra", "--beam", 1)[0]
+    assert asked == model.translate(TEXTS, beam=1, target_language="fra")
 
 
 def test_what_is_measured_draws_nothing_and_needs_no_attention(tmp_path):
@@ -121,6 +124,18 @@ def test_what_is_measured_draws_nothing_and_needs_no_attention(tmp_path):
     with open_session(text_bundle(tmp_path / "coverage", **own), threads=1) as opened:
         assert measured_options(opened, 4, longest=9) == SearchOptions(5, 4, scores=False)
         assert measured_options(opened, 4, longest=3).max_length == 3
+
+
+def test_parity_leaves_out_the_repetition_penalty_and_nothing_else(tmp_path):
+    """Where two decodes differ, parity compares the model's own probabilities, which a penalty would change."""
+    own = {"repetition_penalty": 1.5, "no_repeat_ngram": 2, "banned": [[5]], "forced_bos": 7}
+    with open_session(text_bundle(tmp_path / "penalty", **own), threads=1) as opened:
+        measured = measured_options(opened, 4, 9)
+        assert measured.repetition_penalty == 1.5
+        greedy, beam = searches_of(opened, 9, 4)
+        assert beam == dataclasses.replace(measured, repetition_penalty=1.0)
+        assert greedy == dataclasses.replace(beam, beam=1)
+        assert searches_of(opened, 9, 4, forced_bos=8)[1] == dataclasses.replace(beam, forced_bos=8)
 
 
 @pytest.mark.parametrize("family", ["mbart", "m2m_100"])

@@ -10,9 +10,9 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.run import parity_of_sessions
-from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import EVERYTHING
+from seq2engine.runtime.text.sources import random_sources
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 

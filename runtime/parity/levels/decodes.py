@@ -16,9 +16,8 @@ from ...numerics.budgets import DecodeResult, Divergence
 from ...numerics.teacher_forcing import Tokens
 from ...search.options import SearchOptions
 from ...session import Session
+from ...text.batching import corpus_batches
 from .divergence import Judge, Parted, Traced, parted_at, traced
-
-MANY = 8  # batches from which on they are of like lengths
 
 Said = dict[int, Tokens]  # source -> tokens
 Outputs = dict[tuple[str, str], Said]  # (who, search) -> source -> tokens
@@ -69,25 +68,6 @@ class Arm:
 
 def search_name(options: SearchOptions) -> str:
     return "greedy" if options.beam == 1 else f"beam {options.beam}"
-
-
-def mixed_batches(count: int, batch: int) -> list[list[int]]:
-    """Indices in batches that reach over the whole list: sources sorted by length still meet in ragged batches."""
-    batches = -(-count // batch)
-    return [list(range(first, count, batches)) for first in range(batches)]
-
-
-def corpus_batches(lengths: Sequence[int], batch: int) -> list[list[int]]:
-    """Few sources meet in mixed batches. Of many, the first batch reaches over all lengths and the rest are of like
-    lengths: what ragged batches show, one shows as well, and padding is a third of the work.
-    """
-    mixed = mixed_batches(len(lengths), batch)
-    if len(mixed) < MANY:
-        return mixed
-    by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
-    first = [by_length[place] for place in mixed[0]]
-    rest = sorted(set(by_length) - set(first), key=lambda row: (lengths[row], row))
-    return [first, *(rest[start : start + batch] for start in range(0, len(rest), batch))]
 
 
 def compare_decodes(

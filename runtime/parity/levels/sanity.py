@@ -20,7 +20,8 @@ from ...numerics.teacher_forcing import Tokens
 from ...quality.intervals import Rate, difference_text
 from ...search.options import SearchOptions
 from ...session import Session
-from .decodes import Said, mixed_batches
+from ...text.batching import mixed_batches
+from .decodes import Said
 
 SAMPLE = 32  # sources that PyTorch at the candidate's precision decodes: it is slow in fp16 on a CPU
 LINES = 256  # of references, likewise

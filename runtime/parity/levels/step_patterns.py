@@ -13,8 +13,8 @@ import numpy as np
 
 from ...generate import padded
 from ...numerics.budgets import ErrorTally, TensorResult
-from ...sample_sources import sample_of, tree_sources
 from ...session import Session
+from ...text.sources import sample_of, tree_sources
 from ...tree_cache import TreeStep
 
 DRIVES = ("greedy", "rows apart", "beams")

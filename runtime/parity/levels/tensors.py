@@ -21,7 +21,7 @@ from ...numerics.error_scale import error_spread
 from ...numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
 from ...search.options import SearchOptions
 from ...session import Session
-from .decodes import mixed_batches
+from ...text.batching import mixed_batches
 from .error_growth import LOGITS, Drift, DriftTally
 from .next_token import NextToken, NextTokenTally
 

@@ -24,7 +24,7 @@ from seq2engine.model.config import ModelConfig
 from ...generate import padded
 from ...numerics.budgets import TensorResult
 from ...opening import open_session
-from ...sample_sources import FEWEST_SOURCES, random_sources, sample_of
+from ...text.sources import FEWEST_SOURCES, random_sources, sample_of
 from ...torch_session import TorchSession
 from ...tree_cache import TreeStep
 from ..levels.baseline import Speaker

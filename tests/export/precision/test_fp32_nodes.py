@@ -24,8 +24,8 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.sources import random_sources
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 OPTIONS = SearchOptions(max_length=10, beam=2)

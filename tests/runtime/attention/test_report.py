@@ -36,10 +36,10 @@ def test_maps_come_in_the_order_of_their_importance():
     assert captions == ["all layers and heads", "layer 1", "layer 2", *heads]
 
 
-def test_every_cell_says_who_looks_at_what():
+def test_every_cell_names_both_tokens():
     maps = [VIEW.weights.mean(axis=(0, 1)), *VIEW.weights.mean(axis=1), *VIEW.weights.reshape(-1, 3, 5)]
     expected = [
-        f'"{said}" looks at "{given}": {values[row, column]:.2f}'
+        f'"{said}" attends to "{given}": {values[row, column]:.2f}'
         for values in maps
         for row, said in enumerate(VIEW.target)
         for column, given in enumerate(VIEW.source)
@@ -54,7 +54,7 @@ def test_the_title_is_what_was_said_of_what():
     assert re.search(r"<h1>(.*) → x</h1>", long)[1].endswith("…")
 
 
-def test_the_most_looked_at_are_listed():
+def test_source_tokens_with_the_most_weight_are_listed():
     last = VIEW.weights[-1].mean(axis=0)
     rows = re.findall(r"<tr><td>(K|AH|&lt;/s&gt;)</td>(.*?)</tr>", PAGE)
     assert len(rows) == 3
@@ -77,7 +77,7 @@ def test_the_verdict_comes_first_and_the_check_is_shown():
     cells = re.findall(r"<td class=number[^>]*>([^<]*)</td>", PAGE)
     assert [cells[i : i + 3] for i in range(len(cells))].count(["1.5e-07", "2e-07", "1e-07"]) == 1
     failed = attention_html(view_of(["a"], ["b"], checks=(PASSED, FAILED)))
-    assert "layer 2: errs 2e+04x as much as PyTorch itself, allowed 16x" in failed
+    assert "layer 2: error 2e+04x that of PyTorch, allowed 16x" in failed
     assert failed.count('<span class="badge bad">failed</span>') == 2
     assert 'class="badge bad"' not in PAGE
 
@@ -94,7 +94,7 @@ def test_labels_are_text_and_nothing_else(label):
     page = attention_html(view_of([label, "x"], [label]))
     assert "<script" not in page
     assert "<b>" not in page
-    assert f'"{label}" looks at "{label}": ' in tooltips(page)[0]
+    assert f'"{label}" attends to "{label}": ' in tooltips(page)[0]
     assert page.count("<td class=k") == 2 * (1 + 2 + 6)
 
 
@@ -110,7 +110,7 @@ def test_a_long_decode_stays_below_two_megabytes(label):
 
 def test_the_text_form():
     lines = attention_text(VIEW).splitlines()
-    assert lines[0] == "attention passed: ONNX Runtime and PyTorch look at the same tokens; largest difference 2e-07"
+    assert lines[0] == "attention passed: ONNX Runtime and PyTorch attend to the same tokens; largest difference 2e-07"
     assert lines[1] == "c a f é </s> -> K AH </s>"
     assert lines[4].split() == ["1", "1.5e-07", "2e-07", "1e-07", "pass"]
     assert attention_text(view_of(["a"], ["b"], checks=(PASSED, FAILED))).startswith("attention FAILED: layer 2")

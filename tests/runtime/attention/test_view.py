@@ -18,17 +18,23 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
-from seq2engine.runtime.attention.view import AttentionView, LayerCheck, attention_of, checks_of, looks_of
+from seq2engine.runtime.attention.view import AttentionView, LayerCheck, checks_of, weights_of
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
+from seq2engine.runtime.translator import load
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
 SMALL = dataclasses.replace(
     PRESETS["tiny"], d_model=32, d_ff=48, source_vocab=40, target_vocab=40, max_source=20, max_target=24
 )
 LINE = "5 6 7 8 9 30 11"
+
+
+def attention_of(bundle, line, precision=None, threads=1, ids=False, **how):
+    with load(bundle, precision=precision, threads=threads, ids=ids) as model:
+        return model.attention(line, **how)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,7 @@ def test_fp16_is_held_to_what_torch_does_in_fp16(bundle):
 @given(source=st.lists(st.integers(3, 39), min_size=1, max_size=20), count=st.integers(1, 24), seed=st.integers(0, 99))
 def test_any_output_of_any_source_is_seen_alike(bundle, source, count, seed):
     said = tuple(np.random.default_rng(seed).integers(3, 40, count).tolist())
-    seen = [looks_of(make, source, said, SearchOptions()) for make in sessions_of(bundle)]
+    seen = [weights_of(make, source, said, SearchOptions()) for make in sessions_of(bundle)]
     checks = checks_of(*seen, "fp32")
     assert all(checks), [check.reason for check in checks]
 
@@ -95,7 +101,7 @@ def test_the_formula_gives_the_same():
     """The first layer by hand: softmax(q k / sqrt(E)) of every head, from what `forward` feeds its cross-attention."""
     model = random_model(SMALL, 4)
     source, said = [5, 9, 17, 30], (8, 3, 25)
-    seen = looks_of(TorchSession(random_model(SMALL, 4), "fp64", attention=True), source, said, SearchOptions())
+    seen = weights_of(TorchSession(random_model(SMALL, 4), "fp64", attention=True), source, said, SearchOptions())
     model = model.double()
     cross = model.decoder[0].cross_attn
     fed = []
@@ -125,7 +131,7 @@ def test_looking_changes_nothing_of_what_is_said(bundle):
 
 def test_no_hook_stays_behind(bundle):
     session = open_session(bundle, "torch", "fp32", attention=True)
-    looks_of(session, [5, 6], (7,), SearchOptions())
+    weights_of(session, [5, 6], (7,), SearchOptions())
     assert not any(module._forward_hooks for module in session.model.modules())
 
 
@@ -154,7 +160,7 @@ def test_the_start_token_of_the_search_is_fed(text_bundle):
     view = attention_of(text_bundle, "abc")
     session = open_session(text_bundle, "torch", "fp32", attention=True)
     own, default = (
-        looks_of(session, view.source_ids, view.target_ids, SearchOptions(start=start)) for start in (4, None)
+        weights_of(session, view.source_ids, view.target_ids, SearchOptions(start=start)) for start in (4, None)
     )
     near = attention_error(own, text_bundle.config)
     np.testing.assert_allclose(view.weights, own, rtol=0, atol=near)
@@ -179,7 +185,7 @@ def test_weights_that_are_off_are_told():
     good, bad = checks_of(np.stack([exact[0], exact[1] + 1e-3]), rounded, exact, "fp32")
     assert good
     assert not bad
-    assert bad.reason == "layer 2: errs 3e+04x as much as PyTorch itself, allowed 16x"
+    assert bad.reason == "layer 2: error 3e+04x that of PyTorch, allowed 16x"
     view = AttentionView("a", "b", ("a",), ("b",), (1,), (2,), "fp32", "static", 1, exact, (good, bad))
     assert not view
     assert view.reason == bad.reason

@@ -17,8 +17,8 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.levels.tensors import compare_tensors, endless
 from seq2engine.runtime.parity.report.page import parity_html, parity_table
 from seq2engine.runtime.parity.run import ParityOptions, parities_of, parity_of
-from seq2engine.runtime.sample_sources import FEWEST_SOURCES, STEP_LOGITS, random_sources, tree_sources
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.sources import FEWEST_SOURCES, STEP_LOGITS, random_sources, tree_sources
 from seq2engine.runtime.torch_session import TorchSession
 
 ENDING = dataclasses.replace(SMALL, norm="pre", positions="learned")  # some of its outputs end, at different steps

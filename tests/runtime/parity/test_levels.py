@@ -22,8 +22,8 @@ from seq2engine.runtime.parity.levels.batch_invariance import companies_of
 from seq2engine.runtime.parity.levels.graphs import graphs_of
 from seq2engine.runtime.parity.levels.tensors import compare_tensors
 from seq2engine.runtime.parity.run import ParityOptions, parities_of
-from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.sources import random_sources
 
 FEW = ParityOptions(count=16, max_length=6, batch=16, threads=1)
 

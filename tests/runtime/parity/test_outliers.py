@@ -22,7 +22,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.run import ParityOptions, parities_of, parity_of, parity_of_sessions
-from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.text.sources import random_sources
 
 PRECISIONS = ("fp32", "fp16", "w8a8", "int8")
 FLAGS = ("--count", 8, "--max-length", 8, "--beam", 2, "--threads", 1, "--quiet")

@@ -12,11 +12,10 @@ from support.parity_cases import SMALL, bundle_of, changed, parity_with
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.levels.decodes import corpus_batches, mixed_batches
 from seq2engine.runtime.parity.levels.tensors import FEWEST_ROWS
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.sample_sources import FEWEST_SOURCES, random_sources, sample_of
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.sources import FEWEST_SOURCES, random_sources, sample_of
 
 SCHEMES = [(p, n) for p in ("sinusoidal", "learned", "rotary") for n in ("post", "pre")]
 
@@ -167,20 +166,6 @@ class TestSources:
         assert len(sample) == 10
         assert {1, 100} <= {len(source) for source in sample}
         assert sample_of(sources[:4], 10) == sources[:4]
-
-    def test_batches_reach_over_the_whole_list(self):
-        batches = mixed_batches(10, 4)
-        assert batches == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
-        assert mixed_batches(3, 8) == [[0, 1, 2]]
-
-    def test_of_many_one_batch_is_mixed_and_the_rest_are_of_like_lengths(self):
-        lengths = np.random.default_rng(0).integers(1, 30, size=203).tolist()
-        first, *rest = corpus_batches(lengths, 16)
-        assert sorted(row for rows in (first, *rest) for row in rows) == list(range(203))
-        assert max(map(len, rest)) == 16
-        assert max(lengths[row] for row in first) - min(lengths[row] for row in first) > 20
-        assert max(np.ptp([lengths[row] for row in rows]) for rows in rest) < 6
-        assert corpus_batches(lengths[:40], 16) == mixed_batches(40, 16)
 
 
 class TestRefusals:

@@ -18,7 +18,7 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.attention.view import looks_of
+from seq2engine.runtime.attention.view import weights_of
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.coverage import LEAST, Coverage
@@ -64,7 +64,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def own_looks(session: Session, source: list[int], found: Hypothesis, options: SearchOptions) -> np.ndarray:
     """[T, S]: the last layer's attention, mean of its heads, of the output forced on its own."""
-    return looks_of(session, source, found.tokens, options)[-1].astype(np.float64).mean(axis=0)
+    return weights_of(session, source, found.tokens, options)[-1].astype(np.float64).mean(axis=0)
 
 
 @pytest.mark.parametrize("options", SEARCHES, ids=lambda options: " ".join(options) or "greedy")

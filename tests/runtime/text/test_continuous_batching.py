@@ -1,9 +1,9 @@
-"""Continuous feeding: the outputs of decoding alone, from a batch that stays full."""
+"""Continuous batching: the outputs of decoding alone, from a batch that stays full."""
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise, product
+import threading
 from unittest import mock
 
 import numpy as np
@@ -16,10 +16,14 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime import threads
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.text.continuous_batching import CALL, like_lengths, translate_many
+from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.text.batching import CALL
+from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 
 CONFIG = dataclasses.replace(
@@ -117,23 +121,6 @@ def test_the_batch_stays_full_and_the_encoder_is_called_for_several(session):
     assert sum(mask.size + CALL for mask in calls) < 1.1 * sum(map(len, sources)) + CALL * (2 + (60 - 16) / 2)
 
 
-@settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=7), call=st.integers(0, 40))
-def test_no_other_groups_take_fewer_tokens(lengths, call):
-    def tokens(groups):
-        return sum(call + len(group) * max(lengths[place] for place in group) for group in groups)
-
-    found = like_lengths(lengths, call)
-    assert sorted(place for group in found for place in group) == list(range(len(lengths)))
-    assert all(max(lengths[i] for i in b) <= min(lengths[i] for i in a) for a, b in pairwise(found))
-    ranked = sorted(range(len(lengths)), key=lambda place: lengths[place])
-    for cuts in product([False, True], repeat=len(lengths) - 1):  # a best grouping cuts the ranks somewhere
-        groups = [[ranked[0]]]
-        for place, cut in zip(ranked[1:], cuts, strict=True):
-            groups = [*groups, [place]] if cut else [*groups[:-1], [*groups[-1], place]]
-        assert tokens(found) <= tokens(groups)
-
-
 def test_sources_are_taken_as_there_is_room(session):
     taken = []
     results = translate_many(
@@ -182,3 +169,48 @@ def test_what_no_source_could_be_decoded_with_is_refused_at_once(session, source
 def test_a_source_that_cannot_be_decoded_is_named_by_its_number(session):
     with pytest.raises(RequestError, match="source 7 has token 40"):
         list(translate_many(session, [*sources_of(7, 1), [40]], None, batch=2))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A session that decodes a large batch with two workers."""
+    bundle = onnx_from_model(random_model(CONFIG, 3), tmp_path_factory.mktemp("wide") / "b", ("fp32",))
+    with mock.patch.object(threads, "WORKER_WORK", 1), open_session(bundle, threads=2) as opened:
+        assert len(workers_for(opened, 64, 64)) == 2
+        yield opened
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("window", [0, 2])
+def test_two_workers_share_the_sources(wide, session, beam, window):
+    sources, options = sources_of(150, 9), SearchOptions(max_length=16, beam=beam, nbest=beam)
+    assert tokens_of(fed(wide, sources, options, 64, window)) == tokens_of(generate(session, sources, options))
+
+
+def test_workers_end_with_what_they_yield(wide):
+    before = threading.active_count()
+    results = translate_many(wide, sources_of(300, 1), None, batch=64)
+    next(results)
+    assert threading.active_count() > before
+    results.close()
+    assert threading.active_count() == before
+    with pytest.raises(RequestError, match="source 200 has token 40"):
+        list(translate_many(wide, [*sources_of(200, 1), [40]], None, batch=64, window=0))
+    assert threading.active_count() == before
+
+
+def test_a_source_that_is_not_finite_is_named_by_its_number(session):
+    step = session.step
+
+    def broken(state, tokens, position, write_index, self_mask):
+        answer = step(state, tokens, position, write_index, self_mask)
+        wrong = session.tensor(state, "source_mask").sum(axis=1) == 13
+        answer.logits[wrong] = np.nan
+        return Answer(answer.logits)
+
+    sources = [[3] * (13 if number == 37 else 5) for number in range(50)]
+    with (
+        mock.patch.object(session, "step", broken),
+        pytest.raises(RequestError, match="source 37: the model's logits are not finite"),
+    ):
+        list(translate_many(session, sources, SearchOptions(max_length=6), batch=8))

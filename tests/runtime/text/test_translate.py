@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -12,16 +12,22 @@ from support.rounding import rounding_from_session
 from support.text_bundle import CONFIG, LETTERS, TOKENIZER, text_bundle
 
 from seq2engine.errors import RequestError
+from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.symbols import END
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.option_checks import problems_of
+from seq2engine.runtime.search.option_fields import OptionFields
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Limits
-from seq2engine.runtime.text import lines
+from seq2engine.runtime.text import lines, translate
+from seq2engine.runtime.text.batching import batches_by_length
+from seq2engine.runtime.text.continuous_batching import first_then_longest, worth_it
 from seq2engine.runtime.text.lines import Line
-from seq2engine.runtime.text.translate import batches_by_length, cut_source, translate, translate_lines
+from seq2engine.runtime.text.translate import cut_source, translate_lines, translate_texts
 
+OPTIONS = SearchOptions(max_length=12)
 TEXTS = st.text(st.one_of(st.sampled_from(LETTERS), st.characters(blacklist_categories=["Cs"])), max_size=20)
 
 
@@ -36,7 +42,7 @@ def lines_of(*texts):
 
 
 def run(session, *texts, **how):
-    return list(translate_lines(session, TOKENIZER, lines_of(*texts), **how))
+    return list(translate_lines(session, TOKENIZER, lines_of(*texts), **{"options": OPTIONS, **how}))
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,7 +78,7 @@ def test_results_do_not_wait_for_lines_that_have_not_come(session):
         assert more.wait(10)
         yield Line(3, "ef")
 
-    found = translate_lines(session, TOKENIZER, slow())
+    found = translate_lines(session, TOKENIZER, slow(), OPTIONS)
     assert [next(found).line.number, next(found).line.number] == [1, 2]
     more.set()
     assert [one.line.number for one in found] == [3]
@@ -84,7 +90,7 @@ def test_the_first_line_is_decoded_first_and_only_with_its_batch(session, monkey
     decoded = []
     encode = session.encode
     monkeypatch.setattr(session, "encode", lambda ids, mask: decoded.append(mask.sum(1).tolist()) or encode(ids, mask))
-    found = translate_lines(session, TOKENIZER, lines_of("abcdefg", "a", "abcdef", "ab", ""), batch=2)
+    found = translate_lines(session, TOKENIZER, lines_of("abcdefg", "a", "abcdef", "ab", ""), OPTIONS, batch=2)
     assert next(found).line.number == 1
     assert decoded == [[7, 8]]  # with the end token
     assert len(list(found)) == 4
@@ -103,7 +109,7 @@ def test_batches_fit_the_session(session, monkeypatch):
 
 def test_errors_stay_with_their_line(session):
     given_lines = [Line(1, "a"), Line(2, error="odd"), Line(3, "b" * 10_000), Line(4, " \u00a0"), Line(5, "c")]
-    found = list(translate_lines(session, TOKENIZER, given_lines))
+    found = list(translate_lines(session, TOKENIZER, given_lines, OPTIONS))
     assert [one.error for one in found] == [
         None,
         "odd",
@@ -119,13 +125,13 @@ def test_a_text_the_tokenizer_sees_nothing_in_is_an_empty_one(session):
         def encode_source(self, text, language=None):
             return [END]
 
-    (found,) = translate_lines(session, Deaf(), lines_of("hello"))
+    (found,) = translate_lines(session, Deaf(), lines_of("hello"), OPTIONS)
     assert (found.outputs, found.error) == ((), None)
 
 
 def test_ids_are_text_too(session):
     found = list(
-        translate_lines(session, IdsTokenizer(), lines_of("5 6 7", "5 six", "5 -1", "5 99", "5 " + "9" * 5000))
+        translate_lines(session, IdsTokenizer(), lines_of("5 6 7", "5 six", "5 -1", "5 99", "5 " + "9" * 5000), OPTIONS)
     )
     assert found[0].source == (5, 6, 7)
     assert found[0].outputs[0].text == " ".join(str(token) for token in found[0].outputs[0].tokens)
@@ -146,19 +152,22 @@ def test_what_no_line_could_be_decoded_with_is_refused_before_any_is_read(sessio
         ({"language": "fra"}, "'fra' asked for, but this model's tokenizer has no languages"),
     ):
         with pytest.raises(RequestError, match=message):
-            translate_lines(session, TOKENIZER, unread(), **wrong)
+            translate_lines(session, TOKENIZER, unread(), **{"options": OPTIONS, **wrong})
     with pytest.raises(RequestError, match="token ids have none"):
-        translate_lines(session, IdsTokenizer(), unread(), language="fra")
+        translate_lines(session, IdsTokenizer(), unread(), OPTIONS, language="fra")
 
 
-def test_translate_gives_texts(session):
-    best = translate(session, TOKENIZER, ["abc", "", "de"], SearchOptions(max_length=8))
+def test_translate_texts_gives_texts(session):
+    def translate(texts, options=OPTIONS, **how):
+        return list(translate_texts(session, TOKENIZER, texts, options, **how))
+
+    best = translate(["abc", "", "de"], SearchOptions(max_length=8))
     assert best[1] == ""
     assert best[0] == TOKENIZER.decode_target(generate(session, [[*TOKENIZER.encode_source("abc")]])[0][0].tokens[:8])
-    assert translate(session, TOKENIZER, []) == []
+    assert translate([]) == []
     with pytest.raises(RequestError, match="text 2: 31 tokens, at most 16"):
-        translate(session, TOKENIZER, ["a", "b" * 30])
-    assert len(translate(session, TOKENIZER, ["a", "b" * 30], truncate=True)) == 2
+        translate(["a", "b" * 30])
+    assert len(translate(["a", "b" * 30], truncate=True)) == 2
 
 
 def test_a_cut_keeps_what_closes_a_source():
@@ -169,11 +178,63 @@ def test_a_cut_keeps_what_closes_a_source():
     assert cut_source([1, 2, 8], [8], 3) == [1, 2, 8]
 
 
-@given(st.dictionaries(st.integers(0, 99), st.lists(st.just(1), max_size=9)), st.integers(1, 6))
-def test_batches_are_neighbours_in_length(sources, most):
-    batches = {tuple(batch) for batch in batches_by_length(sources, most).values()}
-    assert sorted(place for batch in batches for place in batch) == sorted(sources)
-    assert all(len(batch) <= most for batch in batches)
-    assert len(batches) == -(-len(sources) // most)
-    ranges = sorted((len(sources[batch[0]]), len(sources[batch[-1]])) for batch in batches)
-    assert all(longest <= shortest for (_, longest), (shortest, _) in pairwise(ranges))
+# One option of each kind of search; every pair of them that goes together is decoded both ways.
+WISHES = [
+    {"beam": 3, "nbest": 2},
+    {"sample": True, "nbest": 2, "seed": 7},
+    {"alternatives": True, "nbest": 2},
+    {"no_repeat_ngram": 1},
+    {"shortlist": (4, 5, 6, 7, 8, 9)},
+    {"prefix": (6, 8)},
+    {"phrases": ((9, 4),)},
+    {"scores": False},
+]
+PAIRS = [one | other for one, other in combinations(WISHES, 2) if not problems_of(OptionFields(12, **(one | other)))]
+
+
+@pytest.mark.parametrize("wishes", PAIRS, ids=str)
+def test_continuous_batching_changes_no_output_and_no_order(session, monkeypatch, wishes):
+    """Every line gets the same outputs and errors as in batches by length, whichever is chosen."""
+    texts = ["abc", "", "hij", "decade", "b" * 30, "fig", "chief", "a", "jade", "bead", "egg"]
+    options = SearchOptions(max_length=12, **wishes)
+    found = {}
+    for chosen in (False, True):
+        monkeypatch.setattr(translate, "worth_it", lambda *asked, chosen=chosen: chosen)
+        found[chosen] = run(session, *texts, options=options, batch=3)
+    assert [one.line.number for one in found[True]] == list(range(1, 12))
+    assert [one.error for one in found[True]] == [one.error for one in found[False]]
+    tokens = [[[output.tokens for output in one.outputs] for one in each] for each in found.values()]
+    assert tokens[0] == tokens[1]
+
+
+def test_own_prefixes_go_with_their_lines_by_continuous_batching(session, monkeypatch):
+    texts, prefixes = ["abc", "decade", "a", "jade", "egg"], [(6,), (), (7, 8), (9,), (4,)]
+    monkeypatch.setattr(translate, "worth_it", lambda *asked: True)
+    found = run(session, *texts, batch=2, prefixes=prefixes)
+    for one, prefix in zip(found, prefixes, strict=True):
+        assert one.outputs[0].tokens[: len(prefix)] == prefix
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 6))
+def test_the_first_line_s_batch_begins_then_the_longest(lengths, rows):
+    order = first_then_longest(lengths, rows)
+    assert sorted(order) == list(range(len(lengths)))
+    assert 0 in order[:rows]
+    rest = order[min(rows, len(batch_of(lengths, rows))) :]
+    assert [lengths[place] for place in rest] == sorted((lengths[place] for place in rest), reverse=True)
+
+
+def batch_of(lengths, rows):
+    """The batch by length that the first source is in."""
+    return next(batch for batch in batches_by_length(lengths, rows) if 0 in batch)
+
+
+def test_continuous_batching_is_chosen_where_it_pays(session, monkeypatch):
+    assert not worth_it(session, 100, 32, 1)  # a tiny model: the loop around a step is most of it
+    large = PRESETS["base"]
+    monkeypatch.setattr(session, "config", large)
+    assert worth_it(session, 100, 32, 1)
+    assert not worth_it(session, 32, 32, 1)  # one batch: no row gets a new source
+    assert not worth_it(session, 100, 32, 4)
+    monkeypatch.setattr(session, "backend", "tensorrt")
+    assert worth_it(session, 100, 32, 4)

@@ -17,10 +17,10 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
 from seq2engine.runtime.parity.levels.divergence import Judge, Parted, Traced, stop_of, widest_gap
 from seq2engine.runtime.parity.run import parity_of_sessions
-from seq2engine.runtime.sample_sources import random_sources
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import EVERYTHING, Limits, Session
+from seq2engine.runtime.text.sources import random_sources
 from seq2engine.runtime.torch_session import TorchSession
 
 

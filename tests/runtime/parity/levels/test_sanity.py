@@ -26,7 +26,7 @@ from seq2engine.runtime.parity.levels.sanity import (
 )
 from seq2engine.runtime.parity.run import ParityOptions, parities_of, searches_of
 from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
-from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.text.sources import random_sources
 
 HUGE = 1e12
 

@@ -23,7 +23,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
 from seq2engine.runtime.parity.locate.locate import PLACES, Hunter, hunt, hunt_sources
 from seq2engine.runtime.parity.run import parity_of
-from seq2engine.runtime.sample_sources import random_sources
+from seq2engine.runtime.text.sources import random_sources
 
 PROOF = int(os.environ.get("SEQ2ENGINE_PROOF", "20"))  # good exports
 FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.sample_sources import FEWEST_SOURCES, STEP_LOGITS, TENSOR_SOURCES, tensor_sources
+from seq2engine.runtime.text.sources import FEWEST_SOURCES, STEP_LOGITS, TENSOR_SOURCES, tensor_sources
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""What parity is run on: texts of references, or random sources; and how few will do."""
+"""Sources to decode, as token ids: of texts, or random ones; and how few will do."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.model.config import ModelConfig
-
-from .quality.metrics import References
+from seq2engine.model.tokenizers.base import Coder
+from seq2engine.model.tokenizers.ids import IdsTokenizer
 
 TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
 STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: a large vocabulary says as much with fewer sources
@@ -36,13 +38,23 @@ def tree_sources(config: ModelConfig, beam: int) -> int:
     return min(FEWEST_SOURCES, max(fewest, STEP_LOGITS // (beam * config.target_vocab)))
 
 
+def coder_of(bundle: Bundle, ids: bool = False) -> Coder:
+    """What turns lines into ids and back: the bundle's tokenizer, or lines of ids if `ids` or where it has none."""
+    return IdsTokenizer() if ids or not bundle.takes_text else bundle.tokenizer()
+
+
 def sources_of(
-    bundle: Bundle, references: References | None, count: int, seed: int, longest: int | None = None
+    bundle: Bundle,
+    texts: Iterable[str] | None,
+    count: int,
+    seed: int,
+    longest: int | None = None,
+    language: str | None = None,
 ) -> list[list[int]]:
-    """The texts of the references in ids; without references, random sources."""
-    if references is not None:
+    """The ids of texts, whose language may be named; without texts, `count` random sources."""
+    if texts is not None:
         tokenizer = bundle.tokenizer()
-        return [tokenizer.encode_source(text) for text in references]
+        return [tokenizer.encode_source(text, language) for text in texts]
     if count < 1:
         raise ConfigError(f"{count} random sources, expected at least 1")
     return random_sources(bundle.config, count, seed, longest)
