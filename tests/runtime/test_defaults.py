@@ -10,7 +10,9 @@ from support.hugging_face_models import library_outputs, saved, small_model, sou
 from support.rounding import rounding_from_session
 from support.text_bundle import CONFIG, TOKENIZER, text_bundle
 
-from seq2engine.benchmarks.runner import quality_of_arms
+from seq2engine.benchmarks.arms import quality_of_arms
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.options import BenchOptions, plan_from_options
 from seq2engine.common.progress import silent
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import write_checkpoint
@@ -81,7 +83,9 @@ def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
     search = "greedy" if beam == 1 else "beam 4"
     assert [outputs["onnxruntime fp32", search][row] for row in range(len(TEXTS))] == tokens
     right = {text: [said] for text, said in zip(TEXTS, texts, strict=True)}
-    rates = quality_of_arms(bundle, {"arm": session}, right, [beam], silent)["arm"]
+    case = Case("one", batch=1, beam=beam, source=4, target=4)
+    plan = plan_from_options(bundle, BenchOptions(cases=[case], references=right))
+    rates = quality_of_arms(plan, {"arm": session}, silent)["arm"]
     assert [(one.search, one.marked.lines) for one in rates] == [(search, 0.0)]
 
 
