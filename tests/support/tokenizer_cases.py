@@ -39,11 +39,10 @@ def pieces(kind: str, seed: int = 0, **options: int) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines(seed)),
         model_writer=written,
-        vocab_size=120,
         model_type=kind,
         minloglevel=2,
         num_threads=1,
-        **options,
+        **{"vocab_size": 120, **options},
     )
     return written.getvalue()
 
