@@ -40,7 +40,7 @@ def attention_text(view: AttentionView) -> str:
 
 def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -> str:
     """The result as one page: the average first, then layers, heads, numbers and the check; rows of `about_rows`."""
-    layers, heads, said, given = view.weights.shape
+    layers, heads, outputs, given = view.weights.shape
     search = "greedy" if view.beam == 1 else f"beam {view.beam}"
     of_layers = view.weights.mean(axis=1)
     draw = MapWriter(view)
@@ -88,7 +88,7 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
     subtitle = (
         f"Cross-attention of one {search} decode on ONNX Runtime {view.precision}, {view.cache_form} cache: "
         f"{counted(layers, 'layer')} of {counted(heads, 'head')}, {counted(given, 'source token')}, "
-        f"{counted(said, 'output token')}."
+        f"{counted(outputs, 'output token')}."
     )
     return page_html(title, subtitle, blocks)
 

@@ -37,7 +37,7 @@ from ..tree_cache import TreeStep, rounded
 from .batching import BATCH, batches_by_length, groups_by_padding
 
 WINDOW = 16  # batches that are looked ahead
-WAKE = 0.05  # seconds between looks at workers that are told to stop
+WAKE = 0.05  # seconds between checks of workers that must stop
 
 Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses
 
