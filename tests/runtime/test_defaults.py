@@ -10,8 +10,6 @@ from support.hugging_face_models import library_outputs, saved, small_model, sou
 from support.rounding import rounding_from_session
 from support.text_bundle import CONFIG, TOKENIZER, text_bundle
 
-from seq2engine.benchmarks.runner import quality_of_arms
-from seq2engine.common.progress import silent
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import write_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
@@ -21,6 +19,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.compare import parities_of_sessions, searches_of
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.sessions import Compared
+from seq2engine.runtime.quality.metrics import quality_of_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
@@ -82,8 +81,8 @@ def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
     search = "greedy" if beam == 1 else "beam 4"
     assert [outputs["onnxruntime fp32", search][row] for row in range(len(TEXTS))] == tokens
     right = {text: [said] for text, said in zip(TEXTS, texts, strict=True)}
-    rates = quality_of_arms(bundle, {"arm": session}, right, [beam], silent)["arm"]
-    assert [(one.search, one.marked.lines) for one in rates] == [(search, 0.0)]
+    rates = quality_of_session(session, bundle.tokenizer(), right, beam)  # what the benchmark calls for every arm
+    assert (rates.search, rates.marked.lines) == (search, 0.0)
 
 
 def test_error_rates_of_parity_are_those_of_run(cli, bundle, tmp_path):
