@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.opening import open_session as open_session
     from seq2engine.runtime.parity.levels.baseline import Against as Against
     from seq2engine.runtime.parity.levels.result import ParityResult as ParityResult
-    from seq2engine.runtime.parity.run import ParityOptions as ParityOptions
+    from seq2engine.runtime.parity.options import ParityOptions as ParityOptions
     from seq2engine.runtime.parity.run import parities_of as parities_of
     from seq2engine.runtime.parity.run import parity_of as parity_of
     from seq2engine.runtime.quality.metrics import References as References
@@ -137,7 +137,7 @@ PUBLIC = {
     # parity and benchmark
     "parity_of": "runtime.parity.run",
     "parities_of": "runtime.parity.run",
-    "ParityOptions": "runtime.parity.run",
+    "ParityOptions": "runtime.parity.options",
     "ParityResult": "runtime.parity.levels.result",
     "Against": "runtime.parity.levels.baseline",
     "References": "runtime.quality.metrics",

@@ -231,7 +231,7 @@ def times(value: float) -> str:
 class Divergence:
     """A source with two different outputs, and whether PyTorch's own error explains the difference.
 
-    `parted` says what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
+    `kind` says what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
     two outputs), "beams" (prefixes that one search kept and the other dropped, at the first such step) or "stop" (the
     hypothesis at which one search stopped and the prefix with which the other went on).
     The verdict is `tie` (the margin is within PyTorch's own error there), `drift` (it is within the budget, so the
@@ -241,7 +241,7 @@ class Divergence:
     source: int
     step: int
     verdict: str
-    parted: str
+    kind: str
     margin: float
     budget: float
     reference: tuple[int, ...]
@@ -285,7 +285,7 @@ class DecodeResult:
         worst = self.differing[0]
         return (
             f"{self.search}: {len(self.differing)} of {self.sources} outputs differ beyond rounding, worst source "
-            f"{worst.source} from step {worst.step}: margin {worst.margin:.2g}, budget {worst.budget:.2g}"
+            f"{worst.source} at step {worst.step}, margin {worst.margin:.2g}, budget {worst.budget:.2g}"
         )
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""Teacher forcing over sessions: the same tokens fed to several of them, so that their answers can be compared."""
+"""Teacher forcing: the same tokens fed to several sessions, so that their logits can be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
 
 
 class ForcedRun:
-    """One session with one beam per source, fed tokens from outside. The state lives as long as the run."""
+    """One session with one beam per source, fed given tokens. The state lives as long as the run."""
 
     def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int):
         self.session = session
@@ -37,9 +37,9 @@ class ForcedRun:
 
 
 class ForcedRuns:
-    """Several sessions as one `Step`: all are fed what a search chooses from the first one's answers.
+    """Several sessions as one `Step`: all are fed what a search chooses from the first one's logits.
 
-    So a leader's own outputs are forced through the others in one go, and the leader computes each step once.
+    So the first session's own outputs are forced through the others, and it computes each step only once.
     """
 
     def __init__(self, sessions: Sequence[Session], sources: Sequence[Sequence[int]], steps: int):
@@ -65,31 +65,31 @@ class ForcedRuns:
 def forced_tokens(
     targets: Sequence[Tokens], config: ModelConfig, start: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What to feed so that the model should say `targets`, int64 [B,T], and which of it counts, bool [B,T].
+    """Decoder inputs for these targets, int64 [B,T]: shifted right by one; and which positions count, bool [B,T].
 
-    `start` is what is fed first; None: the model's own start token.
+    `start` is fed first; None: the model's own start token.
     """
-    said, counts = padded(targets, config.end_id)
-    first = np.full((len(said), 1), config.start_id if start is None else start, dtype=np.int64)
-    return np.hstack([first, said[:, :-1]]), counts
+    labels, counts = padded(targets, config.end_id)
+    first = np.full((len(labels), 1), config.start_id if start is None else start, dtype=np.int64)
+    return np.hstack([first, labels[:, :-1]]), counts
 
 
-def log_probs_of(logits: np.ndarray, said: np.ndarray) -> np.ndarray:
-    """Logits [B,V] in fp64 and tokens [B] -> the tokens' log-probabilities [B]; not a number where logits are none."""
+def log_probs_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Logits [B,V] in fp64 and tokens [B] -> the tokens' log-probabilities [B]; NaN where logits are not finite."""
     with np.errstate(invalid="ignore"):
         shifted = logits - logits.max(axis=1, keepdims=True)
-        own = np.take_along_axis(shifted, said[:, None], axis=1)[:, 0]
+        own = np.take_along_axis(shifted, tokens[:, None], axis=1)[:, 0]
         return own - np.log(np.exp(shifted).sum(axis=1))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Tokens forced through the oracle and PyTorch: the oracle's log-probability of each, and PyTorch's error there."""
+    """Forced tokens: the oracle's log-probability of each, and the spread of PyTorch's error there."""
 
     tokens: Tokens
     log_probs: np.ndarray = field(repr=False)  # [T]
     spreads: np.ndarray = field(repr=False)  # [T]
-    top_two: np.ndarray = field(repr=False)  # [T]: what the oracle puts between its two best tokens
+    top_two: np.ndarray = field(repr=False)  # [T]: the oracle's margin between its two best tokens
 
 
 def scored(
@@ -100,9 +100,9 @@ def scored(
     batch: int,
     usual: float = 0.0,
 ) -> list[Scored]:
-    """Scores one target of every source, in batches. No spread is put at less than `usual`.
+    """Scores one target of every source, in batches. No spread counts as less than `usual`.
 
-    Targets of a source that differ only in their last tokens are fed alike, so they are run as one.
+    Targets of a source that differ only in their last token have the same decoder inputs and are run once.
     """
     alike: dict[tuple[Tokens, Tokens], list[int]] = {}
     for place, (source, target) in enumerate(zip(sources, targets, strict=True)):
@@ -122,10 +122,10 @@ def scored(
 
 
 def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: float = 0.0) -> np.ndarray:
-    """Logits [B,V] of the oracle and of PyTorch -> by how much PyTorch's error may move two tokens apart, [B].
+    """Logits [B,V] of the oracle and of PyTorch -> the margin [B] between two tokens that PyTorch's error may overturn.
 
-    It is never less than one unit in the last place, and apart from that never more than a small part of the spread of
-    the row's best logits: two tokens that clearly differ are no tie, however much PyTorch errs.
+    At least one unit in the last place; otherwise at most a small part of the spread of the row's best logits: two
+    tokens that clearly differ are no tie, however large PyTorch's error.
     """
     ulp = EPSILON[precision] * row_scales(upper_logits(exact))
     most = LARGEST_TIE * upper_spread(exact)
@@ -139,16 +139,16 @@ def _scored_batch(
     targets: Sequence[Sequence[Tokens]],
     usual: float,
 ) -> list[list[Scored]]:
-    """Of every source some targets that differ only in their last tokens."""
+    """For every source some targets that differ only in their last token."""
     firsts = [same[0] for same in targets]
     fed, _ = forced_tokens(firsts, oracle.config, oracle.defaults.start)
-    said, _ = padded(firsts, oracle.config.end_id)
+    labels, _ = padded(firsts, oracle.config.end_id)
     runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
     log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)
     lasts: list[np.ndarray] = [np.zeros(0)] * len(targets)  # log-probabilities of the last tokens
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
-        log_probs[:, step] = log_probs_of(exact, said[:, step])
+        log_probs[:, step] = log_probs_of(exact, labels[:, step])
         spreads[:, step] = spreads_of(exact, rounded, reference.precision, usual)
         top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
         for row, same in enumerate(targets):

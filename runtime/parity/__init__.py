@@ -1,1 +1,1 @@
-"""Proves that a backend computes and decodes what the model in float64 does; gates hold thresholds in CI."""
+"""Parity: does a backend compute and decode what the model in fp64 does? With reports, and gates for CI."""

@@ -1,10 +1,10 @@
-"""Thresholds for CI, from a file: what a parity must reach to let a change through.
+"""Gates for CI: thresholds from a file that a parity result must meet.
 
-verdict = true            # the parity's own verdict must be a pass (so it is without this line)
+verdict = true            # the parity verdict must be a pass (the default)
 max_median_ratio = 2.0    # of any tensor's error to PyTorch's
 min_equal = 0.999         # share of sources with the same tokens, in every search
-max_worse_per = 0.001     # how much worse the candidate's error rate may be than the speaker's
-min_fp32_equal = 0.9      # the same against fp32: what a precision may cost
+max_worse_per = 0.001     # how much larger the error rate may be than the baseline's
+min_fp32_equal = 0.9      # the same against fp32: the cost of a precision
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Measured = Iterator[tuple[str, float]]  # where, value
 
 
 def verdict_share(verdict: str) -> Callable[[ParityResult], Measured]:
-    """The share of sources whose decodes parted with this verdict, search by search."""
+    """The share of sources that diverged with this verdict, by search."""
 
     def measured(result: ParityResult) -> Measured:
         for decode in result.decodes:
@@ -35,7 +35,7 @@ def verdict_share(verdict: str) -> Callable[[ParityResult], Measured]:
 
 
 def rate_of(metric: str, which: str) -> Callable[[ParityResult], Measured]:
-    """One metric of the candidate, or how much worse it is than the speaker's."""
+    """One metric of the candidate, or how much worse it is than the baseline's."""
 
     def measured(result: ParityResult) -> Measured:
         for rate in result.rates:
@@ -67,7 +67,7 @@ def next_token(name: str) -> Callable[[ParityResult], Measured]:
     return measured
 
 
-# What a threshold is held against. Names say which side it bounds: max_ from above, min_ from below.
+# The values that a threshold bounds: max_ from above, min_ from below.
 THRESHOLDS: dict[str, Callable[[ParityResult], Measured]] = {
     "max_median_ratio": lambda result: ((tensor.name, tensor.median_ratio) for tensor in result.tensors),
     "max_worst_ratio": lambda result: ((tensor.name, tensor.worst_ratio) for tensor in result.tensors),
@@ -78,7 +78,7 @@ THRESHOLDS: dict[str, Callable[[ParityResult], Measured]] = {
     "max_kl": next_token("kl"),
     "min_top1": next_token("top1"),
     "min_top5": next_token("top5"),
-    "max_moved": lambda result: ((company.arrangement, company.budgets) for company in result.companies),
+    "max_moved": lambda result: ((arranged.arrangement, arranged.budgets) for arranged in result.invariance),
     "max_per": rate_of("PER", "own"),
     "max_wer": rate_of("WER", "own"),
     "max_lines_wrong": rate_of("lines wrong", "own"),
@@ -100,7 +100,7 @@ THRESHOLDS: dict[str, Callable[[ParityResult], Measured]] = {
 
 
 def gate_from_file(path: Path) -> Gate:
-    """Reads TOML, or JSON where the name ends so; refuses what it does not know, all of it in one message."""
+    """Reads TOML, or JSON if the name ends so; all problems are raised in one message."""
     values = parsed(path)
     problems = [f"unknown threshold {name!r}" for name in values if name != "verdict" and name not in THRESHOLDS]
     for name, value in values.items():
@@ -119,7 +119,7 @@ def parsed(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; name a file of thresholds") from error
     try:
-        reader = json if path.suffix == ".json" else import_module("tomllib")  # which is there from Python 3.11 on
+        reader = json if path.suffix == ".json" else import_module("tomllib")  # part of Python from 3.11 on
         values = reader.loads(text)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} is read as TOML, which needs Python 3.11; write it as JSON, named *.json") from error
@@ -131,7 +131,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def broken_of(gate: Gate, result: ParityResult) -> list[str]:
-    """One line for every threshold that a result breaks, with the place where it does so most."""
+    """One line for every broken threshold, with the place of the worst value."""
     lines = []
     if gate.get("verdict", True) and not result:
         lines.append(f"verdict: failed: {result.reason}")
@@ -140,7 +140,7 @@ def broken_of(gate: Gate, result: ParityResult) -> list[str]:
             continue
         found = list(THRESHOLDS[name](result))
         if not found:
-            lines.append(f"{name}: nothing was measured, so {threshold:g} cannot be held; {missing_of(name)}")
+            lines.append(f"{name}: nothing was measured; {missing_of(name)}")
             continue
         upper = name.startswith("max_")
         where, value = (max if upper else min)(found, key=lambda pair: pair[1])
@@ -150,7 +150,7 @@ def broken_of(gate: Gate, result: ParityResult) -> list[str]:
 
 
 def missing_of(name: str) -> str:
-    """What a threshold needs."""
+    """What a threshold without a measured value needs."""
     if name in ("min_fp32_equal", "max_fp32_edit_rate"):
-        return "fp32 is held against itself only without --against"
+        return "it needs a parity run without --against"
     return "it needs --references, and --metrics that have it"

@@ -10,7 +10,7 @@ import numpy as np
 from .options import SearchOptions
 from .rules import Rules
 from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
-from .step_output import finite
+from .step_output import Answer, Candidates, finite
 
 
 def greedy_search(
@@ -30,59 +30,100 @@ def greedy_search(
     its log-probabilities without length penalty, as there is nothing to compare with; NaN if no score was asked for.
     Yields an Emitted for every step; a source that is done but still in the batch emits, and is fed, the end token.
     """
-    rules, unscored = Rules(options, special, texts, starts), options.unscored
-    chosen = np.zeros((batch, options.max_length), dtype=np.int64)
-    attended = np.zeros((batch, options.max_length), dtype=np.int64)
-    log_probs = np.zeros((batch, options.max_length))
-    absent = np.zeros(batch, dtype=bool)  # alternatives that do not exist
-
-    sources = np.arange(batch)
-    here: slice | np.ndarray = slice(None)  # a slice makes views, as long as no source has left
-    done = np.zeros(batch, dtype=bool)
-    finished = 0  # how many are done
-    tokens = np.full((batch, 1), special.start, dtype=np.int64)
-    parents = np.zeros((batch, 1), dtype=np.int64)
-    end = np.array(special.end)  # of the tokens' type: numpy would convert a Python int in every step
-    length = 0
-    while finished < len(done):
-        answer = step(tokens, parents)
-        length += 1
-        normaliser = finite(answer.normaliser, sources)
-        allowed = rules.opened(rules.answer(answer, tokens, parents, length), normaliser, length)
-        best = allowed.candidates
-        tokens = best.tokens[..., 0].copy()  # [B, 1]
-        # Rules may have changed a logit; without rules a candidate's logit is the model's own.
-        logits = best.logits[..., 0] if allowed is answer or unscored else answer.logits_of(tokens)
-        gained = logits.astype(np.float64) - normaliser
-        if options.alternatives:
-            missing = ~done & (best.logits[:, 0, 0] == -np.inf)
-            absent[sources[missing]] = True
-            done = done | missing
-            finished = int(np.count_nonzero(done))
-        if finished:
-            tokens[done], gained[done] = end, 0.0
-
-        chosen[here, length - 1] = tokens[:, 0]
-        log_probs[here, length - 1] = gained[:, 0]
-        if options.alignments:
-            attended[here, length - 1] = step.attention()[:, 0].argmax(axis=-1)
-        done = done | (tokens[:, 0] == end) if length < options.max_length else np.ones_like(done)
-        yield Emitted(length - 1, sources, tokens, parents, answer, done)
-
-        finished = int(np.count_nonzero(done))
-        if finished and (rows := staying_rows(done)) is not None:
+    state = GreedyState(batch, special, options, texts, starts)
+    while not state.all_done:
+        answer = state.advance(step)
+        yield Emitted(state.length - 1, state.sources, state.tokens, state.parents, answer, state.done)
+        if state.done_count and (rows := staying_rows(state.done)) is not None:
             step.keep(rows)
-            rules.keep(rows)
-            sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
-            here, finished = sources, int(np.count_nonzero(done))
+            state.keep(rows)
+    return state.hypotheses()
 
-    ended = chosen == end
-    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, options.max_length)
-    lengths[absent] = 0
-    return [
-        hypotheses_of(row[None], own[None], positions[None], total, options)
-        for row, own, positions, total in zip(chosen, log_probs, attended, lengths[:, None], strict=True)
-    ]
+
+class GreedyState:
+    """What greedy search holds between two steps: a row for every source that is still in the batch.
+
+    `sources` are their numbers in the whole batch, and `here` the same as an index.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        special: Special,
+        options: SearchOptions,
+        texts: Sequence[Sequence[int]],
+        starts: Sequence[Start],
+    ):
+        self.options, self.unscored = options, options.unscored
+        self.rules = Rules(options, special, texts, starts)
+        self.end = np.array(special.end)  # of the tokens' type: numpy would convert a Python int in every step
+        # Of the whole batch, for all steps:
+        self.chosen = np.zeros((batch, options.max_length), dtype=np.int64)
+        self.attended = np.zeros((batch, options.max_length), dtype=np.int64)
+        self.log_probs = np.zeros((batch, options.max_length))
+        self.absent = np.zeros(batch, dtype=bool)  # alternatives that do not exist
+
+        self.length = 0
+        self.sources = np.arange(batch)
+        self.here: slice | np.ndarray = slice(None)  # a slice makes views, as long as no source has left
+        self.done, self.done_count = np.zeros(batch, dtype=bool), 0
+        self.tokens = np.full((batch, 1), special.start, dtype=np.int64)
+        self.parents = np.zeros((batch, 1), dtype=np.int64)
+
+    @property
+    def all_done(self) -> bool:
+        return self.done_count == len(self.done)
+
+    def advance(self, step: Step) -> Answer:
+        """One step: the likeliest allowed token of every source; those that are done are fed the end token."""
+        answer = step(self.tokens, self.parents)
+        self.length += 1
+        normaliser = finite(answer.normaliser, self.sources)
+        allowed = self.rules.answer(answer, self.tokens, self.parents, self.length)
+        allowed = self.rules.opened(allowed, normaliser, self.length)
+        best = allowed.candidates
+        self.tokens = best.tokens[..., 0].copy()  # [B, 1]
+        # Rules may have changed a logit; without rules a candidate's logit is the model's own.
+        own = allowed is answer or self.unscored
+        logits = best.logits[..., 0] if own else answer.logits_of(self.tokens)
+        log_probs = logits.astype(np.float64) - normaliser
+        if self.options.alternatives:
+            self.mark_absent(best)
+        if self.done_count:
+            self.tokens[self.done], log_probs[self.done] = self.end, 0.0
+
+        self.chosen[self.here, self.length - 1] = self.tokens[:, 0]
+        self.log_probs[self.here, self.length - 1] = log_probs[:, 0]
+        if self.options.alignments:
+            self.attended[self.here, self.length - 1] = step.attention()[:, 0].argmax(axis=-1)
+        last = self.length == self.options.max_length
+        self.done = np.ones_like(self.done) if last else self.done | (self.tokens[:, 0] == self.end)
+        self.done_count = int(np.count_nonzero(self.done))
+        return answer
+
+    def mark_absent(self, best: Candidates) -> None:
+        """An alternative without an allowed token does not exist."""
+        missing = ~self.done & (best.logits[:, 0, 0] == -np.inf)
+        self.absent[self.sources[missing]] = True
+        self.done = self.done | missing
+        self.done_count = int(np.count_nonzero(self.done))
+
+    def keep(self, rows: np.ndarray) -> None:
+        """From now on only these sources are searched."""
+        self.rules.keep(rows)
+        self.sources, self.done = self.sources[rows], self.done[rows]
+        self.tokens, self.parents = self.tokens[rows], self.parents[rows]
+        self.here, self.done_count = self.sources, int(np.count_nonzero(self.done))
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        ended = self.chosen == self.end
+        lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, self.options.max_length)
+        lengths[self.absent] = 0
+        rows = zip(self.chosen, self.log_probs, self.attended, lengths[:, None], strict=True)
+        return [
+            hypotheses_of(tokens[None], log_probs[None], attended[None], length, self.options)
+            for tokens, log_probs, attended, length in rows
+        ]
 
 
 def hypotheses_of(

@@ -23,6 +23,7 @@ from seq2engine.export.engines.to_engine import default_ranges, engines_from_onn
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.page import parity_html, report_name
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.quality.metrics import References, references_from_file
@@ -93,9 +94,8 @@ def engine_stage(bundle: Bundle, precision: str, beam: int, progress: Progress) 
 
 def parity_stage(bundle: Bundle, precision: str, references: References, progress: Progress) -> tuple[str, Path]:
     report = report_files(bundle.root, "parity", report_name("onnxruntime", None, precision))
-    result = parity_of(
-        bundle, precision=precision, beam=BEAM, threads=THREADS, progress=progress, references=references
-    )
+    options = ParityOptions(beam=BEAM, threads=THREADS, references=references)
+    result = parity_of(bundle, precision=precision, options=options, progress=progress)
     report.write(parity_html(result), result.to_json())
     rates = ", ".join(
         f"{quality.search} PER {quality.marked.tokens:.1%} WER {quality.marked.lines:.1%}"

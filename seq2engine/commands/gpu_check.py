@@ -40,6 +40,7 @@ from seq2engine.exporting import onnx_from_model
 from seq2engine.inspection.describe import engine_text
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import shipped_checkpoint
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.page import parity_table
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.trt.device import CudaDevice, Device
@@ -150,7 +151,7 @@ def build_stage(build: Build, bundle: Bundle, targets: Sequence[str], precision:
 
 
 def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:
-    result = parity_of(bundle, "tensorrt", precision, beam=BEAM, count=count)
+    result = parity_of(bundle, "tensorrt", precision, options=ParityOptions(beam=BEAM, count=count))
     return Stage("parity", bool(result), parity_table(result), json.loads(result.to_json()))
 
 

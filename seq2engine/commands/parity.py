@@ -1,4 +1,4 @@
-"""`seq2engine parity`: one verdict per precision, a report each, and a gate for CI."""
+"""`seq2engine parity`: a verdict and a report for each precision, and a gate for CI."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from seq2engine.flags.shared import (
 if TYPE_CHECKING:
     from seq2engine.common.reports import ReportFiles
     from seq2engine.export.artifact.bundle import Bundle
-    from seq2engine.runtime.parity.run import ParityOptions
+    from seq2engine.runtime.parity.options import ParityOptions
 
-RANDOM_SOURCES = 64  # of a parity without references
+RANDOM_SOURCES = 64  # without references
 
 
 def add_parser(commands: Commands) -> None:
@@ -48,23 +48,23 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
     )
-    sub.add_argument("--seed", type=int, default=0, help="of the random sources (default: %(default)s)")
-    sub.add_argument("--beam", type=int, default=4, help="of the beam decodes (default: %(default)s)")
+    sub.add_argument("--seed", type=int, default=0, help="seed of the random sources (default: %(default)s)")
+    sub.add_argument("--beam", type=int, default=4, help="beam size of the beam decodes (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
     sub.add_argument("--batch", type=int, default=64, help="sources decoded together (default: %(default)s)")
     sub.add_argument(
         "--against",
         metavar="OTHER",
-        help="compare decodes with these instead of PyTorch's in fp32: BACKEND[:PRECISION] of this bundle, another "
-        "bundle's FOLDER, or FOLDER@BACKEND[:PRECISION]",
+        help="baseline of the decodes instead of PyTorch in fp32: BACKEND[:PRECISION] of this bundle, the FOLDER of "
+        "another bundle, or FOLDER@BACKEND[:PRECISION]",
     )
     sub.add_argument(
         "--metrics",
         action=Listed,
         fits=one_of("errors", "bleu", "chrf"),
         default=["errors"],
-        help="with references: errors,bleu,chrf (default: errors)",
+        help="scores, with --references: errors (WER, lines wrong), bleu, chrf (default: errors)",
     )
     sub.add_argument(
         "--out",
@@ -74,13 +74,19 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
-        "--hunt",
+        "--locate",
         action=Maybe,
         fits=re.compile(".+:.+").fullmatch,
         metavar="PLACE:TENSOR",
-        help="only look inside the ONNX graphs for the first tensor that is wrong, or at that one alone",
+        help="only locate the first wrong tensor inside the ONNX graphs; with a value, compare that tensor only",
     )
-    sub.add_argument("--row", type=int, action="append", default=[], help="a source to hunt with, by its number")
+    sub.add_argument(
+        "--row",
+        type=int,
+        action="append",
+        default=[],
+        help="number of a source to locate the fault with; may be given again",
+    )
 
 
 def run_parity(args: argparse.Namespace) -> int:
@@ -90,14 +96,14 @@ def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.runtime.parity.run import parities_of
 
     bundle = open_bundle(args.bundle)
-    if args.hunt is not None:
-        return run_hunt(args, bundle)
+    if args.locate is not None:
+        return run_locate(args, bundle)
     if args.metrics != ["errors"] and args.references is None:
-        raise UsageError("metrics need references to count against; add --references TSV")
+        raise UsageError("metrics need references; add --references TSV")
     gate = None if args.gate is None else gate_from_file(args.gate)
     options = options_from_args(args)
     precisions = precisions_from_args(args, bundle)
-    files = files_from_args(args, bundle, precisions, options)  # a place that cannot be written to is refused now
+    files = files_from_args(args, bundle, precisions, options)  # before the work: --out may be wrong
     results = parities_of(bundle, precisions, args.backend, options, progress_for(args))
     failed, broken = False, []
     for result, report in zip(results, files, strict=True):
@@ -118,7 +124,7 @@ def run_parity(args: argparse.Namespace) -> int:
 
 def options_from_args(args: argparse.Namespace) -> ParityOptions:
     from seq2engine.runtime.parity.levels.baseline import against_from_text
-    from seq2engine.runtime.parity.run import ParityOptions
+    from seq2engine.runtime.parity.options import ParityOptions
 
     return ParityOptions(
         count=RANDOM_SOURCES if args.count is None else args.count,
@@ -143,7 +149,7 @@ def options_from_args(args: argparse.Namespace) -> ParityOptions:
 def files_from_args(
     args: argparse.Namespace, bundle: Bundle, precisions: Sequence[str], options: ParityOptions
 ) -> list[ReportFiles]:
-    """Where the report of each precision goes; before the work, so that a wrong place costs none."""
+    """The report files of each precision."""
     from seq2engine.common.reports import SUFFIXES, report_files
     from seq2engine.runtime.parity.report.page import report_name
 
@@ -156,24 +162,24 @@ def files_from_args(
     return [report_files(bundle.root, "parity", name, args.out) for name in names]
 
 
-def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
-    """Looks inside the graphs, as a failed parity does, without the parity before it."""
-    from seq2engine.runtime.parity.locate.locate import hunt, hunt_sources
-    from seq2engine.runtime.parity.run import longest_of
+def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Locates a fault in the graphs, as after a failed parity run, but without that run."""
+    from seq2engine.runtime.parity.compare import longest_of
+    from seq2engine.runtime.parity.locate.locate import locate, locate_sources
     from seq2engine.runtime.text.sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
     if args.out is not None:
-        raise UsageError("--hunt writes no report; leave --out away, or redirect what it prints")
+        raise UsageError("--locate writes no report; leave out --out, or redirect the output")
     if others:
-        raise UsageError(f"one precision to hunt in, not {1 + len(others)}; run the hunt once for each")
+        raise UsageError(f"one precision to locate a fault in, not {1 + len(others)}; run --locate once for each")
     count = RANDOM_SOURCES if args.count is None else args.count
     texts, language = references_from_args(args), args.source_language
-    rows = hunt_sources(bundle.config, sources_of(bundle, texts, count, args.seed, language=language), args.row)
+    rows = locate_sources(bundle.config, sources_of(bundle, texts, count, args.seed, language=language), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)
-    only = args.hunt or None
+    only = args.locate or None
     command = f"{command_of(args)} --precision={precision}"
-    found = hunt(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command)
+    found = locate(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command)
     if args.json:
         print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
     else:
@@ -182,7 +188,7 @@ def run_hunt(args: argparse.Namespace, bundle: Bundle) -> int:
 
 
 def command_of(args: argparse.Namespace) -> str:
-    """The parity command that was given, but for its precisions and what it hunts."""
+    """The parity command that was given, without its precisions and --locate."""
     words = ["seq2engine", "parity", str(args.bundle)]
     given = {name: getattr(args, name) for name in ("backend", "references", "count", "seed", "beam", "max_length")}
     given |= {"from": args.source_language, "to": args.target_language, "threads": args.threads}

@@ -203,7 +203,7 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
         (("score", "B", "--input", "W/none.tsv"), "cannot read"),
         (("parity", "B", "--references", "W/none.tsv"), "no data at"),
-        (("parity", "B", "--hunt", "nowhere"), "cannot hunt in 'nowhere'"),
+        (("parity", "B", "--locate", "nowhere"), "unknown place 'nowhere'"),
         (("attention", "B", "99"), "the vocabulary has 40"),
         (("attention", "B", "5", "--out", "W/corpus.txt/x.html"), "cannot write"),
         (("plan", "W/none.txt", "B"), "cannot read"),

@@ -33,8 +33,8 @@ def test_json_of_one_precision_has_every_level(root, cli):
     assert code == 0
     assert found["verdict"] is True
     assert [graph["graph"] for graph in found["graphs"]] == ["encoder", "decoder_step"]
-    assert len(found["drift"]["candidate"]) == len(found["drift"]["rows"])
-    assert all(company["verdict"] for company in found["companies"])
+    assert len(found["error_growth"]["candidate"]) == len(found["error_growth"]["rows"])
+    assert all(arranged["verdict"] for arranged in found["invariance"])
 
 
 def test_a_gate_decides_the_exit_code(root, cli, tmp_path):
@@ -54,8 +54,8 @@ def test_a_gate_decides_the_exit_code(root, cli, tmp_path):
         (("--gate", "none.toml"), "cannot read none.toml", 1),
         (("--against", "cuda:fp32"), "no bundle at cuda:fp32", 1),
         (("--metrics", "bleu"), "add --references TSV", 2),
-        (("--precision", "fp32", "fp16", "--hunt"), "one precision to hunt in", 2),
-        (("--hunt", "--out", "x"), "--hunt writes no report", 2),
+        (("--precision", "fp32", "fp16", "--locate"), "one precision to locate a fault in", 2),
+        (("--locate", "--out", "x"), "--locate writes no report", 2),
         (("--precision", "fp16"), "holds no fp16 graphs", 1),
     ],
 )
@@ -141,7 +141,7 @@ class TestTwoLines:
         gate.write_text('{"verdict": false, "min_equal": 0.0}')
         code, out, _ = cli("parity", tiny, *flags, *FEW)
         assert (code, out.splitlines()[-1]) == (0, f"gate: {gate} holds")
-        assert "as onnxruntime fp32: " in out.splitlines()[0]
+        assert "differs from onnxruntime fp32: " in out.splitlines()[0]
         gate.write_text('{"verdict": false, "min_equal": 1.0}')
         assert cli("parity", tiny, *flags, *FEW)[0] == 1
 

@@ -140,8 +140,8 @@ def test_what_is_behind_the_last_place_is_an_item_whatever_it_is():
 
 
 def test_a_value_that_is_optional_leaves_the_bundle_its_place():
-    assert read("parity", ["--hunt", "B"]) == read("parity", ["B", "--hunt"])
-    assert read("parity", ["--hunt", "encoder:x", "B"]) == read("parity", ["B", "--hunt", "encoder:x"])
+    assert read("parity", ["--locate", "B"]) == read("parity", ["B", "--locate"])
+    assert read("parity", ["--locate", "encoder:x", "B"]) == read("parity", ["B", "--locate", "encoder:x"])
 
 
 def test_texts_of_a_run_stay_texts():

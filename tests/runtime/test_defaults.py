@@ -20,7 +20,9 @@ from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options, options_from_session
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.run import Compared, parities_of_sessions, searches_of
+from seq2engine.runtime.parity.compare import parities_of_sessions, searches_of
+from seq2engine.runtime.parity.options import ParityOptions
+from seq2engine.runtime.parity.sessions import Compared
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
@@ -76,9 +78,8 @@ def test_run_translate_and_generate_are_one(cli, bundle, session):
 def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
     texts, tokens = said_by_run(cli, bundle, "--beam", beam)
     with open_session(bundle, "torch", "fp64") as oracle, open_session(bundle, "torch", "fp32") as reference:
-        outputs = {}
         compared = [Compared(oracle, reference, session)]
-        (result,) = parities_of_sessions(compared, reference, ids_of(TEXTS), 4, outputs=outputs)
+        (result,), outputs = parities_of_sessions(compared, reference, "PyTorch", ids_of(TEXTS), ParityOptions())
         assert result, result.reason
     search = "greedy" if beam == 1 else "beam 4"
     assert [outputs["onnxruntime fp32", search][row] for row in range(len(TEXTS))] == tokens

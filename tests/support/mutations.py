@@ -1,4 +1,4 @@
-"""Defects to plant in exported graphs, each with the truth beside it: where it is, and what a hunt should call it.
+"""Defects to plant in exported graphs, each with the truth beside it: where it is, and the name of its cause.
 
 An export is a pure function of the model, so a defect is an edit of the ONNX file of a good one. `wrong_copy` writes a
 bundle that is wrong in its graphs only: the manifest agrees with the files, as after an export with that fault.

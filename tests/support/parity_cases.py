@@ -9,7 +9,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
-from seq2engine.runtime.parity.run import parity_of_sessions
+from seq2engine.runtime.parity.compare import parity_of_sessions
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import EVERYTHING
 from seq2engine.runtime.text.sources import random_sources
@@ -23,11 +24,12 @@ def bundle_of(config, folder, form="static"):
 
 def parity_with(bundle, candidate, count=16, max_length=10, sources=None, beam=4, batch=8):
     sources = sources or random_sources(bundle.config, count)
+    options = ParityOptions(beam=beam, max_length=max_length, batch=batch)
     with (
         open_session(bundle, "torch", "fp64", threads=1) as oracle,
         open_session(bundle, "torch", candidate.precision, threads=1) as reference,
     ):
-        return parity_of_sessions(oracle, reference, candidate, sources, beam, max_length, batch)
+        return parity_of_sessions(oracle, reference, candidate, sources, options)
 
 
 class Changed(OrtSession):

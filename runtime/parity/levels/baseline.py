@@ -1,4 +1,4 @@
-"""Who a candidate is held against: PyTorch in fp32, or whatever `--against` names."""
+"""The baseline that a candidate's decodes are compared with: PyTorch in fp32, or what `--against` names."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ from dataclasses import dataclass
 
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
+from seq2engine.export.artifact.default_precision import PRECISE_FIRST
 from seq2engine.export.contract import PRECISIONS, QUANTISED, oracle_of
 
 from ...backends import BACKENDS
 from ...session import Session
-
-# From fine to coarse: where two precisions part, the coarser one's error explains it.
-COARSENESS = ("fp32", "fp16", "bf16", "int8", "w8a8", "fp8", "int4")
 
 Open = Callable[[Bundle, str, str], Session]  # bundle, backend, precision
 
 
 @dataclass(frozen=True)
 class Against:
-    """A session to compare decodes with: of `bundle` (None: the candidate's), on a backend, at a precision.
-
-    None for backend or precision is the candidate's own.
-    """
+    """The session that `--against` names: a bundle, a backend and a precision; None is the candidate's own."""
 
     bundle: Bundle | None = None
     backend: str | None = None
@@ -57,8 +52,8 @@ def against_from_text(text: str) -> Against:
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """Who decodes beside the candidate, and which PyTorch sessions say how far rounding takes them apart."""
+class Baseline:
+    """The session whose decodes are compared, and the PyTorch sessions whose rounding error explains divergences."""
 
     bundle: Bundle
     backend: str
@@ -68,20 +63,20 @@ class Speaker:
 
     @property
     def command(self) -> str:
-        """How it is held against its own weights in turn."""
+        """The parity run of the baseline itself."""
         precision = self.precision.rpartition(":")[2]
         return (
             f"seq2engine parity {shlex.quote(str(self.bundle.root))} --backend {self.backend} --precision {precision}"
         )
 
 
-def speaker_of(bundle: Bundle, backend: str, precision: str, against: Against | None) -> Speaker:
-    """Without `against`, PyTorch in fp32 over the candidate's own weights: quicker than fp16 on a CPU, and nearer to
-    the truth; how much PyTorch itself errs at the candidate's precision is measured only where the two part.
+def baseline_of(bundle: Bundle, backend: str, precision: str, against: Against | None) -> Baseline:
+    """Without `against`, PyTorch in fp32 over the candidate's own weights: faster than fp16 on a CPU, and more exact.
+    PyTorch's error at the candidate's precision is measured only where the two diverge.
     """
     if against is None:
         own = f"fp32:{precision}" if precision in QUANTISED else "fp32"
-        return Speaker(bundle, "torch", own, f"PyTorch {own}", (oracle_of(precision), precision))
+        return Baseline(bundle, "torch", own, f"PyTorch {own}", (oracle_of(precision), precision))
     other = against.bundle or bundle
     theirs = against.precision or precision
     on = against.backend or backend
@@ -97,5 +92,5 @@ def speaker_of(bundle: Bundle, backend: str, precision: str, against: Against | 
             "compared; give two bundles of one model"
         )
     name = f"{'PyTorch' if on == 'torch' else on} {theirs}" + (f" of {other.root}" if against.bundle else "")
-    coarser = max(precision, theirs, key=COARSENESS.index)
-    return Speaker(other, on, theirs, name, (oracle_of(precision) if precision == theirs else "fp64", coarser))
+    coarser = max(precision, theirs, key=PRECISE_FIRST.index)  # the coarser one's error explains a divergence
+    return Baseline(other, on, theirs, name, (oracle_of(precision) if precision == theirs else "fp64", coarser))

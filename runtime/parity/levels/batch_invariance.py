@@ -1,7 +1,7 @@
-"""Does what a source gets depend on its company? The candidate against itself: alone, in other batches, padded more.
+"""Batch invariance: the candidate against itself, with the same sources alone, in other batches and with more padding.
 
-A sample is run once as one batch. The oracle's outputs are fed, and fed again in other arrangements; the logits may
-differ by as much as rounding explains, and the likeliest token may change only where that much could turn it around.
+The oracle's outputs are fed to a sample as one batch, and again in other arrangements. The logits may differ by no more
+than rounding explains.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...tree_cache import TreeStep
 
 SAMPLE = 8  # sources
 STEPS = 16
-COLUMNS = 7  # of padding, where the model takes as many
+COLUMNS = 7  # of padding, if the model takes as many
 
 
 @dataclass(frozen=True)
-class CompanyResult:
-    """One arrangement: sources whose tokens stay the same, and the largest difference of a logit against its budget,
-    which is 16 times the worst error that PyTorch makes in the same logits; both in units of the logit's scale.
+class InvarianceResult:
+    """One arrangement: how many sources keep their likeliest tokens, and the largest difference of a logit. The budget
+    is 16 times PyTorch's largest error in the same logits; both are in units of the logit's scale.
     """
 
     arrangement: str
@@ -46,42 +46,43 @@ class CompanyResult:
     def reason(self) -> str:
         if self.difference <= self.budget:
             return ""
-        much = f"{self.difference:.2g}" if math.isfinite(self.difference) else "numbers that are not finite"
-        return f"{self.arrangement}: logits move by {much} of their scale, where rounding explains {self.budget:.2g}"
+        if not math.isfinite(self.difference):
+            return f"{self.arrangement}: logits are not finite"
+        return f"{self.arrangement}: logits change by {self.difference:.2g} of their scale, budget {self.budget:.2g}"
 
     def __bool__(self) -> bool:
         return not self.reason
 
 
-def companies_of(
+def invariance_of(
     oracle: Session,
     reference: Session,
     candidate: Session,
     sources: Sequence[Sequence[int]],
     longest: int,
     batch: int = SAMPLE,
-) -> tuple[CompanyResult, ...]:
+) -> tuple[InvarianceResult, ...]:
     limits = candidate.limits
     rows = [list(source) for source in sources[: min(SAMPLE, batch)]]
     everyone = list(range(len(rows)))
-    said, exact = outputs_with_logits(oracle, rows, min(longest, STEPS))
-    together, rounded = (forced(session, rows, said, [everyone]) for session in (candidate, reference))
+    targets, exact = outputs_with_logits(oracle, rows, min(longest, STEPS))
+    together, rounded = (forced(session, rows, targets, [everyone]) for session in (candidate, reference))
     precision = candidate.precision
     error = max(EPSILON[precision], *(largest_error(a, a, b, precision) for a, b in zip(exact, rounded, strict=True)))
     arrangements = {"alone": ([[row] for row in everyone], 0)}
     if len(rows) > 2:
-        turned = everyone[::-1]
-        arrangements["in other batches"] = ([turned[::2], turned[1::2]], 0)
+        backwards = everyone[::-1]
+        arrangements["in other batches"] = ([backwards[::2], backwards[1::2]], 0)
     spare = min(COLUMNS, limits.source - max(map(len, rows)))
     if spare > 0:
-        arrangements[f"with {spare} columns more of padding"] = ([everyone], spare)
+        arrangements[f"with {spare} more columns of padding"] = ([everyone], spare)
     found = []
     for name, (batches, columns) in arrangements.items():
-        apart = forced(candidate, rows, said, batches, columns)
+        apart = forced(candidate, rows, targets, batches, columns)
         pairs = list(zip(together, apart, strict=True))
         equal = sum(bool((a.argmax(axis=1) == b.argmax(axis=1)).all()) for a, b in pairs)
         most = max(largest_error(truth, a, b, precision) for truth, (a, b) in zip(exact, pairs, strict=True))
-        found.append(CompanyResult(name, len(rows), equal, most, WORST_FACTOR * error))
+        found.append(InvarianceResult(name, len(rows), equal, most, WORST_FACTOR * error))
     return tuple(found)
 
 
@@ -94,29 +95,28 @@ def largest_error(exact: np.ndarray, first: np.ndarray, second: np.ndarray, prec
 def outputs_with_logits(
     oracle: Session, sources: Sequence[Sequence[int]], steps: int
 ) -> tuple[list[tuple[int, ...]], list[np.ndarray]]:
-    """Its outputs, and the logits [T,V] that it chose each of them from."""
+    """The oracle's outputs, and the logits [T,V] of each."""
     logits: list[list[np.ndarray]] = [[] for _ in sources]
 
     def note(emitted: Emitted) -> None:
         for source, row in zip(emitted.sources.tolist(), emitted.answer.logits[:, 0], strict=True):
             logits[source].append(row.copy())
 
-    said = [found[0].tokens for found in generate(oracle, sources, SearchOptions(steps), note)]
-    return said, [np.stack(rows[: len(tokens)]) for rows, tokens in zip(logits, said, strict=True)]
+    outputs = [found[0].tokens for found in generate(oracle, sources, SearchOptions(steps), note)]
+    return outputs, [np.stack(rows[: len(tokens)]) for rows, tokens in zip(logits, outputs, strict=True)]
 
 
 def forced(
     session: Session,
     sources: Sequence[Sequence[int]],
-    said: Sequence[tuple[int, ...]],
+    targets: Sequence[tuple[int, ...]],
     batches: Sequence[Sequence[int]],
     columns: int = 0,
 ) -> list[np.ndarray]:
-    """The logits [T,V] of every source when its tokens are fed to the session in these batches, padded by so much."""
+    """The logits [T,V] of every source when `targets` are fed in these batches, with that many columns of padding."""
     found: list[np.ndarray] = [np.zeros(0)] * len(sources)
     for batch in batches:
-        targets = [said[row] for row in batch]
-        fed, counts = forced_tokens(targets, session.config)
+        fed, counts = forced_tokens([targets[row] for row in batch], session.config)
         ids, mask = padded([sources[row] for row in batch], session.config.pad_id)
         ids = np.pad(ids, ((0, 0), (0, columns)), constant_values=session.config.pad_id)
         state = session.encode(ids, np.pad(mask, ((0, 0), (0, columns))))

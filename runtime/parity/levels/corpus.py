@@ -1,4 +1,4 @@
-"""A corpus that parity has decoded: the sources, how they were decoded, and every side's outputs."""
+"""A corpus that parity has decoded: the sources, the search options, and every side's outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .decodes import Outputs
 
 @dataclass(frozen=True)
 class Corpus:
-    """`outputs` are token ids, kept once where two sides agree: they grow with the corpus, and nothing else does."""
+    """`outputs` are token ids, stored once where two sides agree; nothing else grows with the corpus."""
 
     bundle: Bundle
     sources: Sequence[Sequence[int]]
@@ -32,9 +32,9 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         return self.bundle.tokenizer()
 
-    def texts(self, said: Mapping[int, Tokens], rows: Sequence[int] | None = None) -> dict[str, str]:
-        """Outputs as text, by the text of their source; of all references or of some rows of them."""
+    def texts(self, outputs: Mapping[int, Tokens], rows: Sequence[int] | None = None) -> dict[str, str]:
+        """Outputs as text, by the text of their source; of all references or of some rows."""
         assert self.references is not None
         texts = list(self.references)
         chosen = range(len(texts)) if rows is None else rows
-        return {texts[row]: self.tokenizer.decode_target(said[row]) for row in chosen}
+        return {texts[row]: self.tokenizer.decode_target(outputs[row]) for row in chosen}

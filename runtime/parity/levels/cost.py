@@ -1,7 +1,7 @@
-"""What a precision costs: its outputs beside those of fp32, source by source.
+"""The cost of a precision: its outputs against those of fp32, source by source.
 
-Budgets hold a precision to its own weights. What those weights lose against fp32 is another question, and the one a
-user has: int4 can be computed without a fault and still change every output.
+Budgets compare a precision with its own weights. What those weights lose against fp32 is another question, and the one
+that users ask: int4 can be computed without an error and still change every output.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .sanity import outputs_of
 
 @dataclass(frozen=True)
 class SearchCost:
-    """One search of the candidate beside fp32. `rates` are candidate - fp32 where references tell."""
+    """One search of the candidate against fp32; `rates` where there are references."""
 
     search: str
     sources: int
     equal: int
-    edit_rate: float  # tokens to change, drop or add, per token of fp32
-    first_difference: float | None  # median step at which those that differ do; None if none does
+    edit_rate: float  # tokens substituted, deleted or inserted, per token of fp32
+    first_difference: float | None  # median step of the first difference; None if no output differs
     rates: tuple[Rate, ...] = ()
 
     @property
     def summary(self) -> str:
-        told = f"{self.search}: {self.equal} of {self.sources} outputs equal"
+        text = f"{self.search}: {self.equal} of {self.sources} outputs equal"
         if self.first_difference is not None:
-            told += (
+            text += (
                 f", {self.edit_rate:.1%} of tokens edited, first difference at step {self.first_difference:g} (median)"
             )
-        shown = [rate for rate in self.rates if "," not in rate.metric]  # once more without stress: only in tables
-        return told + "".join(f", {rate.metric} {difference_text(rate)}" for rate in shown)
+        shown = [rate for rate in self.rates if "," not in rate.metric]  # those without stress are only in tables
+        return text + "".join(f", {rate.metric} {difference_text(rate)}" for rate in shown)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """All searches of a candidate against `baseline`; `failure` says why there is nothing to compare."""
+    """All searches of a candidate against `baseline`, which is fp32; `failure` says why nothing was compared."""
 
     baseline: str
     searches: tuple[SearchCost, ...] = ()
@@ -57,7 +57,7 @@ class Cost:
 
     @property
     def nothing(self) -> bool:
-        """Whether all outputs are those of fp32."""
+        """Whether all outputs equal those of fp32."""
         return not self.failure and all(search.equal == search.sources for search in self.searches)
 
     @property
@@ -67,9 +67,9 @@ class Cost:
         return "; ".join(search.summary for search in self.searches)
 
 
-class Baseline:
-    """The outputs of fp32, decoded once for all precisions of a bundle: by PyTorch where it decodes them anyway, else
-    by ONNX Runtime where the bundle has fp32 graphs, which is quicker.
+class Fp32Outputs:
+    """The outputs of fp32, decoded once for all precisions of a bundle: by PyTorch if it is a baseline anyway, else by
+    ONNX Runtime if the bundle has fp32 graphs, which is faster.
     """
 
     def __init__(self, bundle: Bundle, backend: str, provider: str | None, by_torch: bool):
@@ -83,23 +83,23 @@ class Baseline:
         return "PyTorch fp32" if self.backend == "torch" else f"{self.backend} fp32"
 
     def cost(self, candidate: str, searches: Sequence[str], corpus: Corpus, progress: Progress = silent) -> Cost:
-        """Of a candidate whose outputs of these searches the corpus has."""
+        """The cost of a candidate whose outputs of these searches are in the corpus."""
         chosen = [options for options in corpus.searches if search_name(options) in searches]
         self.keep(corpus)
         try:
             self.decode(chosen, corpus, progress)
-        except RequestError as error:  # requests were checked before: the graphs of the baseline are what is wrong
+        except RequestError as error:  # requests were checked before: the fp32 graphs are wrong
             return Cost(self.name, failure=f"not measured, {self.name} stopped: {error}")
         return Cost(self.name, tuple(self.search_cost(candidate, options, corpus) for options in chosen))
 
     def keep(self, corpus: Corpus) -> None:
-        """Takes what the baseline has decoded as one side of a comparison."""
+        """Takes outputs that fp32 decoded as one side of a comparison."""
         for options in corpus.searches:
             for row, tokens in corpus.outputs.get((self.name, search_name(options)), {}).items():
                 self.kept[key_of(options, corpus.sources[row])] = tokens
 
     def decode(self, searches: Sequence[SearchOptions], corpus: Corpus, progress: Progress) -> None:
-        """Decodes what is not kept yet."""
+        """Decodes the sources that are missing."""
         missing = {
             options: rows
             for options in searches

@@ -1,6 +1,6 @@
-"""How errors grow with the steps: teacher forcing up to the maximum length, every layer's cache and the logits by step.
+"""How errors grow over the steps: teacher forcing up to the maximum length, every layer's KV cache and the logits.
 
-The oracle's own outputs are fed, but none may end: a model whose outputs are short is still driven to the last step.
+The oracle's own outputs are fed, but none may end: a model with short outputs is still run to the last step.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LOGITS = "logits"
 
 
 @dataclass(frozen=True)
-class Drift:
+class ErrorGrowth:
     """Relative L2 errors against the oracle, each element in units of its scale: of the keys and values that a step
-    wrote, layer by layer, and of its logits. `floor` is the least that PyTorch's is put at: a fraction of a unit in the
-    last place.
+    writes, by layer, and of its logits. PyTorch's error counts as at least `floor`, a fraction of a unit in the last
+    place.
     """
 
     rows: tuple[str, ...]  # self_k.0, self_v.0, ..., logits
@@ -43,7 +43,7 @@ class SquaresByStep:
     """Sums of squares of errors and of the oracle, by step, over any number of batches."""
 
     def __init__(self, steps: int):
-        self.wrong = np.zeros((2, steps))
+        self.squared_errors = np.zeros((2, steps))
         self.squares = np.zeros(steps)
 
     def add(self, step: int | slice, exact: np.ndarray, *others: np.ndarray) -> None:
@@ -52,14 +52,14 @@ class SquaresByStep:
         with np.errstate(over="ignore"):
             self.squares[step] += np.square(exact).sum(axis=axes)
             for which, other in enumerate(others):
-                self.wrong[which, step] += np.square(errors_of(exact, other)).sum(axis=axes)
+                self.squared_errors[which, step] += np.square(errors_of(exact, other)).sum(axis=axes)
 
     def relative(self, which: int) -> tuple[float, ...]:
         with np.errstate(invalid="ignore", divide="ignore"):
-            return tuple(np.sqrt(self.wrong[which] / self.squares).tolist())
+            return tuple(np.sqrt(self.squared_errors[which] / self.squares).tolist())
 
 
-class DriftTally:
+class ErrorGrowthTally:
     """Errors by layer and step, and the logits of all steps as one tensor with a verdict, over all batches."""
 
     def __init__(self, caches: Sequence[str], steps: int, precision: str):
@@ -68,7 +68,7 @@ class DriftTally:
         self.by_step = [ErrorTally(precision) for _ in range(steps)]  # of logits
 
     def add_cache(self, name: str, exact: np.ndarray, *others: np.ndarray) -> None:
-        """What all steps wrote, [B,T,H,E]."""
+        """The keys or values of all steps, [B,T,H,E]."""
         flat = normalised(as_rows(exact), [as_rows(other) for other in others], self.precision)
         self.caches[name].add(slice(None), *(array.reshape(exact.shape) for array in flat))
 
@@ -76,8 +76,8 @@ class DriftTally:
         logits = tuple(tally.errors(which).relative for tally in self.by_step)
         return (*(sums.relative(which) for sums in self.caches.values()), logits)
 
-    def result(self) -> Drift:
-        return Drift((*self.caches, LOGITS), self.relative(0), self.relative(1), EPSILON[self.precision] / 4)
+    def result(self) -> ErrorGrowth:
+        return ErrorGrowth((*self.caches, LOGITS), self.relative(0), self.relative(1), EPSILON[self.precision] / 4)
 
     def at_length(self) -> TensorResult:
         tally = ErrorTally(self.precision)

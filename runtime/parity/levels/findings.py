@@ -1,10 +1,10 @@
-"""What a hunt found: the first tensor that breaks its budget, where it is made, and what explains it."""
+"""A located fault: the first tensor beyond its budget, where it is computed, and the cause that explains it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CAUSES = (  # what a likely cause is called, so that a report can be counted and a test can ask for it
+CAUSES = (  # the names of causes
     "mask",
     "ancestor mask",
     "padding leak",
@@ -33,10 +33,10 @@ CAUSES = (  # what a likely cause is called, so that a report can be counted and
 
 @dataclass(frozen=True)
 class Finding:
-    """`graph`, `node` and `tensor` are names in the ONNX file; `module` is the reference's module that makes it.
+    """`graph`, `node` and `tensor` are names in the ONNX file; `module` is the PyTorch module that computes the tensor.
 
-    `layer` is the stack and number (`decoder.1`), or the module itself where it stands in no layer. `drive` is what was
-    fed when it showed: greedy, beams, rows apart; `step` is the first one that breaks (None in the encoder).
+    `layer` is the stack and number (`decoder.1`), or the module itself if it is in no layer. `pattern` is the step
+    pattern that was fed: greedy, beams, staggered rows; `step` is the first wrong one (None in the encoder).
     """
 
     graph: str
@@ -44,11 +44,11 @@ class Finding:
     tensor: str
     module: str
     layer: str
-    drive: str
+    pattern: str
     step: int | None
     cause: str
     detail: str
-    ratios: tuple[float, float]  # of the tensor's errors to PyTorch's, at the median and at the worst element
+    ratios: tuple[float, float]  # of the tensor's errors to PyTorch's: median and maximum
     command: str
 
     def __post_init__(self) -> None:
@@ -58,8 +58,8 @@ class Finding:
     def text(self) -> str:
         if not self.node:
             return f"{self.cause}: {self.detail}"
-        drive = f" ({self.drive})" if self.drive not in ("", "greedy") else ""
-        when = "" if self.step is None else f", step {self.step}{drive}"
+        pattern = f" ({self.pattern})" if self.pattern not in ("", "greedy") else ""
+        when = "" if self.step is None else f", step {self.step}{pattern}"
         where = f"first wrong in {self.layer}: {self.graph} node {self.node}{when}"
         return f"{where}; likely cause: {self.cause}: {self.detail}"
 

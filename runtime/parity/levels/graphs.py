@@ -1,4 +1,4 @@
-"""The first level of parity: do a bundle's graphs keep the contract, before anything is run?"""
+"""The first level of parity: do a bundle's graphs match the contract? Nothing is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seq2engine.export.precision.census import audit_precision, census_of
 
 @dataclass(frozen=True)
 class GraphResult:
-    """One graph file: what goes in and out, its census (the file's, not the manifest's), and what is wrong with it."""
+    """One graph file: inputs, outputs, its census (the file's, not the manifest's), and what is wrong with it."""
 
     graph: str
     opset: int
@@ -34,7 +34,7 @@ class GraphResult:
 
 
 def graphs_of(bundle: Bundle, precision: str) -> tuple[GraphResult, ...]:
-    """Both graphs, held against ONNX's checker, the contract (names, types, axes, shapes) and their precision."""
+    """Both graphs, checked by ONNX's checker and against the contract (names, types, axes, shapes) and precision."""
     return tuple(graph_result(bundle, precision, name) for name in GRAPHS)
 
 

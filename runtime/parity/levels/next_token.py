@@ -1,4 +1,4 @@
-"""How much alike two models' next-token distributions are, over any number of steps."""
+"""Next-token distributions of two models compared: KL divergence and agreement of the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BEST = 5
 
 @dataclass(frozen=True)
 class NextToken:
-    """Against the oracle, over `rows` distributions: KL divergence in nats (mean and worst), the share of rows with the
-    same likeliest token, and the mean share of the oracle's five likeliest that are among the other's five.
+    """Against the oracle, over `rows` distributions: KL divergence in nats (mean and maximum), the share of rows with
+    the same likeliest token (top-1), and the mean share of the five likeliest in common (top-5).
     """
 
     rows: int
@@ -39,10 +39,10 @@ class NextTokenTally:
         ours, theirs = log_softmax(exact), log_softmax(given)
         with np.errstate(invalid="ignore"):
             likely = np.exp(ours)
-            parts = np.where(likely > 0.0, likely * (ours - theirs), 0.0)  # what is never next sets nothing apart
+            parts = np.where(likely > 0.0, likely * (ours - theirs), 0.0)  # tokens of probability 0 add nothing
             kl = np.maximum(parts.sum(axis=1), 0.0)  # below zero is rounding
         best = min(BEST, exact.shape[1])
-        # Chosen, not sorted: to sort a large vocabulary takes longer than the step that made its logits.
+        # A partition, not a sort: sorting a large vocabulary takes longer than the step that computed its logits.
         top, other = (np.argpartition(x, -best, axis=1)[:, -best:] for x in (exact, given))
         self.rows += len(exact)
         self.kl += float(kl.sum())

@@ -1,4 +1,4 @@
-"""Everything one parity found, level by level, as data with a truth value and a reason."""
+"""The result of one parity run, level by level, as data with a truth value and a reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from ...numerics.budgets import DecodeResult, TensorResult, finite, times
 from ...quality.intervals import Rate
 from ...quality.metrics import Quality
-from .batch_invariance import CompanyResult
+from .batch_invariance import InvarianceResult
 from .cost import Cost
-from .error_growth import Drift
+from .error_growth import ErrorGrowth
 from .findings import Finding
 from .graphs import GraphResult
 from .next_token import NextToken
@@ -20,23 +20,23 @@ from .sanity import Doubt
 
 LEVELS = ("graphs", "encoder", "steps", "decodes", "quality", "invariance")
 
-Part = GraphResult | TensorResult | DecodeResult | CompanyResult | Doubt
+Part = GraphResult | TensorResult | DecodeResult | InvarianceResult | Doubt
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One source with two outputs, as text, or as ids where the model takes no text."""
+    """One source with two outputs, as text, or as ids if the model has no tokenizer."""
 
     search: str
     source: str
-    baseline: str  # whose output is `expected`: fp32's, or the other side's of `--against`
+    baseline: str  # the side whose output is `expected`: fp32, or the one that `--against` names
     expected: str
     candidate: str
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """On how many of all sources tensors were compared, how many of those to the last step, and how many as trees."""
+    """How many sources tensors were compared on: in all, up to the last step, and with beams."""
 
     tensors: int
     sources: int
@@ -58,9 +58,9 @@ class Sampled:
 class ParityResult:
     """True if all errors and divergences are within budget and no output contradicts that.
 
-    The speaker, whose decodes are compared, is PyTorch in fp32 over the candidate's own weights, or what `--against`
-    names. So a pass says that a precision is computed faithfully; `cost` says what it loses against fp32, and is
-    information: only a gate fails on it.
+    Decodes are compared with the baseline: PyTorch in fp32 over the candidate's own weights, or what `--against` names.
+    So a pass means that a precision is computed correctly; `cost` is what it loses against fp32, which only a gate
+    can fail.
     """
 
     backend: str
@@ -70,27 +70,27 @@ class ParityResult:
     max_length: int
     tensors: tuple[TensorResult, ...]
     decodes: tuple[DecodeResult, ...]
-    graphs: tuple[GraphResult, ...] = ()  # none of a backend that runs none
-    companies: tuple[CompanyResult, ...] = ()
-    drift: Drift | None = None
-    quality: dict[str, tuple[Quality, ...]] = field(default_factory=dict)  # who spoke -> how well, if references tell
-    rates: tuple[Rate, ...] = ()  # the same with intervals, of both
-    next_token: dict[str, NextToken] = field(default_factory=dict)  # who -> its next-token distributions
-    finding: Finding | None = None  # what the hunt found, where there was something to hunt for
-    speaker: str = "PyTorch fp32"
-    texts: dict[int, str] = field(default_factory=dict)  # of sources that part, where they are text
+    graphs: tuple[GraphResult, ...] = ()  # none on a backend without graphs
+    invariance: tuple[InvarianceResult, ...] = ()
+    error_growth: ErrorGrowth | None = None
+    quality: dict[str, tuple[Quality, ...]] = field(default_factory=dict)  # side -> its error rates, with references
+    rates: tuple[Rate, ...] = ()  # both sides with intervals, with references
+    next_token: dict[str, NextToken] = field(default_factory=dict)  # side -> its next-token distributions
+    finding: Finding | None = None  # the located fault, after a failure
+    baseline: str = "PyTorch fp32"
+    texts: dict[int, str] = field(default_factory=dict)  # of divergent sources, if the model has a tokenizer
     words: dict[int, str] = field(default_factory=dict)  # of the tokens in their outputs
-    doubts: tuple[Doubt, ...] = ()  # outputs that contradict a pass, whatever the budgets say
-    cost: Cost | None = None  # against fp32; None where that was not measured
+    doubts: tuple[Doubt, ...] = ()  # outputs that contradict a pass, even within budget
+    cost: Cost | None = None  # against fp32; None if not measured
     samples: tuple[Sample, ...] = ()
-    about: tuple[tuple[str, str], ...] = ()  # model, date, versions: what tells this report from another
-    against: str = ""  # the speaker, where `--against` named it
-    sampled: Sampled | None = None  # None where no tensors were compared
-    torch_threads: int | None = None  # that PyTorch computed with; None where nobody chose
+    about: tuple[tuple[str, str], ...] = ()  # model, date, versions
+    against: str = ""  # the baseline, if `--against` names it
+    sampled: Sampled | None = None  # None if no tensors were compared
+    torch_threads: int | None = None  # PyTorch's threads, if they were chosen
 
     @property
     def effort(self) -> str:
-        """What was measured on how much; empty where nothing was."""
+        """How much was measured; empty if nothing was."""
         if self.sampled is None:
             return ""
         threads = "" if self.torch_threads is None else f"; PyTorch computed with {self.torch_threads} thread"
@@ -111,17 +111,17 @@ class ParityResult:
         if name == "decodes":
             return (*self.decodes, *doubts)
         if name == "invariance":
-            return self.companies
+            return self.invariance
         return (*(tensor for tensor in self.tensors if tensor.level == name), *doubts)
 
     @property
     def first_failure(self) -> tuple[str, Part] | None:
-        """The level and the result at which the candidate first went wrong, in the order data flows."""
+        """The first level and result that fail, in the order of the computation."""
         return next(((level, part) for level in LEVELS for part in self.level(level) if not part), None)
 
-    def to_hunt(self, other_weights: bool) -> bool:
-        """Whether there is something to look for in the graphs. Where two sessions of `--against` differ and all of it
-        is within budget, there is not, nor in decodes of two precisions (`other_weights`): those may differ.
+    def needs_locating(self, other_weights: bool) -> bool:
+        """Whether the graphs are searched for a fault. Not if two sessions of `--against` differ while all errors are
+        within budget, nor for decodes of two precisions (`other_weights`): those may differ.
         """
         parts = [part for level in LEVELS for part in self.level(level) if not part]
         idle = (Doubt, DecodeResult) if other_weights else (Doubt,)
@@ -134,14 +134,14 @@ class ParityResult:
             return f"{level}: {part.reason}"
         median, worst = (max(getattr(t, f"{which}_ratio") for t in self.tensors) for which in ("median", "worst"))
         excuses = [f"{doubt.search}: {doubt.fact}, {doubt.excuse}" for doubt in self.doubts]
-        said = "; ".join([*(decode.summary for decode in self.decodes), *excuses])
-        return f"errs at most {times(median)} as much as PyTorch at the median, {times(worst)} at worst; {said}"
+        decodes = "; ".join([*(decode.summary for decode in self.decodes), *excuses])
+        return f"errors at most {times(median)} PyTorch's own at the median, {times(worst)} at the maximum; {decodes}"
 
     @property
     def claim(self) -> str:
-        """What the verdict is about, where that is not plain."""
+        """What the verdict is about; empty for fp32, where it is plain."""
         if self.against:
-            return f"{'as' if self else 'not as'} {self.against}"
+            return f"{'same as' if self else 'differs from'} {self.against}"
         if self.precision == "fp32":
             return ""
         return f"{'faithful' if self else 'not faithful'} to its own weights"
@@ -153,8 +153,8 @@ class ParityResult:
 
     @property
     def cost_rates(self) -> tuple[Rate, ...]:
-        """Those against fp32, unless `rates` are: where fp32 is the speaker."""
-        if self.cost is None or self.cost.baseline == self.speaker:
+        """The rates against fp32; empty if fp32 is the baseline, as `rates` are the same."""
+        if self.cost is None or self.cost.baseline == self.baseline:
             return ()
         return tuple(rate for part in self.cost.searches for rate in part.rates)
 
@@ -169,17 +169,17 @@ class ParityResult:
         return self.first_failure is None
 
     def to_json(self) -> str:
-        """Not a number and infinity become null: JSON has neither."""
+        """NaN and infinity become null: JSON has neither."""
         lines = {"verdict": bool(self), "reason": self.reason, "claim": self.claim, "cost_line": self.cost_line}
         values = {**lines, **dataclasses.asdict(self)}
         for tensor, described in zip(self.tensors, values["tensors"], strict=True):
             described.update(verdict=bool(tensor), median_ratio=tensor.median_ratio, worst_ratio=tensor.worst_ratio)
         for decode, described in zip(self.decodes, values["decodes"], strict=True):
             described.update(verdict=bool(decode), equal=decode.equal)
-            for divergence, told in zip(decode.divergences, described["divergences"], strict=True):
-                told.update(top_two_budgets=divergence.budgets(divergence.top_two))
+            for divergence, found in zip(decode.divergences, described["divergences"], strict=True):
+                found.update(top_two_budgets=divergence.budgets(divergence.top_two))
         for doubt, described in zip(self.doubts, values["doubts"], strict=True):
             described.update(verdict=bool(doubt), reason=doubt.reason)
-        for company, described in zip(self.companies, values["companies"], strict=True):
-            described.update(verdict=bool(company), budgets=company.budgets)
+        for arranged, described in zip(self.invariance, values["invariance"], strict=True):
+            described.update(verdict=bool(arranged), budgets=arranged.budgets)
         return json.dumps(finite(values), indent=1, allow_nan=False) + "\n"

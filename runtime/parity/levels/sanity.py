@@ -1,11 +1,11 @@
-"""What no budget may excuse: most outputs differ, or quality falls beyond its confidence interval.
+"""Failures whatever the budgets: most outputs differ, or quality is significantly worse.
 
-Budgets are computed, so they can be wrong; outputs are what a user gets. A level that keeps its budgets fails all the
-same where its own outputs contradict it:
+Budgets are computed, so they can be wrong; outputs are what a user gets. A run within all budgets still fails if its
+outputs contradict that:
 
-    fp32, or two sessions compared with `--against`   outright: equal outputs are what was asked for
-    another precision, against fp32 over its weights  unless PyTorch at that precision does no better: on random weights
-                                                      the rounding of activations alone changes most outputs
+    fp32, or two sessions compared with `--against`   always: equal outputs are expected
+    another precision, against fp32 over its weights  unless PyTorch at that precision does no better: with random
+                                                      weights, rounded activations alone change most outputs
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...quality.intervals import Rate, difference_text
 from ...search.options import SearchOptions
 from ...session import Session
 from ...text.batching import mixed_batches
-from .decodes import Said
+from .decodes import RowOutputs
 
 SAMPLE = 32  # sources that PyTorch at the candidate's precision decodes: it is slow in fp16 on a CPU
 LINES = 256  # of references, likewise
@@ -39,14 +39,14 @@ class Doubt:
 
     @property
     def reason(self) -> str:
-        return "" if self.excuse else f"{self.search}: {self.fact}, which fails whatever the budgets say"
+        return "" if self.excuse else f"{self.search}: {self.fact}, which fails even within budget"
 
     def __bool__(self) -> bool:
         return not self.reason
 
 
 def most_differ(decode: DecodeResult) -> bool:
-    """More than half, of a decode that came to its end."""
+    """More than half the outputs of a completed decode."""
     return not decode.failure and 2 * len(decode.divergences) > decode.sources
 
 
@@ -54,11 +54,11 @@ def decode_doubt(
     decode: DecodeResult,
     options: SearchOptions,
     sources: Sequence[Sequence[int]],
-    said: Said,
+    expected: RowOutputs,
     reference: Session | None,
     batch: int,
 ) -> Doubt | None:
-    """None unless most outputs differ. `said` is by whom the candidate is held, `reference` what may excuse it."""
+    """None unless most outputs differ from the `expected` ones of the baseline; `reference` may excuse that."""
     if not most_differ(decode):
         return None
     fact = f"most outputs differ, {decode.equal} of {decode.sources} equal"
@@ -67,7 +67,7 @@ def decode_doubt(
     rows = spread_rows(len(sources), SAMPLE)
     own = outputs_of(reference, sources, rows, options, batch)
     theirs = {divergence.source for divergence in decode.divergences}
-    ours = {row for row in rows if own[row] != said[row]}
+    ours = {row for row in rows if own[row] != expected[row]}
     counted = f"PyTorch {reference.precision}: {len(rows) - len(ours)} of {len(rows)} equal"
     if not ours or more_often(len(theirs.intersection(rows) - ours), len(ours - theirs)):
         return Doubt("decodes", decode.search, f"{fact} ({counted})")
@@ -75,17 +75,17 @@ def decode_doubt(
 
 
 def more_often(first: int, second: int) -> bool:
-    """Exact sign test: of sources where just one of two differs, `first` are the one's and `second` the other's."""
+    """Exact sign test over the sources where only one of two sides differs: `first` of one, `second` of the other."""
     total = first + second
     return sum(math.comb(total, k) for k in range(first, total + 1)) <= UNLIKELY * 2**total
 
 
 def quality_doubts(rates: Sequence[Rate], own: Sequence[Rate] | None, reference: str) -> tuple[Doubt, ...]:
-    """One for each of `rates` that falls. `own` are the candidate's rates against PyTorch at its precision, whose name
-    is `reference`; None where that excuses nothing.
+    """One for each rate that is significantly worse. `own` are the candidate's rates against PyTorch at its precision,
+    named `reference`; None if that is no excuse.
     """
     found = []
-    for rate in fallen(rates):
+    for rate in significantly_worse(rates):
         fact = f"{rate.metric} {difference_text(rate)}, significantly worse"
         again = [other for other in own or () if (other.search, other.metric) == (rate.search, rate.metric)]
         if again and not again[0].significantly_worse:
@@ -96,19 +96,19 @@ def quality_doubts(rates: Sequence[Rate], own: Sequence[Rate] | None, reference:
     return tuple(found)
 
 
-def fallen(rates: Sequence[Rate]) -> list[Rate]:
+def significantly_worse(rates: Sequence[Rate]) -> list[Rate]:
     return [rate for rate in rates if rate.significantly_worse]
 
 
 def spread_rows(count: int, most: int) -> list[int]:
-    """At most that many rows, evenly over all."""
+    """At most that many rows, spread evenly."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def outputs_of(
     session: Session, sources: Sequence[Sequence[int]], rows: Sequence[int], options: SearchOptions, batch: int
 ) -> dict[int, Tokens]:
-    """What a session makes of some of the sources: row -> its best output."""
+    """A session's best outputs for some of the sources, by row."""
     found: dict[int, Tokens] = {}
     for places in mixed_batches(len(rows), min(batch, session.limits.batch or batch)):
         chosen = [rows[place] for place in places]

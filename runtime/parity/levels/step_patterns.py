@@ -1,8 +1,10 @@
-"""What a decoder step is fed when steps are compared: the oracle's own choices, in the shapes real decodes have.
+"""Step patterns: what decoder steps are fed when they are compared, in the shapes of real decodes.
 
-greedy       one beam, all rows at the same step
-beams        K beams that change their parents every step: the cache is a tree
-rows apart   one beam, every other row starts anew half way: rows stand at different positions and slots
+greedy           one beam, all rows at the same step
+beams            K beams that switch parents in every step: the KV cache is a tree
+staggered rows   one beam, every other row restarts half way: rows are at different positions and cache slots
+
+The tokens are the oracle's own choices.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from ...session import Session
 from ...text.sources import sample_of, tree_sources
 from ...tree_cache import TreeStep
 
-DRIVES = ("greedy", "rows apart", "beams")
-DRIVEN_STEPS = 12  # a tree and two starts show in a few
+STEP_PATTERNS = ("greedy", "staggered rows", "beams")
+STEPS = 12  # enough for a tree and a restart
 
 
-def width_of(drive: str, beam: int) -> int:
-    return beam if drive == "beams" else 1
+def width_of(pattern: str, beam: int) -> int:
+    return beam if pattern == "beams" else 1
 
 
-def driven(trees: Sequence[TreeStep], drive: str, start: int, steps: int) -> Iterator[list[np.ndarray]]:
-    """Feeds all trees alike, one step at a time; yields every tree's logits [B,K,V]. The first tree's decide what next.
+def pattern_steps(trees: Sequence[TreeStep], pattern: str, start: int, steps: int) -> Iterator[list[np.ndarray]]:
+    """Feeds all trees the same tokens, chosen from the first tree's logits; yields every tree's logits [B,K,V] by step.
 
-    A source that has said its end goes on: nothing is decoded here, only compared.
+    A source goes on after its end token: nothing is decoded here, only compared.
     """
     lead = trees[0]
     batch, beams = len(lead.position), lead.beams
@@ -36,7 +38,7 @@ def driven(trees: Sequence[TreeStep], drive: str, start: int, steps: int) -> Ite
     tokens = np.full((batch, beams), start, dtype=np.int64)
     parents = np.zeros((batch, beams), dtype=np.int64)
     for step in range(steps):
-        if drive == "rows apart" and step == steps // 2:
+        if pattern == "staggered rows" and step == steps // 2:
             again = np.arange(0, batch, 2)
             tokens[again] = start
             for tree in trees:
@@ -48,7 +50,7 @@ def driven(trees: Sequence[TreeStep], drive: str, start: int, steps: int) -> Ite
         tokens = best[np.arange(batch)[:, None], parents, np.arange(beams)]  # beam k takes its parent's k-th best
 
 
-def compare_drives(
+def compare_step_patterns(
     oracle: Session,
     reference: Session,
     candidate: Session,
@@ -57,20 +59,20 @@ def compare_drives(
     beam: int,
     batch: int,
 ) -> tuple[TensorResult, ...]:
-    """The logits of what one beam in step cannot show: beams that change their parents, rows at different positions."""
-    drives = ["rows apart", *(["beams"] if beam > 1 else [])]
-    tallies = {drive: ErrorTally(candidate.precision) for drive in drives}
-    steps = min(longest, DRIVEN_STEPS)
-    for drive, tally in tallies.items():
-        driving = sample_of(sources, tree_sources(oracle.config, width_of(drive, beam)))
-        batches = -(-len(driving) // batch)
+    """The logits of the patterns that greedy decoding does not have: beams that switch, rows at different positions."""
+    patterns = ["staggered rows", *(["beams"] if beam > 1 else [])]
+    tallies = {pattern: ErrorTally(candidate.precision) for pattern in patterns}
+    steps = min(longest, STEPS)
+    for pattern, tally in tallies.items():
+        chosen_sources = sample_of(sources, tree_sources(oracle.config, width_of(pattern, beam)))
+        batches = -(-len(chosen_sources) // batch)
         for first in range(batches):
-            rows = driving[first::batches]  # short ones and long ones together
+            rows = chosen_sources[first::batches]  # short and long ones together
             chosen = padded(rows, oracle.config.pad_id)
             trees = [
-                TreeStep(session, session.encode(*chosen), len(rows), width_of(drive, beam), steps)
+                TreeStep(session, session.encode(*chosen), len(rows), width_of(pattern, beam), steps)
                 for session in (oracle, reference, candidate)
             ]
-            for answers in driven(trees, drive, oracle.config.start_id, steps):
+            for answers in pattern_steps(trees, pattern, oracle.config.start_id, steps):
                 tally.add_logits(*(answer.reshape(-1, answer.shape[-1]) for answer in answers))
-    return tuple(t.result("steps", f"logits, {drive}") for drive, t in tallies.items())
+    return tuple(t.result("steps", f"logits, {pattern}") for pattern, t in tallies.items())

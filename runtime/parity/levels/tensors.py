@@ -1,7 +1,7 @@
-"""The tensors of the contract, compared over encoder and teacher-forced steps; and how far PyTorch itself errs.
+"""The tensors of the contract, compared over the encoder and teacher-forced steps; and PyTorch's own error in them.
 
-The oracle's own outputs are fed, each as long as it is. Some sources go on behind their ends, up to the last step that
-is asked for: they show how errors grow (drift.py), also of a model whose outputs are short.
+The oracle's own outputs are fed, each up to its end. Some sources, the lasting ones, go on after their end up to the
+last step: they show how errors grow (error_growth.py) in a model with short outputs, too.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ...numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
 from ...search.options import SearchOptions
 from ...session import Session
 from ...text.batching import mixed_batches
-from .error_growth import LOGITS, Drift, DriftTally
+from .error_growth import LOGITS, ErrorGrowth, ErrorGrowthTally
 from .next_token import NextToken, NextTokenTally
 
-# A step is judged by itself only while that many sources are not finished: ratios of single rows are a matter of luck.
+# A step is judged by itself only while that many sources are running: ratios of single rows vary too much.
 FEWEST_ROWS = 8
 
 
 @dataclass(frozen=True)
 class TensorLevel:
-    """`tensors` are in the order in which one error would cause the next; `usual` is the spread of the errors that
-    PyTorch usually makes in the logits of a step; `next_token` both sides' next tokens.
+    """`tensors` are in the order of the computation; `usual` is the median spread of PyTorch's errors in the logits of
+    a step; `next_token` compares both sides' next-token distributions with the oracle's.
     """
 
     tensors: tuple[TensorResult, ...]
     usual: float
     next_token: dict[str, NextToken]
-    drift: Drift
-    at_length: TensorResult  # the logits of the sources that go on to the last step, of all steps
+    error_growth: ErrorGrowth
+    at_length: TensorResult  # the logits of the lasting sources, of all steps
 
 
 class TensorTallies:
-    """What is counted over all batches."""
+    """Errors over all batches."""
 
     def __init__(self, candidate: Session, steps: int):
         precision, layers = candidate.precision, range(candidate.config.decoder_layers)
@@ -52,20 +52,20 @@ class TensorTallies:
         self.encoder = {n: ErrorTally(precision) for n in ("encoder_states", *(f"cross_{cache}" for cache in caches))}
         self.caches = {f"self_{cache}": ErrorTally(precision) for cache in caches}
         self.by_step = [ErrorTally(precision) for _ in range(steps)]
-        self.drift = DriftTally(list(self.caches), steps, precision)
-        self.speakers = {f"{who} {precision}": NextTokenTally() for who in ("PyTorch", candidate.backend)}
+        self.error_growth = ErrorGrowthTally(list(self.caches), steps, precision)
+        self.sides = {f"{side} {precision}": NextTokenTally() for side in ("PyTorch", candidate.backend)}
         self.spreads: list[np.ndarray] = []
 
     def add_batch(
         self, sessions: Sequence[Session], sources: Sequence[Sequence[int]], options: SearchOptions, lasts: bool
     ) -> None:
-        """One batch of sources, up to the last of its outputs' ends; with `lasts`, up to the last step."""
+        """One batch of sources, up to the end of its longest output; with `lasts`, up to the last step."""
         oracle, runs = sessions[0], ForcedRuns(sessions, sources, self.steps)
         _, real = padded(sources, oracle.config.pad_id)
         for name, tally in self.encoder.items():
             tally.add(*(positions_of(tensor)[real] for tensor in runs.tensors(name)))
         counts = np.zeros((len(sources), self.steps), dtype=bool)
-        going = np.ones(len(sources), dtype=bool)  # outputs that have not ended
+        going = np.ones(len(sources), dtype=bool)  # outputs that are still running
         rows = [list(source) for source in sources]
         with closing(search_over(runs, rows, oracle.config, endless(options, self.steps))) as search:
             for emitted in search:
@@ -75,25 +75,25 @@ class TensorTallies:
                 if not (lasts or going.any()):
                     break
         for name, tally in self.caches.items():
-            # Slots are written in the order of the steps, and one beam leaves none dead; the rest was never written.
+            # With one beam, slot t holds what step t wrote.
             written = [positions_of(tensor)[:, : emitted.step + 1] for tensor in runs.tensors(name)]
             tally.add(*(cache[counts[:, : emitted.step + 1]] for cache in written))
             if lasts:
-                self.drift.add_cache(name, *written)
+                self.error_growth.add_cache(name, *written)
 
     def add_step(self, step: int, answers: Sequence[np.ndarray], going: np.ndarray, lasts: bool) -> None:
-        """Logits [B,V] of all sessions; of sources whose outputs have ended only the drift is counted."""
+        """Logits [B,V] of all sessions; outputs that have ended count only for the error growth."""
         now = ErrorTally(self.precision)
         exact, *others = (answer[going] for answer in answers)
         if len(exact):
             now.add_logits(exact, *others)
             self.spreads.append(error_spread(exact, others[0]))
-            for next_token, other in zip(self.speakers.values(), others, strict=True):
+            for next_token, other in zip(self.sides.values(), others, strict=True):
                 next_token.add(exact, other)
             self.by_step[step].merge(now)
         if lasts:
             now.add_logits(*(answer[~going] for answer in answers))
-            self.drift.by_step[step].merge(now)
+            self.error_growth.by_step[step].merge(now)
 
 
 def compare_tensors(
@@ -107,7 +107,7 @@ def compare_tensors(
     batch: int,
     progress: Progress = silent,
 ) -> TensorLevel:
-    """The encoder's tensors and those of teacher-forced steps. The `lasting` of the sources go on to the last step."""
+    """The encoder's tensors and those of teacher-forced steps; `lasting` are places among the sources."""
     tallies = TensorTallies(candidate, steps)
     rest = sorted(set(range(len(sources))) - set(lasting))
     batches = [
@@ -133,13 +133,13 @@ def compare_tensors(
         *results("steps", {**tallies.caches, LOGITS: logits}),
         *(t.result("steps", LOGITS, step) for step, t in single if t.rows >= FEWEST_ROWS),
     )
-    said = {who: next_token.result() for who, next_token in tallies.speakers.items()}
+    next_tokens = {side: tally.result() for side, tally in tallies.sides.items()}
     usual = float(np.median(np.concatenate(tallies.spreads)))
-    return TensorLevel(found, usual, said, tallies.drift.result(), tallies.drift.at_length())
+    return TensorLevel(found, usual, next_tokens, tallies.error_growth.result(), tallies.error_growth.at_length())
 
 
 def endless(options: SearchOptions, steps: int) -> SearchOptions:
-    """The same choices, but none may end. A trie and phrases are left out: they say when an output has to."""
+    """The same options, but no output may end. Without trie and phrases, which decide when an output ends."""
     allowed = options.allowed if options.shortlist is None else options.shortlist
     return dataclasses.replace(
         options,
@@ -154,7 +154,7 @@ def endless(options: SearchOptions, steps: int) -> SearchOptions:
 
 
 def ended(logits: np.ndarray, tokens: np.ndarray, length: int, end: int, options: SearchOptions) -> np.ndarray:
-    """Logits [B,V], and tokens [B,1] chosen though none could end: which outputs [B] end here if they may."""
+    """Logits [B,V] and the tokens [B,1] chosen without the end token -> the outputs [B] that would end here."""
     if length >= options.max_length:
         return np.ones(len(logits), dtype=bool)
     if length <= len(options.forced_start) or length < options.min_length:
@@ -163,18 +163,18 @@ def ended(logits: np.ndarray, tokens: np.ndarray, length: int, end: int, options
 
 
 def positions_of(tensor: np.ndarray) -> np.ndarray:
-    """Position by position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
+    """By position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
 
 
 def usual_spread(
     oracle: Session, reference: Session, sources: Sequence[Sequence[int]], options: SearchOptions, batch: int
 ) -> float:
-    """The spread of the errors that PyTorch usually makes in the logits of a step."""
+    """The median spread of PyTorch's errors in the logits of a step."""
     spreads = []
     for rows in mixed_batches(len(sources), batch):
         chosen = [sources[row] for row in rows]
-        targets = [said[0].tokens for said in generate(oracle, chosen, options)]
+        targets = [nbest[0].tokens for nbest in generate(oracle, chosen, options)]
         fed, counts = forced_tokens(targets, oracle.config, options.start)
         runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference)]
         for step in range(fed.shape[1]):

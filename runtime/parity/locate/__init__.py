@@ -1,1 +1,1 @@
-"""Finds the first wrong tensor of a failed parity run, its layer and its cause."""
+"""Locates the first wrong tensor inside the graphs after a failed parity run: its layer and its cause."""

@@ -1,7 +1,7 @@
-"""Why a tensor is wrong: what could have happened is computed in fp64 and held against what the graph really made.
+"""Why a tensor is wrong: possible causes are computed in fp64 and compared with what the graph computed.
 
-A guess is taken only if it explains the tensor: within the budget that the right tensor would have had. So a cause is
-never read off a name. Of several that explain it the closest counts.
+A cause is accepted only if it explains the tensor, within the budget that the right tensor would have: never by a name.
+Of several that do, the closest counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @torch.inference_mode()
 def cause_of(evidence: Evidence) -> Guess:
-    """The guess that explains best what is there; `unknown` with where it is wrong if none does."""
+    """The guess that explains the tensor best; `unknown`, with a description, if none does."""
     best, least = Guess("unknown", described(evidence), torch.zeros(())), 1.0
     with np.errstate(invalid="ignore", over="ignore"):
         for guess in guesses_of(evidence):
@@ -43,7 +43,7 @@ def cause_of(evidence: Evidence) -> Guess:
 
 
 def guesses_of(e: Evidence) -> Iterator[Guess]:
-    """The special before the general: of two that explain the same, the first is told."""
+    """The special before the general: of two that explain the same, the first counts."""
     leaf = e.leaf
     if e.given.shape != e.exact.shape:
         yield from shape_guesses(e)
@@ -84,7 +84,7 @@ def is_table_read(call: Call) -> bool:
 
 
 def mask_guesses(e: Evidence) -> Iterator[Guess]:
-    """Which scores were masked is seen in the result."""
+    """The result shows which scores were masked."""
     mask, scores, _ = e.call.args
     mask = mask.expand(e.found.shape)
     seen = e.found > MASKED / 2
@@ -102,19 +102,19 @@ def mask_guesses(e: Evidence) -> Iterator[Guess]:
             for by in range(1, beams + 1)
         )
     ):
-        yield Guess("ancestor mask", "beams look at the ancestors of other beams", expected)
+        yield Guess("ancestor mask", "beams attend to the ancestors of other beams", expected)
     elif own and beams > 1 and bool((shown | hidden).any()) and is_self_attention(e):
         count = int((shown | hidden).sum())
-        yield Guess("ancestor mask", f"{count} slots are looked at by the wrong beam", expected)
+        yield Guess("ancestor mask", f"{count} slots are attended to by the wrong beam", expected)
     elif bool(shown.any()) and not bool(hidden.any()):
         what = "slots that are not its ancestors" if is_self_attention(e) else "padding"
         yield Guess(
             "cache slot" if is_self_attention(e) else "padding leak",
-            f"{int(shown.sum())} places of {what} are looked at",
+            f"{int(shown.sum())} places of {what} are attended to",
             expected,
         )
     elif bool(hidden.any()):
-        yield Guess("mask", f"{int(hidden.sum())} places are masked that may be looked at", expected)
+        yield Guess("mask", f"{int(hidden.sum())} places are masked by mistake", expected)
 
 
 def is_self_attention(e: Evidence) -> bool:
@@ -153,7 +153,7 @@ def scale_guesses(e: Evidence) -> Iterator[Guess]:
 
 
 def operand_guesses(e: Evidence) -> Iterator[Guess]:
-    """Another tensor was read for one of the operands; or, where the file lacks the operand, its maker is left out."""
+    """Another tensor was read as an operand; or, if the file lacks the operand, the node that computes it is absent."""
     args, graph = e.call.args, e.trio.oracle
     names = [graph.sources.get(a) if isinstance(a, fx.Node) else None for a in e.call.node.args]
     for place, name in enumerate(names):
@@ -187,13 +187,13 @@ def precision_guesses(e: Evidence) -> Iterator[Guess]:
         rounded = tuple(
             a.to(dtype).double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in e.call.args
         )
-        yield Guess("precision", f"what it reads was rounded to {name}", e.again(rounded))
+        yield Guess("precision", f"its inputs were rounded to {name}", e.again(rounded))
         exact = torch.from_numpy(e.exact.astype(np.float64))
         yield Guess("precision", f"it is rounded to {name}", exact.to(dtype).double())
 
 
 def shape_guesses(e: Evidence) -> Iterator[Guess]:
-    """Another shape cannot be held against the right one; whether it is the same numbers can."""
+    """A tensor of another shape cannot be compared, but it may hold the same numbers."""
     detail = f"its shape is {list(e.given.shape)}, expected {list(e.exact.shape)}"
     if sorted(e.given.shape) == sorted(e.exact.shape):
         same = torch.from_numpy(e.exact.astype(np.float64)).reshape(e.given.shape)

@@ -1,4 +1,4 @@
-"""What is known of a tensor that is wrong, and how well a guess explains it."""
+"""The evidence about a wrong tensor, and how well a guessed cause explains it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The wrong tensor of one call: what was fed, what it should be, and what it is. Numbers are fp64."""
+    """The wrong tensor of one call: its inputs, the right values and those found. Numbers are fp64."""
 
     trio: Trio
     tensor: str
@@ -37,7 +37,7 @@ class Evidence:
     rounded: np.ndarray
     given: np.ndarray
     fed: dict[str, Tensor]  # the graph's inputs
-    others: dict[str, Tensor]  # more tensors of the oracle, for what may have been taken for what
+    others: dict[str, Tensor]  # more tensors of the oracle, which may have been read by mistake
 
     @property
     def found(self) -> Tensor:
@@ -52,18 +52,18 @@ class Evidence:
         return self.call.node.target
 
     def strain(self, expected: Tensor) -> float:
-        """How much of the budget is used if this is what the graph computes; above 1 it is not."""
+        """The share of the budget that is used if the graph computes this; above 1 it does not."""
         if tuple(expected.shape) != self.given.shape or not expected.is_floating_point():
             return math.inf
         wanted = expected.double().numpy()
         with np.errstate(invalid="ignore"):
             errors = self.rounded.astype(np.float64) - self.exact
         errors[self.rounded == self.exact] = 0.0  # infinities, too
-        if (hidden := self.exact == MASKED).any():  # nothing was computed there: the errors made elsewhere stand in
+        if (hidden := self.exact == MASKED).any():  # nothing is computed there: errors from elsewhere stand in
             errors[hidden] = np.resize(errors[~hidden], int(hidden.sum())) if not hidden.all() else 0.0
         tally = ErrorTally(self.precision)
         add_to(tally, self.tensor, wanted, wanted + errors.reshape(wanted.shape), self.given)
-        return tally.result("hunt", self.tensor).strain
+        return tally.result("locate", self.tensor).strain
 
     def again(self, args: tuple[Any, ...]) -> Tensor:
         """The same call with other arguments."""
@@ -77,20 +77,20 @@ class Evidence:
 
 
 def file_weights(e: Evidence, rank: int) -> list[np.ndarray]:
-    """The stored numbers of that rank that go into a tensor, between it and the tensors before it."""
+    """The stored weights of that rank between a tensor and the tensors before it."""
     file = e.trio.file
     makers = {name: node for node in file.model.graph.node for name in node.output}
     before, found, front = set(e.trio.names) - {e.tensor}, [], [(e.tensor, False)]
     seen: set[str] = set()
     while front:
-        name, turned = front.pop()
+        name, transposed = front.pop()
         if name in file.weights:
             array = file.weight(name)
-            found += [array.T if turned else array] if array.ndim == rank else []
+            found += [array.T if transposed else array] if array.ndim == rank else []
         elif name in makers and name not in before and name not in seen:
             seen.add(name)
             node = makers[name]
-            front += [(given, turned ^ (node.op_type == "Transpose")) for given in node.input]
+            front += [(given, transposed ^ (node.op_type == "Transpose")) for given in node.input]
     return found
 
 
@@ -99,7 +99,7 @@ def as_real(array: np.ndarray) -> Tensor:
 
 
 def described(e: Evidence) -> str:
-    """Where a tensor is wrong that nothing explains."""
+    """Where a tensor is wrong, if no guess explains it."""
     if e.given.shape != e.exact.shape:
         return f"its shape is {list(e.given.shape)}, expected {list(e.exact.shape)}"
     errors = errors_of(e.exact.astype(np.float64), e.given.astype(np.float64))
@@ -110,6 +110,5 @@ def described(e: Evidence) -> str:
     wrong = errors > errors_of(e.exact.astype(np.float64), e.rounded.astype(np.float64)).max()
     columns = np.unique(np.nonzero(wrong)[-1]) if wrong.any() else np.zeros(0)
     where = f", all in column {int(columns[0])}" if len(columns) == 1 else ""
-    return (
-        f"no guess explains it; {int(wrong.sum())} of {errors.size} numbers are off by up to {errors.max():.3g}{where}"
-    )
+    count = f"{int(wrong.sum())} of {errors.size} numbers"
+    return f"no known cause explains it: {count} are off by up to {errors.max():.3g}{where}"

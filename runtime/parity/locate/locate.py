@@ -1,10 +1,10 @@
-"""The hunt: where in a graph it goes wrong first, and why.
+"""Locates a fault: the first tensor of a graph that is wrong, and the cause.
 
-encoder, then the decoder step on PyTorch's own caches:
-    coarse   the last tensor of every layer           -> the first layer that breaks its budget
+encoder, then the decoder step on PyTorch's own KV caches:
+    coarse   the last tensor of every layer           -> the first layer beyond its budget
     fine     every tensor of that layer                -> the first of them, in the order of the graph, and its step
-    cause    guesses computed in fp64 (causes.py)      -> the one that explains what the graph made
-then on the graph's own caches, for what only adds up
+    cause    possible causes in fp64 (causes.py)       -> the one whose result is what the graph computed
+then on the graph's own caches, for errors that only accumulate
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ...opening import open_session
 from ...text.sources import FEWEST_SOURCES, random_sources, sample_of
 from ...torch_session import TorchSession
 from ...tree_cache import TreeStep
-from ..levels.baseline import Speaker
+from ..levels.baseline import Baseline
 from ..levels.findings import Finding, layer_of
 from ..levels.result import ParityResult
-from ..levels.step_patterns import DRIVES, driven, width_of
+from ..levels.step_patterns import STEP_PATTERNS, pattern_steps, width_of
 from .causes import cause_of
 from .evidence import Evidence
 from .three_way import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched
 
-PLACES = ("encoder", *DRIVES)
-STEPS = 12  # decoder steps looked at first; a fault that shows later than that is looked for in all of them
+PLACES = ("encoder", *STEP_PATTERNS)
+STEPS = 12  # decoder steps searched first; then all of them
 
 
 @dataclass(frozen=True)
 class Trail:
-    """The first tensor that breaks its budget, and the steps at which it does."""
+    """The first tensor beyond its budget, and the steps at which it is."""
 
     place: str
     tensor: str
@@ -50,8 +50,8 @@ class Trail:
     own_cache: bool = False
 
 
-class Hunter:
-    """Hunts in one bundle's graphs of one precision, with given sources. Opens what it needs; close it with `with`."""
+class Locator:
+    """Searches a bundle's graphs of one precision for a fault, on given sources. Opens sessions; use it in `with`."""
 
     def __init__(
         self, bundle: Bundle, precision: str, sources: Sequence[Sequence[int]], beam: int, threads: int | None = None
@@ -61,7 +61,7 @@ class Hunter:
         self.threads = threads
         self.opened = ExitStack()
 
-    def __enter__(self) -> Hunter:
+    def __enter__(self) -> Locator:
         bundle, precision = self.bundle, self.precision
         self.oracle, self.reference = (
             cast(TorchSession, self.opened.enter_context(open_session(bundle, "torch", who, self.threads)))
@@ -87,7 +87,7 @@ class Hunter:
     def watched(
         self, place: str, names: Sequence[str], steps: int, keep: int | None = None, own_cache: bool = False
     ) -> Watch:
-        """Runs the encoder, or a drive of so many steps, with an eye on these tensors."""
+        """Runs the encoder, or that many steps of a pattern, and compares these tensors."""
         watch = Watch(self.trio(place), names, self.precision, keep)
         if place == "encoder":
             encode_watched(self.oracle, self.reference, watch, self.sources)
@@ -95,13 +95,13 @@ class Hunter:
         session = Lockstep(self.oracle, self.reference, watch, own_cache)
         state = session.encode(*padded(self.sources, self.oracle.config.pad_id))
         tree = TreeStep(session, state, len(self.sources), width_of(place, self.beam), steps)
-        for step, _ in enumerate(driven([tree], place, self.oracle.config.start_id, steps)):
+        for step, _ in enumerate(pattern_steps([tree], place, self.oracle.config.start_id, steps)):
             if step == keep:
                 break
         return watch
 
     def trail(self, place: str, steps: int, own_cache: bool = False) -> Trail | None:
-        """The first tensor of a place that breaks its budget, in the order of the file."""
+        """The first tensor of a place beyond its budget, in the order of the graph."""
         names = self.trio(place).names
         layers = [layer_of(self.trio(place).oracle.module(name)) for name in names]
         outputs = {tensor.name for tensor in self.trio(place).oracle.spec.outputs}
@@ -122,9 +122,9 @@ class Hunter:
         return None
 
     def evidence(self, trail: Trail, steps: int) -> Evidence:
-        """The call that made the wrong tensor, once more, with everything that may have been taken for something else.
+        """The call that computes the wrong tensor, run again, with the other tensors it may have read by mistake.
 
-        Of the wrong steps the last: by then the caches are filled, and few things are equal by chance.
+        At the last of the wrong steps: by then the caches are filled, and few tensors are equal by chance.
         """
         trio = self.trio(trail.place)
         graph = trio.oracle
@@ -150,23 +150,23 @@ class Hunter:
         trio = self.trio(trail.place)
         guess = cause_of(self.evidence(trail, steps))
         module = guess.module or trio.oracle.module(trail.tensor)
-        drive = "" if trail.place == "encoder" else trail.place
+        pattern = "" if trail.place == "encoder" else trail.place
         return Finding(
             graph=trio.oracle.spec.name,
             node=trio.file.tensors[trail.tensor].name,
             tensor=trail.tensor,
             module=module,
             layer=layer_of(module),
-            drive=drive,
+            pattern=pattern,
             step=None if trail.place == "encoder" else trail.steps[0],
             cause=guess.cause,
-            detail=guess.detail + (" (it adds up over the steps on its own cache)" if trail.own_cache else ""),
+            detail=guess.detail + (" (it accumulates over the steps on its own cache)" if trail.own_cache else ""),
             ratios=(trail.result.median_ratio, trail.result.worst_ratio),
-            command=f"{command} --hunt {shlex.quote(f'{trail.place}:{trail.tensor}')}",
+            command=f"{command} --locate {shlex.quote(f'{trail.place}:{trail.tensor}')}",
         )
 
 
-def hunt(
+def locate(
     bundle: Bundle,
     precision: str,
     sources: Sequence[Sequence[int]],
@@ -177,34 +177,34 @@ def hunt(
     only: str | None = None,
     command: str = "seq2engine parity BUNDLE",
 ) -> Finding | None:
-    """What is wrong first in a bundle's graphs, or nothing. `step` is one that is known to be wrong.
+    """The first fault in a bundle's graphs, or None. `step` is one that is known to be wrong.
 
-    `only` is "place:tensor": that tensor alone is looked at, as the command of a finding does.
+    `only` is "place:tensor": only that tensor is compared, as the command of a finding does.
     """
     steps = min(longest, max(STEPS, step + 1))
-    with Hunter(bundle, precision, sources, beam, threads) as hunter:
+    with Locator(bundle, precision, sources, beam, threads) as locator:
         if only is not None:
-            place, name = checked(hunter, only)
-            found = hunter.first(place, [name], longest)
-            return hunter.finding(found, longest, command) if found else None
+            place, name = checked(locator, only)
+            found = locator.first(place, [name], longest)
+            return locator.finding(found, longest, command) if found else None
         places = [place for place in PLACES if beam > 1 or place != "beams"]
         for count in dict.fromkeys((steps, longest)):
             for place in places:
-                if trail := hunter.trail(place, count):
-                    return hunter.finding(trail, count, command)
-        trails = (hunter.trail(place, longest, own_cache=True) for place in places[1:])
+                if trail := locator.trail(place, count):
+                    return locator.finding(trail, count, command)
+        trails = (locator.trail(place, longest, own_cache=True) for place in places[1:])
         trail = next((trail for trail in trails if trail), None)
-        return hunter.finding(trail, longest, command) if trail else None
+        return locator.finding(trail, longest, command) if trail else None
 
 
-def checked(hunter: Hunter, only: str) -> tuple[str, str]:
+def checked(locator: Locator, only: str) -> tuple[str, str]:
     place, _, name = only.partition(":")
     if place not in PLACES:
-        raise RequestError(f"cannot hunt in {place!r}, expected PLACE:TENSOR with a place of {', '.join(PLACES)}")
-    if name not in hunter.trio(place).names:
+        raise RequestError(f"unknown place {place!r}, expected PLACE:TENSOR with a place of {', '.join(PLACES)}")
+    if name not in locator.trio(place).names:
         raise RequestError(
-            f"the graphs have no tensor {name!r} that PyTorch has too; hunt in all of them with: "
-            "seq2engine parity BUNDLE --hunt"
+            f"no tensor {name!r} in both the graph and PyTorch; search all of them with: "
+            "seq2engine parity BUNDLE --locate"
         )
     return place, name
 
@@ -216,47 +216,47 @@ def finding_of(
     beam: int,
     threads: int | None,
     command: str,
-    speaker: Speaker | None = None,
+    baseline: Baseline | None = None,
 ) -> Finding:
-    """Why a candidate failed: the first thing wrong in its graphs, or that nothing in them is.
+    """Why a candidate failed: the first fault in its graphs, or that they have none.
 
-    `speaker` is whom its decodes were compared with, where `--against` named one.
+    `baseline` is the one that `--against` names, if any.
     """
-    if speaker is not None and all(result.tensors) and other_weights(bundle, speaker.bundle):
+    if baseline is not None and all(result.tensors) and other_weights(bundle, baseline.bundle):
         detail = (
-            f"{speaker.bundle.root} holds other weights than {bundle.root}, whose tensors keep their budgets, so these "
-            "are two models that each say their own"
+            f"{baseline.bundle.root} holds other weights than {bundle.root}, whose tensors are within budget: these "
+            "are two different models"
         )
-        return told("other weights", detail, speaker.command)
+        return outside_graphs("other weights", detail, baseline.command)
     bugs = [divergence for decode in result.decodes for divergence in decode.differing]
     steps = [tensor.step for tensor in result.tensors if not tensor and tensor.step is not None]
     step = min([*steps, *(divergence.step for divergence in bugs)], default=0)
     rows = [divergence.source for divergence in bugs[:1]]
-    chosen = hunt_sources(bundle.config, sources, rows)
+    chosen = locate_sources(bundle.config, sources, rows)
     command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
-    found = hunt(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command)
+    found = locate(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command)
     if found is not None:
         return found
-    kept = (
-        "node by node, on their own caches too, the ONNX graphs keep their budgets on ONNX Runtime, so it is not they "
-    )
-    if speaker is not None and all(result.tensors):
-        return told("other side", f"{kept}but {speaker.name}; hold that against its own weights", speaker.command)
+    kept = "on ONNX Runtime every node of the ONNX graphs is within budget, on their own caches too; the fault is in "
+    if baseline is not None and all(result.tensors):
+        return outside_graphs(
+            "other side", f"{kept}{baseline.name}; check it against its own weights", baseline.command
+        )
     cause = "engine" if result.backend == "tensorrt" else "session"
-    return told(cause, f"{kept}but what {result.backend} makes of them", f"{command} --hunt")
+    return outside_graphs(cause, f"{kept}the {result.backend} session", f"{command} --locate")
 
 
 def other_weights(bundle: Bundle, other: Bundle) -> bool:
     return bundle.manifest.checkpoint_sha256 != other.manifest.checkpoint_sha256
 
 
-def told(cause: str, detail: str, command: str) -> Finding:
-    """A finding that is in no graph."""
+def outside_graphs(cause: str, detail: str, command: str) -> Finding:
+    """A finding outside the graphs."""
     return Finding("", "", "", "", "", "", None, cause, detail, (0.0, 0.0), command)
 
 
-def hunt_sources(config: ModelConfig, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:
-    """Few, because everything inside is looked at: those rows, others of all lengths, random ones up to the fewest."""
+def locate_sources(config: ModelConfig, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:
+    """Few, as every tensor is compared: these rows, others of all lengths, and random ones up to the fewest."""
     if wrong := [row for row in rows if not 0 <= row < len(sources)]:
         raise RequestError(f"row {wrong[0]} asked for, but there are {len(sources)} sources, the first is row 0")
     rest = [list(source) for row, source in enumerate(sources) if row not in rows]

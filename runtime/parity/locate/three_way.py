@@ -1,7 +1,7 @@
-"""One graph three times, step by step on the same inputs: fp64, PyTorch at the candidate's precision, the ONNX file.
+"""One graph run three ways on the same inputs: in fp64, in PyTorch at the candidate's precision, and as the ONNX file.
 
-Every step the file gets the caches that PyTorch filled, so that what is wrong in it is its own fault and not that of an
-earlier step; or its own (`own_cache`), to find what only adds up. Here nothing is fast: it is made for looking inside.
+In every step the file gets the KV caches that PyTorch filled, so that an error is one of this step; or its own
+(`own_cache`), to find errors that only accumulate. Not fast: every tensor is an output.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ...search.step_output import Answer
 from ...session import EVERYTHING, Limits, Session, State, StepForm
 from ...torch_session import TorchSession
 
-MASKED = -65504.0  # model.layers has it: what a score becomes that may not be looked at
+MASKED = -65504.0  # a masked attention score, as in model/layers.py
 LOGITS = "logits"
-FEWEST_ROWS = 8  # a step with fewer rows is not judged by itself: a ratio of errors of single rows is a matter of luck
+FEWEST_ROWS = 8  # a step with fewer rows is not judged by itself: ratios of single rows vary too much
 
 Three = tuple[np.ndarray, np.ndarray, np.ndarray]  # oracle, reference, candidate
 
 
 class GraphFile:
-    """An ONNX file and the names in it. Opened anew for every set of tensors that is looked at."""
+    """An ONNX file and the names in it. Opened once for every set of tensors."""
 
     def __init__(self, path: Path, threads: int | None):
         self.path, self.threads = path, threads
@@ -61,26 +61,26 @@ class OpenFile:
 
 @dataclass
 class Seen:
-    """One call of the graph with everything that went in and what came out of the tensors looked at."""
+    """One call of the graph: its inputs and the compared tensors."""
 
     exact: dict[str, torch.Tensor]  # the oracle's inputs
     tensors: dict[str, Three]
 
 
 class Trio:
-    """One graph of the contract, three times."""
+    """One graph of the contract in its three forms."""
 
     def __init__(self, oracle: ReferenceGraph, reference: ReferenceGraph, file: GraphFile):
         self.oracle, self.reference, self.file = oracle, reference, file
 
     @property
     def names(self) -> list[str]:
-        """The tensors that all three have, in the order in which PyTorch makes them."""
+        """The tensors that all three have, in the order in which PyTorch computes them."""
         return [name for name in self.oracle.calls if name in self.file.tensors]
 
 
 class Watch:
-    """Errors of the tensors of one graph that are looked at, pooled and step by step."""
+    """Errors of some tensors of one graph, pooled and by step."""
 
     def __init__(self, trio: Trio, names: Sequence[str], precision: str, keep_step: int | None = None):
         self.trio, self.names, self.precision, self.keep_step = trio, list(names), precision, keep_step
@@ -89,7 +89,7 @@ class Watch:
         self.kept: Seen | None = None
 
     def call(self, exact: State, rounded: State, given: State) -> tuple[State, State, State]:
-        """Runs the graph on the inputs of each of the three; gives their outputs."""
+        """Runs each of the three on its inputs; returns their outputs."""
         trio = self.trio
         outputs = [tensor.name for tensor in trio.oracle.spec.outputs]
         wanted = {*self.names, *outputs}
@@ -108,13 +108,13 @@ class Watch:
         return ({n: ours[n] for n in outputs}, {n: theirs[n] for n in outputs}, {n: got[n] for n in outputs})
 
     def result(self, name: str) -> tuple[TensorResult, list[int]] | None:
-        """The verdict on a tensor that breaks its budget, and the steps at which it does; None where it keeps it."""
-        steps = [tally[name].result("hunt", name, step) for step, tally in enumerate(self.by_step)]
+        """The result of a tensor beyond its budget, and the steps at which it is; None within the budget."""
+        steps = [tally[name].result("locate", name, step) for step, tally in enumerate(self.by_step)]
         judged = [r for r in steps if self.by_step[r.step or 0][name].rows >= FEWEST_ROWS]
         total = ErrorTally(self.precision)
         for tally in self.by_step:
             total.merge(tally[name])
-        pooled = total.result("hunt", name)
+        pooled = total.result("locate", name)
         if pooled and all(judged):
             return None
         bad = [r for r in judged if not r] or [max(steps, key=lambda r: r.strain)]
@@ -136,7 +136,7 @@ def add_to(tally: ErrorTally, name: str, exact: np.ndarray, rounded: np.ndarray,
 
 
 class Lockstep(Session):
-    """A session for `TreeStep` that takes every step three times and answers with the oracle's logits."""
+    """A session for `TreeStep` that runs every step three ways and returns the oracle's logits."""
 
     backend = "lockstep"
 
@@ -171,20 +171,20 @@ class Lockstep(Session):
         return Answer(numbers(made[0]["logits"]))
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        assert rows is None, "drives keep all their rows"
+        assert rows is None, "step patterns keep all their rows"
         for who in (self.oracle, self.reference):
             who.select(state[who.precision], rows, slots)
         if slots is not None:
             state["own"] = {name: gathered_slots(cache, slots) for name, cache in state["own"].items()}
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
-        raise NotImplementedError("drives keep all their rows")
+        raise NotImplementedError("step patterns keep all their rows")
 
     def tensor(self, state: State, name: str) -> np.ndarray:
         return self.oracle.tensor(state[self.oracle.precision], name)
 
     def close(self) -> None:
-        """The two sessions are their opener's."""
+        """The opener of the two sessions closes them."""
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""Guesses about what is stored: tables read at the wrong place, weights and norms that are not the model's."""
+"""Causes in stored numbers: embedding rows read at the wrong place, weights and norms that are not the model's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def table_guesses(e: Evidence, table: Tensor, ids: Tensor) -> Iterator[Guess]:
-    """Which rows were read is seen from what was read."""
+    """The values show which rows were read."""
     rows = table.double().flatten(1)  # [N, D]
     for weight in file_weights(e, rank=table.dim()):
         if weight.shape == tuple(table.shape):

@@ -1,4 +1,4 @@
-"""A parity result for people: plain text for a terminal, one self-contained page for a browser. Verdict first."""
+"""The parity report: plain text for a terminal, one self-contained page for a browser. Verdict first."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from seq2engine.common.tables import text_table
 
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence
 from ..levels.result import ParityResult, Sample
-from . import plots as plots
+from . import plots
 from .tables import (
-    COMPANY_HEAD,
     COST_HEAD,
     DECODE_HEAD,
     GRAPH_HEAD,
+    INVARIANCE_HEAD,
     LEVEL_HEAD,
     NEXT_TOKEN_HEAD,
     TENSOR_HEAD,
     allowed_text,
-    company_rows,
     cost_rows,
     decode_rows,
     graph_rows,
+    invariance_rows,
     level_rows,
     next_token_rows,
     number,
@@ -32,7 +32,7 @@ from .tables import (
     tensor_rows,
 )
 
-EXAMPLES, TEXT_EXAMPLES = 10, 3  # diverging decodes that are shown in full, on a page and in a terminal
+EXAMPLES, TEXT_EXAMPLES = 10, 3  # divergent decodes shown in full, on a page and in a terminal
 
 STYLE = """<style>
 .pair { margin: .9rem 0 1.4rem } .pair p { margin: 0 0 .3rem }
@@ -48,7 +48,7 @@ mark.warn { background: var(--warn) }
 
 
 def report_name(backend: str, provider: str | None, precision: str, against: str | None = None) -> str:
-    """What tells a parity's report from another of the same bundle, beside its date."""
+    """The part of a report's file name that tells it from others of the same bundle, besides the date."""
     return " ".join(filter(None, (backend, provider, precision, against and f"against {against}")))
 
 
@@ -59,9 +59,7 @@ def parity_table(result: ParityResult) -> str:
         text_table(LEVEL_HEAD, level_rows(result)),
         text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed_text(result),
         text_table(DECODE_HEAD, decode_rows(result)),
-        "\n".join(
-            [f"decodes were compared with those of {result.speaker}", *([result.effort] if result.effort else [])]
-        ),
+        "\n".join([f"decodes compared with those of {result.baseline}", *([result.effort] if result.effort else [])]),
         *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
         *([text_table(rate_head(result), rate_rows(result.rates))] if result.rates else []),
         *cost_texts(result),
@@ -71,16 +69,16 @@ def parity_table(result: ParityResult) -> str:
 
 
 def cost_texts(result: ParityResult) -> list[str]:
-    """The rates against fp32, where they are not those against the speaker."""
+    """The rates against fp32, unless the baseline is fp32."""
     rates = result.cost_rates
     return [text_table(cost_rate_head(result), rate_rows(rates))] if rates else []
 
 
 def parity_html(result: ParityResult) -> str:
-    """The result as one page: the verdict, pictures and examples, then level by level."""
+    """The result as one page: verdict, samples, plots and examples, then level by level."""
     title = f"Parity of {result.candidate}"
     subtitle = (
-        f"Decodes against {result.speaker}; errors against the same model in fp64, beside those of PyTorch "
+        f"Decodes against {result.baseline}; errors against the same model in fp64, in units of those of PyTorch "
         f"{result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache."
     ) + (f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else "")
@@ -94,7 +92,7 @@ def parity_html(result: ParityResult) -> str:
         table_html(LEVEL_HEAD, ((a, level_badge(b), wrapped(c)) for a, b, c in level_rows(result))),
         *sample_blocks(result),
         *cost_blocks(result),
-        *drift_blocks(result),
+        *error_growth_blocks(result),
         *divergence_blocks(result),
         *graph_blocks(result),
         *tensor_blocks(result, "2. Encoder", "encoder"),
@@ -102,7 +100,7 @@ def parity_html(result: ParityResult) -> str:
         *next_token_blocks(result),
         *decode_blocks(result),
         *quality_blocks(result),
-        *company_blocks(result),
+        *invariance_blocks(result),
     ]
     return page_html(title, subtitle, blocks)
 
@@ -112,7 +110,7 @@ def claimed(result: ParityResult) -> str:
 
 
 def cost_verdict(result: ParityResult) -> list[str]:
-    """The second line of the verdict: information, so it is neither passed nor failed."""
+    """The second line of the verdict; it neither passes nor fails."""
     if result.cost is None or not result.cost_line:
         return []
     kind = "good" if result.cost.nothing else "warn"
@@ -126,7 +124,7 @@ def sample_blocks(result: ParityResult) -> list[str]:
     rows = ((*(wrapped(text) for text in (s.source, s.expected)), sample_cell(s)) for s in result.samples)
     return [
         heading_html("Sample outputs"),
-        note_html(f"{first.search}, sources from the shortest to the longest; what differs is marked."),
+        note_html(f"{first.search}, sources from the shortest to the longest; differences are marked."),
         table_html(("source", first.baseline, result.candidate), rows),
     ]
 
@@ -151,9 +149,9 @@ def cost_blocks(result: ParityResult) -> list[str]:
     return [
         heading_html(f"Cost against {cost.baseline}"),
         note_html(
-            "The outputs of this precision beside those of fp32: tokens to change, drop or add per token of fp32, and "
-            "the median step at which outputs that differ first do so. This is what the precision loses, however "
-            "faithfully it is computed."
+            "The outputs of this precision against those of fp32: tokens substituted, deleted or inserted per token of "
+            "fp32, and the median step of the first difference. This is what the precision itself loses, even if it is "
+            "computed without error."
         ),
         table_html(COST_HEAD, cost_rows(cost)),
         *([table_html(cost_rate_head(result), rate_rows(rates))] if rates else []),
@@ -165,22 +163,22 @@ def cost_rate_head(result: ParityResult) -> tuple[str, ...]:
     return ("search", "metric", result.cost.baseline, result.candidate, "difference")
 
 
-def drift_blocks(result: ParityResult) -> list[str]:
-    drift = result.drift
-    if drift is None or not drift.steps:
+def error_growth_blocks(result: ParityResult) -> list[str]:
+    growth = result.error_growth
+    if growth is None or not growth.steps:
         return []
     return [
-        heading_html("Drift"),
+        heading_html("Error growth"),
         note_html(
-            f"Teacher-forced steps up to the maximum length ({drift.steps}): L2 norm of the errors over that of fp64."
+            f"Teacher-forced steps up to the maximum length ({growth.steps}): L2 norm of the errors over that of fp64."
         ),
-        plots.drift_svg(drift, result.candidate),
+        plots.error_growth_svg(growth, result.candidate),
         heading_html("Error ratios by layer and step"),
         note_html(
-            f"The same errors of {result.candidate} over those of PyTorch {result.precision}, from a quarter to 16 "
-            "times. Rows are what each layer writes to its cache, and the logits; a column is a step."
+            f"The same errors of {result.candidate} over those of PyTorch {result.precision}, from 1/4 to 16 times. A "
+            "row is what a layer writes to its KV cache, or the logits; a column is a step."
         ),
-        plots.ratios_html(drift),
+        plots.ratios_html(growth),
     ]
 
 
@@ -189,14 +187,14 @@ def divergence_blocks(result: ParityResult) -> list[str]:
     if not shown:
         return []
     return [
-        heading_html("Margins where decodes part"),
+        heading_html("Margins of divergent decodes"),
         note_html(
-            "The margin is what fp64 puts between the two choices, in nats; the budget is what rounding could have "
-            f"turned around: {DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its usual error where that is "
-            "larger. Within PyTorch's own error the divergence is a tie, within the budget drift; beyond it, a bug."
+            "The margin is the difference of the two choices in fp64, in nats; the budget is the margin that rounding "
+            f"could overturn: {DIVERGENCE_FACTOR:g} times PyTorch's own error there, or its median error if that is "
+            "larger. A margin within PyTorch's own error is a tie, within the budget drift, beyond it a bug."
         ),
         plots.margins_svg([divergence for decode in result.decodes for divergence in decode.divergences]),
-        heading_html("Where they part" if len(shown) < EXAMPLES else f"Where they part: the worst {EXAMPLES}"),
+        heading_html("Divergent decodes" if len(shown) < EXAMPLES else f"Divergent decodes: the worst {EXAMPLES}"),
         *(divergence_html(result, search, divergence) for search, divergence in shown),
     ]
 
@@ -207,8 +205,8 @@ def graph_blocks(result: ParityResult) -> list[str]:
     return [
         heading_html("1. Graphs"),
         note_html(
-            "The files of the bundle, held against ONNX's checker, the contract (names, types, axes, shapes at two "
-            "sets of sizes) and their precision."
+            "The files of the bundle: ONNX's checker, the contract (names, types, axes, shapes at two sets of sizes) "
+            "and the precision."
         ),
         table_html(GRAPH_HEAD, ((a, marked(b), *rest) for a, b, *rest in graph_rows(result))),
     ]
@@ -218,8 +216,8 @@ def tensor_blocks(result: ParityResult, title: str, level: str) -> list[str]:
     return [
         heading_html(title),
         note_html(
-            "Absolute errors against fp64 at the real positions of ragged batches, in the order in which one error "
-            f"causes the next; {allowed_text(result)}."
+            "Absolute errors against fp64, padding excluded, in the order of the computation; "
+            f"{allowed_text(result)}."
             + (" Of the single steps only the worst one is listed." if level == "steps" else "")
         ),
         table_html(TENSOR_HEAD, ((a, marked(b), *rest) for a, b, *rest in tensor_rows(result, level))),
@@ -231,8 +229,8 @@ def next_token_blocks(result: ParityResult) -> list[str]:
         return []
     return [
         note_html(
-            "Next tokens of the teacher-forced steps, against fp64: how far apart the distributions are, in nats, how "
-            "often the likeliest token is the same, and how many of the five likeliest are."
+            "Next-token distributions of the teacher-forced steps against fp64: KL divergence in nats, how often the "
+            "likeliest token is the same (top-1), and the share of the five likeliest in common (top-5)."
         ),
         table_html(NEXT_TOKEN_HEAD, next_token_rows(result)),
     ]
@@ -241,7 +239,7 @@ def next_token_blocks(result: ParityResult) -> list[str]:
 def decode_blocks(result: ParityResult) -> list[str]:
     return [
         heading_html("4. Decodes"),
-        note_html(f"Every source decoded freely by {result.speaker} and by {result.candidate}, token by token."),
+        note_html(f"Every source decoded by {result.baseline} and by {result.candidate}, compared token by token."),
         table_html(DECODE_HEAD, decode_rows(result)),
     ]
 
@@ -261,33 +259,33 @@ def quality_blocks(result: ParityResult) -> list[str]:
     ]
 
 
-def company_blocks(result: ParityResult) -> list[str]:
-    if not result.companies:
+def invariance_blocks(result: ParityResult) -> list[str]:
+    if not result.invariance:
         return []
     return [
-        heading_html("6. Invariance"),
+        heading_html("6. Batch invariance"),
         note_html(
-            "The candidate against itself: a sample as one batch, and the same sources otherwise arranged. The budget "
-            "is 16 times the worst error that PyTorch makes in the same logits."
+            "The candidate against itself: a sample as one batch, and the same sources arranged in other ways. The "
+            "budget is 16 times PyTorch's largest error in the same logits."
         ),
-        table_html(COMPANY_HEAD, ((a, marked(b), *rest) for a, b, *rest in company_rows(result))),
+        table_html(INVARIANCE_HEAD, ((a, marked(b), *rest) for a, b, *rest in invariance_rows(result))),
     ]
 
 
 def finding_text(result: ParityResult) -> str:
     found = result.finding
-    return "" if found is None else f"\nhunt: {found.text}\nagain with: {found.command}"
+    return "" if found is None else f"\nlocated: {found.text}\nagain with: {found.command}"
 
 
 def finding_html(result: ParityResult) -> list[str]:
     found = result.finding
     if found is None:
         return []
-    return [f"<p><b>Hunt:</b> {escape(found.text)}</p>", f"<p>Again with: <code>{escape(found.command)}</code></p>"]
+    return [f"<p><b>Located:</b> {escape(found.text)}</p>", f"<p>Again with: <code>{escape(found.command)}</code></p>"]
 
 
 def examples(result: ParityResult) -> list[tuple[str, Divergence]]:
-    """The diverging decodes to show: those that rounding explains least, of every search."""
+    """The divergent decodes to show, of every search: largest margin in budgets first."""
     found = [(d.search, divergence) for d in result.decodes for divergence in d.divergences]
     return sorted(found, key=lambda pair: -pair[1].budgets(pair[1].margin))[:EXAMPLES]
 
@@ -297,8 +295,8 @@ def divergence_head(search: str, divergence: Divergence) -> str:
         "tokens": "between the two tokens",
         "scores": "between the scores of the two outputs",
         "beams": "between the prefixes that only one of the searches kept",
-        "stop": "between what let one search stop and what kept the other going",
-    }[divergence.parted]
+        "stop": "between the hypothesis at which one search stopped and the prefix with which the other went on",
+    }[divergence.kind]
     return (
         f"{search}, source {divergence.source}, from step {divergence.step}: "
         f"margin {number(divergence.margin)} {what}, budget {number(divergence.budget)} "
@@ -314,10 +312,10 @@ def divergence_text(result: ParityResult, search: str, divergence: Divergence) -
         shown = [f"[{name}]" if i == divergence.step else name for i, name in enumerate(named)][first:last]
         return " ".join([*(["..."] if first else []), *shown, *(["..."] if last < len(tokens) else [])])
 
-    speaker, wide = result.speaker.split()[0], max(len(result.speaker.split()[0]), len("candidate"))
+    baseline, wide = result.baseline.split()[0], max(len(result.baseline.split()[0]), len("candidate"))
     return (
-        f"{divergence.verdict}: {divergence_head(search, divergence)}{said_of(result, divergence)}\n"
-        f"  {speaker:<{wide}}  {line(divergence.reference)}\n  {'candidate':<{wide}}  {line(divergence.candidate)}"
+        f"{divergence.verdict}: {divergence_head(search, divergence)}{source_text(result, divergence)}\n"
+        f"  {baseline:<{wide}}  {line(divergence.reference)}\n  {'candidate':<{wide}}  {line(divergence.candidate)}"
     )
 
 
@@ -331,18 +329,18 @@ def divergence_html(result: ParityResult, search: str, divergence: Divergence) -
         parts.append(f'<span class="after">{" ".join(named[step + 1 :])}</span>')
         return " ".join(parts)
 
-    head = escape(divergence_head(search, divergence) + said_of(result, divergence))
-    sides = ((result.speaker, divergence.reference), (result.candidate, divergence.candidate))
+    head = escape(divergence_head(search, divergence) + source_text(result, divergence))
+    sides = ((result.baseline, divergence.reference), (result.candidate, divergence.candidate))
     told = "".join(f"<div><dt>{escape(who)}</dt><dd>{line(tokens)}</dd></div>" for who, tokens in sides)
     return f'<div class="pair"><p>{badge_html(divergence.verdict, kind)} {head}</p><dl>{told}</dl></div>'
 
 
 def spelled(result: ParityResult, tokens: Sequence[int]) -> list[str]:
-    """Tokens as the tokenizer spells them, where there is one."""
+    """Tokens as text, if there is a tokenizer."""
     return [result.words.get(token, str(token)) for token in tokens]
 
 
-def said_of(result: ParityResult, divergence: Divergence) -> str:
+def source_text(result: ParityResult, divergence: Divergence) -> str:
     text = result.texts.get(divergence.source)
     return "" if text is None else f": {text}"
 
@@ -356,7 +354,7 @@ def level_badge(verdict: str) -> Html:
 
 
 def marked(verdict: str) -> str:
-    """Only failures catch the eye: there may be dozens of tensors."""
+    """Only failures are badges: there may be dozens of tensors."""
     return verdict if verdict == "pass" else verdict_badge(False)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a parity report: errors by step, their ratios by layer and step, and the margins of what parted."""
+"""The plots of a parity report: errors by step, their ratios by layer and step, margins of divergent decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seq2engine.common.heat_map import LEVELS as COLOURS
 from seq2engine.common.heat_map import heat_style
 
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence, times
-from ..levels.error_growth import LOGITS, Drift
+from ..levels.error_growth import LOGITS, ErrorGrowth
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a phone shows it in its own size
 CELL = 12  # pixels of the heat map
@@ -36,24 +36,24 @@ def styles() -> str:
     return heat_style() + STYLE
 
 
-def drift_svg(drift: Drift, candidate: str) -> str:
-    """Relative errors of the logits, and of what the last layer wrote to its cache, against the step; both sides."""
-    last = [row for row in drift.rows if row != LOGITS][-2:]
+def error_growth_svg(growth: ErrorGrowth, candidate: str) -> str:
+    """Relative errors by step of the logits and of the last layer's KV cache, of both sides."""
+    last = [row for row in growth.rows if row != LOGITS][-2:]
     lines = [
-        (f"logits, {candidate}", errors_of(drift, drift.candidate, [LOGITS]), "--accent", ""),
-        ("logits, PyTorch", errors_of(drift, drift.reference, [LOGITS]), "--accent", "4 3"),
-        (f"cache of the last layer, {candidate}", errors_of(drift, drift.candidate, last), "--good", ""),
-        ("cache of the last layer, PyTorch", errors_of(drift, drift.reference, last), "--good", "4 3"),
+        (f"logits, {candidate}", errors_of(growth, growth.candidate, [LOGITS]), "--accent", ""),
+        ("logits, PyTorch", errors_of(growth, growth.reference, [LOGITS]), "--accent", "4 3"),
+        (f"cache of the last layer, {candidate}", errors_of(growth, growth.candidate, last), "--good", ""),
+        ("cache of the last layer, PyTorch", errors_of(growth, growth.reference, last), "--good", "4 3"),
     ]
     values = np.concatenate([line[1] for line in lines])
     shown = values[np.isfinite(values) & (values > 0)]
     if not shown.size:
-        return "<p>Neither side errs at all.</p>"
+        return "<p>Neither side has any error.</p>"
     low, high = math.floor(math.log10(shown.min())), math.ceil(math.log10(shown.max()) + 1e-9)
     high = max(high, low + 1)
 
     def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - 8) * step / max(drift.steps - 1, 1)
+        return LEFT + (WIDTH - LEFT - 8) * step / max(growth.steps - 1, 1)
 
     def y(power: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
@@ -65,7 +65,7 @@ def drift_svg(drift: Drift, candidate: str) -> str:
     ]
     shapes += [
         f'<text x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">{step}</text>'
-        for step in sorted({round(part * (drift.steps - 1) / 4) for part in range(5)})
+        for step in sorted({round(part * (growth.steps - 1) / 4) for part in range(5)})
     ]
     shapes.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 3}" text-anchor="middle">step</text>')
     for _, errors, colour, dashes in lines:
@@ -87,9 +87,9 @@ def drift_svg(drift: Drift, candidate: str) -> str:
     return f'{svg}<div class="keys">{keys}</div>'
 
 
-def errors_of(drift: Drift, side: Sequence[Sequence[float]], rows: Sequence[str]) -> np.ndarray:
+def errors_of(growth: ErrorGrowth, side: Sequence[Sequence[float]], rows: Sequence[str]) -> np.ndarray:
     """Root mean square over these rows, by step."""
-    chosen = [side[drift.rows.index(row)] for row in rows]
+    chosen = [side[growth.rows.index(row)] for row in rows]
     return np.sqrt(np.mean(np.square(np.array(chosen)), axis=0))
 
 
@@ -104,19 +104,19 @@ def plot_html(about: str, shapes: Sequence[str]) -> str:
     return f'<svg class="plot" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}">{"".join(shapes)}</svg>'
 
 
-def ratios_html(drift: Drift) -> str:
-    """Rows are keys and values of layers, and the logits, columns are steps: the candidate's error over PyTorch's."""
+def ratios_html(growth: ErrorGrowth) -> str:
+    """A heat map of the candidate's error over PyTorch's: a row for keys, values and logits, a column for a step."""
     with np.errstate(divide="ignore"):
-        places = (np.log2(np.maximum(drift.ratios, 1e-30)) - LEAST) / (MOST - LEAST)
+        places = (np.log2(np.maximum(growth.ratios, 1e-30)) - LEAST) / (MOST - LEAST)
     levels = (np.nan_to_num(places, nan=1.0, posinf=1.0).clip(0, 1) * (COLOURS - 1)).round().astype(int)
-    head = "".join(f"<th>{step if step % 4 == 0 else ''}" for step in range(drift.steps))
+    head = "".join(f"<th>{step if step % 4 == 0 else ''}" for step in range(growth.steps))
     body = "\n".join(
         f"<tr><th>{escape(row_name(name))}"
         + "".join(
             f"<td class=k{level} title='{escape(row_name(name))}, step {step}: {times(value)}'>"
             for step, (level, value) in enumerate(zip(row, values, strict=True))
         )
-        for name, row, values in zip(drift.rows, levels, drift.ratios, strict=True)
+        for name, row, values in zip(growth.rows, levels, growth.ratios, strict=True)
     )
     ticks = "".join(f"<span>{text}</span>" for text in ("1/4", "1/2", "1", "2", "4", "8", "16"))
     return (
@@ -132,7 +132,7 @@ def row_name(row: str) -> str:
 
 
 def margins_svg(divergences: Sequence[Divergence]) -> str:
-    """How many decodes parted by which margin, in budgets: bars by verdict, and the bounds between those."""
+    """A histogram of the margins of divergent decodes, in budgets, coloured by verdict."""
     counts = {verdict: [0] * len(MARGINS) for verdict in ("tie", "drift", "bug")}
     for divergence in divergences:
         size = divergence.budgets(divergence.margin)
@@ -140,10 +140,11 @@ def margins_svg(divergences: Sequence[Divergence]) -> str:
         counts[divergence.verdict][min(max(power, MARGINS[0]), MARGINS[-1]) - MARGINS[0]] += 1
     most = max(sum(column) for column in zip(*counts.values(), strict=True))
     wide = (WIDTH - LEFT - 8) / len(MARGINS)
-    tall = HEIGHT - TOP - BOTTOM
+    head = 12  # above the bars, for the names of the bounds
+    tall = HEIGHT - TOP - BOTTOM - head
     shapes = [
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - 8}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>',
-        f'<text x="{LEFT - 5}" y="{TOP + 7}" text-anchor="end">{most}</text>',
+        f'<text x="{LEFT - 5}" y="{TOP + head + 7}" text-anchor="end">{most}</text>',
         f'<text x="{LEFT - 5}" y="{HEIGHT - BOTTOM}" text-anchor="end">0</text>',
     ]
     for i in range(len(MARGINS)):
@@ -170,4 +171,4 @@ def margins_svg(divergences: Sequence[Divergence]) -> str:
         f'<span><i style="background:var({colours[verdict]})"></i>{verdict} {sum(found)}</span>'
         for verdict, found in counts.items()
     )
-    return plot_html("margins of decodes that part, in budgets", shapes) + f'<div class="keys">{keys}</div>'
+    return plot_html("margins of divergent decodes, in budgets", shapes) + f'<div class="keys">{keys}</div>'

@@ -1,31 +1,31 @@
-"""A handful of outputs to read, also where all agree: numbers alone do not show what a model says."""
+"""A few outputs to read, even if all are equal: numbers alone do not show what a model outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..levels.corpus import Corpus
-from ..levels.cost import Baseline
+from ..levels.cost import Fp32Outputs
 from ..levels.decodes import search_name
 from ..levels.result import ParityResult, Sample
 from ..levels.sanity import spread_rows
 
-SAMPLES, APART = 5, 2  # sources to show, and how many of them shall be such as differ
-IDS = 24  # of a source or an output that are shown where there is no text
+SAMPLES, APART = 5, 2  # sources to show, and how many of them with different outputs
+IDS = 24  # token ids shown of a source or an output without text
 
 
-def samples_of(result: ParityResult, corpus: Corpus, baseline: Baseline) -> tuple[Sample, ...]:
-    """Sources evenly over all lengths, some whose outputs differ among them, in the widest search that came to its end,
-    beside fp32; where that was not decoded, beside the other side.
+def samples_of(result: ParityResult, corpus: Corpus, fp32: Fp32Outputs) -> tuple[Sample, ...]:
+    """Sources spread over all lengths, some with different outputs, in the widest completed search, against fp32; if
+    that was not decoded, against the baseline.
     """
     searches = [options for options in corpus.searches if search_name(options) in result.finished_searches]
     if not searches:
         return ()
     options, name = searches[-1], search_name(searches[-1])
     if result.cost is not None and not result.cost.failure:
-        whose, expected = baseline.name, dict(enumerate(baseline.outputs(options, corpus)))
+        whose, expected = fp32.name, dict(enumerate(fp32.outputs(options, corpus)))
     else:
-        whose, expected = result.speaker, corpus.outputs[result.speaker, name]
+        whose, expected = result.baseline, corpus.outputs[result.baseline, name]
     ours = corpus.outputs[result.candidate, name]
     by_length = sorted(range(len(corpus.sources)), key=lambda row: len(corpus.sources[row]))
     apart = [row for row in by_length if expected[row] != ours[row]]
@@ -47,7 +47,7 @@ def samples_of(result: ParityResult, corpus: Corpus, baseline: Baseline) -> tupl
 
 
 def source_text(corpus: Corpus, row: int) -> str:
-    """Of sources that came as ids: their tokens, where the bundle knows them."""
+    """For sources given as ids: their tokens, if the bundle has a tokenizer."""
     source = corpus.sources[row]
     if not corpus.bundle.takes_text:
         return ids_text(source)

@@ -1,4 +1,4 @@
-"""The tables of a parity report, as rows of text: a terminal and a page show the same ones."""
+"""The tables of a parity report, as rows of text: terminal and page show the same ones."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ...quality.intervals import Rate, difference_text, interval_text
 from ..levels.cost import Cost
 from ..levels.result import LEVELS, ParityResult
 
-LEVEL_HEAD = ("level", "verdict", "what was found")
+LEVEL_HEAD = ("level", "verdict", "result")
 GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")
 TENSOR_HEAD = (
     "tensor",
     "verdict",
     "median ratio",
-    "worst",
+    "maximum ratio",
     "scale",
-    "PyTorch median, worst",
-    "candidate median, worst",
+    "PyTorch median, maximum",
+    "candidate median, maximum",
 )
-NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "worst KL", "top-1", "top-5")
+NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "maximum KL", "top-1", "top-5")
 DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
-COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step")
-COMPANY_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
+COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step (median)")
+INVARIANCE_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
 
 
 def allowed_text(result: ParityResult) -> str:
     factors = FACTORS[result.precision]
-    usual = f"{factors.median:g}x PyTorch's own error at the median and at nine tenths"
-    return f"allowed: {usual}, {factors.worst:g}x at worst"
+    usual = f"{factors.median:g}x PyTorch's own error at the median and the 90th percentile"
+    return f"allowed: {usual}, {factors.worst:g}x at the maximum"
 
 
 def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
@@ -39,26 +39,26 @@ def level_rows(result: ParityResult) -> list[tuple[str, str, str]]:
 
 
 def level_row(result: ParityResult, level: str) -> tuple[str, str]:
-    """A level's verdict and what was found."""
+    """A level's verdict and its result in words."""
     parts = result.level(level)
     if not parts and not (level == "quality" and result.rates):
-        missing = {"graphs": "this backend runs no graphs", "quality": "needs references"}
+        missing = {"graphs": "this backend has no graphs", "quality": "needs references"}
         return "not run", missing.get(level, "")
     if bad := [part for part in parts if not part]:
         return "FAIL", bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
     if level == "quality":
-        sides = [(f"against {result.speaker}", result.rates)]
-        if result.cost_rates and result.cost is not None:  # first what a user asks, then what the verdict is about
+        sides = [(f"against {result.baseline}", result.rates)]
+        if result.cost_rates and result.cost is not None:  # the cost first: it is what users ask for
             sides.insert(0, (f"against {result.cost.baseline}", result.cost_rates))
-        return "told", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
+        return "info", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
     if level == "graphs":
         return "pass", "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
     if level == "decodes":
         return "pass", "; ".join(decode.summary for decode in result.decodes)
     if level == "invariance":
-        equal, most = min(c.equal for c in result.companies), max(c.budgets for c in result.companies)
-        told = f"at least {equal} of {result.companies[0].sources} equal in {len(result.companies)} arrangements"
-        return "pass", f"{told}; logits move by at most {most:.2g} budgets"
+        equal, most = min(c.equal for c in result.invariance), max(c.budgets for c in result.invariance)
+        sources, count = result.invariance[0].sources, len(result.invariance)
+        return "pass", f"at least {equal} of {sources} equal in {count} arrangements; largest change {most:.2g} budgets"
     tensors = [part for part in parts if isinstance(part, TensorResult)]
     worst = max(tensors, key=lambda tensor: tensor.median_ratio)
     steps = sum(tensor.step is not None for tensor in tensors)
@@ -87,7 +87,7 @@ def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:
 
 
 def tensor_rows(result: ParityResult, level: str | None = None) -> list[tuple[str, ...]]:
-    """All tensors, or those of a level; of the single steps the one that stands worst against its budget."""
+    """All tensors, or those of a level; of the single steps the one that uses most of its budget."""
     tensors = [tensor for tensor in result.tensors if level in (None, tensor.level)]
     steps = [tensor for tensor in tensors if tensor.step is not None]
     worst = [max(steps, key=lambda tensor: tensor.strain)] if steps else []
@@ -107,8 +107,8 @@ def tensor_rows(result: ParityResult, level: str | None = None) -> list[tuple[st
 
 def next_token_rows(result: ParityResult) -> list[tuple[str, ...]]:
     return [
-        (who, str(n.rows), number(n.kl), number(n.worst_kl), f"{n.top1:.2%}", f"{n.top5:.2%}")
-        for who, n in result.next_token.items()
+        (side, str(n.rows), number(n.kl), number(n.worst_kl), f"{n.top1:.2%}", f"{n.top5:.2%}")
+        for side, n in result.next_token.items()
     ]
 
 
@@ -122,7 +122,7 @@ def counts_of(decode: DecodeResult) -> list[int]:
 
 
 def rate_head(result: ParityResult) -> tuple[str, ...]:
-    return ("search", "metric", result.speaker, result.candidate, "difference")
+    return ("search", "metric", result.baseline, result.candidate, "difference")
 
 
 def rate_rows(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
@@ -151,18 +151,18 @@ def cost_rows(cost: Cost) -> list[tuple[str, ...]]:
     ]
 
 
-def company_rows(result: ParityResult) -> list[tuple[str, ...]]:
+def invariance_rows(result: ParityResult) -> list[tuple[str, ...]]:
     return [
         (
-            company.arrangement,
-            word(bool(company)),
-            str(company.sources),
-            str(company.equal),
-            number(company.difference),
-            number(company.budget),
-            number(company.budgets),
+            arranged.arrangement,
+            word(bool(arranged)),
+            str(arranged.sources),
+            str(arranged.equal),
+            number(arranged.difference),
+            number(arranged.budget),
+            number(arranged.budgets),
         )
-        for company in result.companies
+        for arranged in result.invariance
     ]
 
 

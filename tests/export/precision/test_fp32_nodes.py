@@ -23,6 +23,7 @@ from seq2engine.runtime.calibration import CalibrationSession, calibration_of, m
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.sources import random_sources
@@ -102,7 +103,7 @@ def test_with_a_scan_fp16_says_what_fp32_says_and_the_manifest_says_why(precisio
     assert bundle.manifest.calibration["steps"] >= 10
     assert entry.census["products"] == {"float16": 19, "float32": 2}
     assert np.isfinite(in_true_fp16(bundle, feeds_for, precision)["logits"]).all()
-    assert parity_of(bundle, precision=precision, count=8, max_length=6, beam=2, threads=1)
+    assert parity_of(bundle, precision=precision, options=ParityOptions(count=8, max_length=6, beam=2, threads=1))
     if precision == "fp16":
         assert decoded(bundle, "fp16") == decoded(bundle, "fp32") == decoded(bundle, "fp16", "torch")
 

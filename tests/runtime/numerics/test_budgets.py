@@ -128,7 +128,7 @@ class TestErrorTally:
         tally = ErrorTally("fp32")
         tally.add(exact, exact + 0.1 * counts, exact + 0.1 * counts, counts)
         assert tally.elements == 2
-        assert tally.result("hunt", "scores").candidate.median > 0.0
+        assert tally.result("locate", "scores").candidate.median > 0.0
 
     def test_a_tensor_of_zeros_must_be_zeros(self):
         zeros = np.zeros((4, 8))
@@ -175,7 +175,7 @@ class TestTensorResult:
     def test_a_reference_that_is_not_finite_settles_nothing(self):
         broken = tensor(reference=(1e-3, math.inf), candidate=(1e-3, 1e-2))
         assert not broken
-        assert "PyTorch itself is not finite" in broken.reason
+        assert "PyTorch's own values are not finite" in broken.reason
 
     def test_times(self):
         assert [times(value) for value in (0.5, 1.044, 12.3, 3e5)] == ["0.50x", "1.04x", "12x", "3e+05x"]
@@ -186,7 +186,7 @@ class TestParityResult:
         result = parity()
         assert result
         assert result.reason == (
-            "errs at most 1.00x as much as PyTorch at the median, 1.00x at worst; greedy: 8 of 8 equal"
+            "errors at most 1.00x PyTorch's own at the median, 1.00x at the maximum; greedy: 8 of 8 equal"
         )
 
     def test_names_the_first_failure_in_the_order_of_the_data(self):
@@ -205,11 +205,11 @@ class TestParityResult:
         assert result
         assert "beam 4: 7 of 8 equal" in result.reason
 
-    def test_the_clearest_difference_is_named(self):
+    def test_the_largest_difference_is_named(self):
         found = (divergence("tie", 1e-7, 1e-6, 1), divergence(source=4), divergence(margin=9.0))
         decode = DecodeResult("greedy", 8, found)
         assert decode.reason == (
-            "greedy: 2 of 8 outputs differ beyond rounding, worst source 3 from step 2: margin 9, budget 0.1"
+            "greedy: 2 of 8 outputs differ beyond rounding, worst source 3 at step 2, margin 9, budget 0.1"
         )
         assert decode.equal == 5
 

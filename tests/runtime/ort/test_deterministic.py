@@ -17,6 +17,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
@@ -125,7 +126,7 @@ def test_what_it_costs_is_padding_to_eight(bundle):
 
 
 def test_parity_holds_of_it(bundle):
-    assert parity_of(bundle, count=4, max_length=8, threads=1, deterministic=True)
+    assert parity_of(bundle, options=ParityOptions(count=4, max_length=8, threads=1, deterministic=True))
 
 
 def test_only_where_it_can_be_kept(bundle, tmp_path):

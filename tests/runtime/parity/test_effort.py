@@ -10,13 +10,14 @@ import pytest
 import torch
 from support.parity_cases import SMALL, bundle_of
 
-from seq2engine.runtime import torch_threads
 from seq2engine.runtime.generate import generate, search_over
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity import torch_threads
 from seq2engine.runtime.parity.levels.tensors import compare_tensors, endless
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.page import parity_html, parity_table
-from seq2engine.runtime.parity.run import ParityOptions, parities_of, parity_of
+from seq2engine.runtime.parity.run import parities_of, parity_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.sources import FEWEST_SOURCES, STEP_LOGITS, random_sources, tree_sources
 from seq2engine.runtime.torch_session import TorchSession
@@ -69,7 +70,7 @@ class TestForcedRuns:
             SearchOptions(12, forced_bos=9),
             SearchOptions(20, banned=((7,),), no_repeat_ngram=2),
             SearchOptions(20, shortlist=tuple(range(3, 30))),
-            SearchOptions(20, forced_eos=ENDING.end_id, semantics="ctranslate2"),
+            SearchOptions(20, forced_eos=ENDING.end_id, beam_style="ctranslate2"),
         ],
     )
     def test_count_each_output_up_to_its_own_end(self, three, options):
@@ -82,7 +83,7 @@ class TestForcedRuns:
         cache = next(tensor for tensor in level.tensors if tensor.tensor == "self_k.0")
         assert cache.elements == sum(lengths) * ENDING.d_model
         assert level.at_length.elements == 8 * 24 * ENDING.target_vocab
-        assert level.drift.steps == 24
+        assert level.error_growth.steps == 24
 
     def test_the_oracle_computes_every_step_once(self, three, monkeypatch):
         calls = []
@@ -111,7 +112,7 @@ class TestSampling:
         assert tree_sources(config, beam) == expected
 
     def test_a_report_says_on_how_much(self, bundle):
-        result = parity_of(bundle, count=70, max_length=6, threads=1)
+        result = parity_of(bundle, options=ParityOptions(count=70, max_length=6, threads=1))
         told = "tensors were compared on 64 of 70 sources, on 16 of them up to step 6, on 16 with beams"
         assert f"{told}; PyTorch computed with 1 thread\n" in parity_table(result)
         assert told[1:] in parity_html(result)
@@ -120,7 +121,7 @@ class TestSampling:
         assert json.loads(result.to_json())["torch_threads"] == 1
 
     def test_random_sources_are_told_from_given_ones(self, bundle):
-        result = parity_of(bundle, sources=[[5, 6, 7]], max_length=6, threads=1)
+        result = parity_of(bundle, options=ParityOptions(sources=[[5, 6, 7]], max_length=6, threads=1))
         assert "on 1 sources and 15 random ones" in result.effort
 
 

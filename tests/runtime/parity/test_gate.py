@@ -10,7 +10,7 @@ import pytest
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence, Errors, TensorResult
 from seq2engine.runtime.parity.gate import THRESHOLDS, broken_of, gate_from_file
-from seq2engine.runtime.parity.levels.batch_invariance import CompanyResult
+from seq2engine.runtime.parity.levels.batch_invariance import InvarianceResult
 from seq2engine.runtime.parity.levels.cost import Cost, SearchCost
 from seq2engine.runtime.parity.levels.next_token import NextToken
 from seq2engine.runtime.parity.levels.result import ParityResult
@@ -33,7 +33,7 @@ def result_of(verdict="tie", **more):
         8,
         (tensor,),
         (DecodeResult("greedy", 10, (apart,)), DecodeResult("beam 4", 10)),
-        companies=(CompanyResult("alone", 8, 8, 0.1, 0.5),),
+        invariance=(InvarianceResult("alone", 8, 8, 0.1, 0.5),),
         next_token={"onnxruntime fp16": NextToken(9, 0.001, 0.01, 0.99, 0.98)},
         rates=rates,
         cost=Cost("PyTorch fp32", (SearchCost("greedy", 10, 9, 0.02, 1.0, rates),)),
@@ -74,7 +74,7 @@ def test_each_threshold_can_break_and_can_hold(name):
 
 def test_the_verdict_counts_unless_the_file_says_otherwise(gate):
     failed = result_of("bug")
-    assert broken_of(gate(""), failed)[0].startswith("verdict: failed: decodes: greedy: 1 of 10 sources differ")
+    assert broken_of(gate(""), failed)[0].startswith("verdict: failed: decodes: greedy: 1 of 10 outputs differ")
     assert broken_of(gate("verdict = false\nmax_bug = 0.1\n"), failed) == []
 
 

@@ -21,7 +21,9 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.run import ParityOptions, parities_of, parity_of, parity_of_sessions
+from seq2engine.runtime.parity.compare import parity_of_sessions
+from seq2engine.runtime.parity.options import ParityOptions
+from seq2engine.runtime.parity.run import parities_of, parity_of
 from seq2engine.runtime.text.sources import random_sources
 
 PRECISIONS = ("fp32", "fp16", "w8a8", "int8")
@@ -47,14 +49,15 @@ def bundles(tmp_path_factory):
     return bundle
 
 
-def without_hunt(bundle, precision):
+def without_locating(bundle, precision):
     oracle = "fp64" if precision in ("fp32", "fp16") else f"fp64:{precision}"
+    options = ParityOptions(beam=2, max_length=6, batch=16)
     with (
         open_session(bundle, "torch", oracle, threads=1) as exact,
         open_session(bundle, "torch", precision, threads=1) as reference,
         open_session(bundle, "onnxruntime", precision, threads=1) as candidate,
     ):
-        return parity_of_sessions(exact, reference, candidate, random_sources(bundle.config, 4), 2, 6, 16)
+        return parity_of_sessions(exact, reference, candidate, random_sources(bundle.config, 4), options)
 
 
 def more_bias(share, by):
@@ -71,7 +74,7 @@ def more_bias(share, by):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("outlier", OUTLIERS)
 def test_a_good_export_raises_no_alarm(bundles, outlier, precision):
-    result = without_hunt(bundles(outlier), precision)
+    result = without_locating(bundles(outlier), precision)
     assert result, result.reason
 
 
@@ -79,7 +82,7 @@ def test_a_good_export_raises_no_alarm(bundles, outlier, precision):
 def test_a_planted_defect_is_flagged(tmp_path, defect, outlier):
     mutation = MUTATIONS[defect]
     good = outlier_bundle(outlier, tmp_path / "good", (mutation.precision,), config_of(mutation))
-    assert not without_hunt(wrong_copy(good, tmp_path / "wrong", mutation), mutation.precision)
+    assert not without_locating(wrong_copy(good, tmp_path / "wrong", mutation), mutation.precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -87,7 +90,7 @@ def test_a_planted_defect_is_flagged(tmp_path, defect, outlier):
 def test_wrong_biases_are_flagged_by_far(bundles, tmp_path, outlier, precision):
     """A quarter of the biases off by 0.5: no median sees it, and the worst element of w8a8 has that much room."""
     mutation = Mutation("decoder_step", more_bias(1 / 4, 0.5), "output", ("weight",), precision)
-    result = without_hunt(wrong_copy(bundles(outlier), tmp_path / "wrong", mutation), precision)
+    result = without_locating(wrong_copy(bundles(outlier), tmp_path / "wrong", mutation), precision)
     (logits,) = [tensor for tensor in result.tensors if tensor.name == "logits"]
     assert not result
     assert logits.strain > {"fp32": 1e4, "fp16": 10.0, "w8a8": 1.0, "int8": 10.0}[precision]
@@ -117,10 +120,10 @@ class TestShortestReproduction:
 
     def test_the_mask_is_in_no_budget_of_a_tie(self, padded, tmp_path):
         mutation = Mutation("decoder_step", more_bias(1 / 2, 8.0), "output", ("weight",), "w8a8")
-        result = without_hunt(wrong_copy(padded, tmp_path / "wrong", mutation), "w8a8")
-        parted = [d for decode in result.decodes for d in decode.divergences]
-        assert "bug" in {divergence.verdict for divergence in parted}
-        assert max(divergence.budget for divergence in parted) < 2.0  # with the mask among the logits it was thousands
+        result = without_locating(wrong_copy(padded, tmp_path / "wrong", mutation), "w8a8")
+        found = [d for decode in result.decodes for d in decode.divergences]
+        assert "bug" in {divergence.verdict for divergence in found}
+        assert max(divergence.budget for divergence in found) < 2.0  # with the mask among the logits it was thousands
 
 
 class TestWhatFp16CannotHold:
@@ -157,9 +160,11 @@ def test_precisions_of_a_masked_model_share_their_decodes(bundles):
 
 
 def test_masks_are_in_no_figure_of_a_report(bundles):
-    result = parity_of(bundles("one token -inf"), precision="fp32", count=4, beam=2, max_length=6, threads=1)
+    result = parity_of(
+        bundles("one token -inf"), precision="fp32", options=ParityOptions(count=4, beam=2, max_length=6, threads=1)
+    )
     assert all(np.isfinite(told.worst_kl) for told in result.next_token.values())
-    assert np.isfinite(result.drift.ratios).all()
+    assert np.isfinite(result.error_growth.ratios).all()
     assert all(np.isfinite(tensor.candidate.relative) for tensor in result.tensors)
 
 

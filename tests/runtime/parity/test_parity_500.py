@@ -9,6 +9,7 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 
 SOURCES = 500
@@ -18,7 +19,9 @@ SOURCES = 500
 def test_500_random_sources_decode_alike(tmp_path, positions):
     config = dataclasses.replace(PRESETS["tiny"], positions=positions)
     bundle = onnx_from_model(random_model(config, 1), tmp_path / "bundle", ("fp32",))
-    result = parity_of(bundle, count=SOURCES, seed=500, beam=4, max_length=24, batch=64, threads=1)
+    result = parity_of(
+        bundle, options=ParityOptions(count=SOURCES, seed=500, beam=4, max_length=24, batch=64, threads=1)
+    )
     assert result, result.reason
     assert [decode.search for decode in result.decodes] == ["greedy", "beam 4"]
     for decode in result.decodes:

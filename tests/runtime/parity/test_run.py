@@ -13,6 +13,7 @@ from seq2engine.errors import ConfigError, RequestError
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.levels.tensors import FEWEST_ROWS
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.sources import FEWEST_SOURCES, random_sources, sample_of
@@ -30,41 +31,49 @@ class TestGoodExports:
     def test_pass_in_every_scheme_and_precision(self, tmp_path, positions, norm):
         bundle = bundle_of(dataclasses.replace(SMALL, positions=positions, norm=norm), tmp_path)
         for precision in ("fp32", "fp16"):
-            result = parity_of(bundle, precision=precision, count=24, max_length=16, batch=8, threads=1)
+            result = parity_of(
+                bundle, precision=precision, options=ParityOptions(count=24, max_length=16, batch=8, threads=1)
+            )
             assert result, result.reason
             assert result.precision == precision
             if precision == "fp32":
                 assert [decode.equal for decode in result.decodes] == [24, 24]
 
     def test_pass_with_a_growing_cache(self, tmp_path):
-        result = parity_of(bundle_of(SMALL, tmp_path, "growing"), count=16, max_length=20, batch=8, threads=1)
+        result = parity_of(
+            bundle_of(SMALL, tmp_path, "growing"), options=ParityOptions(count=16, max_length=20, batch=8, threads=1)
+        )
         assert result, result.reason
         assert result.cache_form == "growing"
 
     def test_compare_every_tensor_of_the_contract(self, bundle):
-        result = parity_of(bundle, count=20, max_length=6, threads=1)
+        result = parity_of(bundle, options=ParityOptions(count=20, max_length=6, threads=1))
         pooled = [tensor.tensor for tensor in result.tensors if tensor.step is None]
         assert pooled[:5] == ["encoder_states", "cross_k.0", "cross_v.0", "cross_k.1", "cross_v.1"]
         assert pooled[5:10] == ["self_k.0", "self_v.0", "self_k.1", "self_v.1", "logits"]
-        assert pooled[10:] == ["logits, rows apart", "logits, beams", "logits, to the last step"]
+        assert pooled[10:] == ["logits, staggered rows", "logits, beams", "logits, to the last step"]
         assert [tensor.step for tensor in result.tensors if tensor.step is not None][:3] == [0, 1, 2]
         assert [decode.search for decode in result.decodes] == ["greedy", "beam 4"]
         assert json.loads(result.to_json())["verdict"] is True
 
     def test_torch_is_as_good_as_torch(self, bundle):
-        result = parity_of(bundle, backend="torch", count=16, max_length=6, threads=1)
+        result = parity_of(bundle, backend="torch", options=ParityOptions(count=16, max_length=6, threads=1))
         assert {tensor.worst_ratio for tensor in result.tensors} == {1.0}
 
     def test_pass_on_a_single_given_source(self, bundle):
         """One row of errors is a matter of luck, so the tensors are compared on random sources besides."""
-        result = parity_of(bundle, sources=[[5]], max_length=8, threads=1)
+        result = parity_of(bundle, options=ParityOptions(sources=[[5]], max_length=8, threads=1))
         assert result, result.reason
         assert result.sources == result.decodes[0].sources == 1
         assert result.tensors[0].elements >= FEWEST_SOURCES * SMALL.d_model
 
     def test_progress_is_reported_and_ends(self, bundle):
         seen = []
-        parity_of(bundle, count=16, max_length=4, batch=8, threads=1, progress=lambda *told: seen.append(told))
+        parity_of(
+            bundle,
+            progress=lambda *told: seen.append(told),
+            options=ParityOptions(count=16, max_length=4, batch=8, threads=1),
+        )
         assert [stage for stage, fraction, *_ in seen if fraction == 1.0] == [
             "parity: tensors",
             "parity: greedy",
@@ -72,7 +81,9 @@ class TestGoodExports:
         ]
 
     def test_greedy_only_when_the_beam_is_one(self, bundle):
-        assert [d.search for d in parity_of(bundle, count=4, beam=1, max_length=4, threads=1).decodes] == ["greedy"]
+        assert [
+            d.search for d in parity_of(bundle, options=ParityOptions(count=4, beam=1, max_length=4, threads=1)).decodes
+        ] == ["greedy"]
 
 
 class TestWhatIsCompared:
@@ -123,7 +134,7 @@ class TestWhatIsCompared:
             lengths = [len(nbest[0].tokens) for nbest in generate(oracle, sources, SearchOptions(max_length=24))]
         reached = [sum(length > step for length in lengths) for step in range(24)]
         assert any(0 < count < FEWEST_ROWS for count in reached)
-        result = parity_of(bundle, sources=sources, max_length=24, threads=1)
+        result = parity_of(bundle, options=ParityOptions(sources=sources, max_length=24, threads=1))
         judged = {tensor.step: tensor.elements for tensor in result.tensors if tensor.step is not None}
         assert judged == {step: n * SMALL.target_vocab for step, n in enumerate(reached) if n >= FEWEST_ROWS}
 
@@ -171,25 +182,25 @@ class TestSources:
 class TestRefusals:
     def test_a_batch_of_none(self, bundle):
         with pytest.raises(ConfigError, match="batch 0, expected at least 1"):
-            parity_of(bundle, batch=0, threads=1)
+            parity_of(bundle, options=ParityOptions(batch=0, threads=1))
 
     def test_no_random_sources(self, bundle):
         with pytest.raises(ConfigError, match="0 random sources, expected at least 1"):
-            parity_of(bundle, count=0, threads=1)
+            parity_of(bundle, options=ParityOptions(count=0, threads=1))
 
     @pytest.mark.parametrize("options", [{"beam": 0}, {"max_length": 0}])
     def test_searches_that_cannot_be(self, bundle, options):
         with pytest.raises(ConfigError, match="0, expected at least 1"):
-            parity_of(bundle, threads=1, **options)
+            parity_of(bundle, options=ParityOptions(threads=1, **options))
 
     def test_sources_that_cannot_be_run(self, bundle):
         with pytest.raises(RequestError, match=r"source 1 is empty; source 2 has 99 tokens, at most 20"):
-            parity_of(bundle, sources=[[5], [], [5] * 99], threads=1)
+            parity_of(bundle, options=ParityOptions(sources=[[5], [], [5] * 99], threads=1))
 
     def test_no_sources(self, bundle):
         with pytest.raises(RequestError, match="the batch is empty"):
-            parity_of(bundle, sources=[], threads=1)
+            parity_of(bundle, options=ParityOptions(sources=[], threads=1))
 
     def test_more_tokens_than_the_model_has_positions(self, bundle):
         with pytest.raises(RequestError, match="max length 25, at most 24"):
-            parity_of(bundle, max_length=25, threads=1)
+            parity_of(bundle, options=ParityOptions(max_length=25, threads=1))

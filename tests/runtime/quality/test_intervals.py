@@ -68,7 +68,7 @@ class TestMetrics:
     def test_without_sacrebleu_one_line_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sacrebleu", None)
         monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-        with pytest.raises(MissingPackageError, match=r"pip install 'seq2engine\[text\]'"):
+        with pytest.raises(MissingPackageError, match=r"pip install 'seq2engine\[metrics\]'"):
             check_metrics(["bleu"])
         check_metrics(["errors"])
 

@@ -21,6 +21,7 @@ from seq2engine.packaging.package import package_from_bundle
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.providers import check_provider
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
@@ -73,7 +74,7 @@ def test_parity(flavour: str, precision: str, tmp_path: Path) -> None:
     bundle = onnx_from_model(MODEL, tmp_path / "run7", (precision,))
     ranges = dataclasses.replace(FOUR_BEAMS, batch=dataclasses.replace(FOUR_BEAMS.batch, max=32))
     build_engines(bundle, targets, ranges, precision, flavour=flavour)
-    result = parity_of(bundle, "tensorrt", precision, beam=4, max_length=12, count=32)
+    result = parity_of(bundle, "tensorrt", precision, options=ParityOptions(beam=4, max_length=12, count=32))
     assert result, result.reason
 
 

@@ -16,9 +16,10 @@ from seq2engine.runtime.parity.gate import broken_of
 from seq2engine.runtime.parity.levels import cost
 from seq2engine.runtime.parity.levels.baseline import Against
 from seq2engine.runtime.parity.levels.corpus import Corpus
-from seq2engine.runtime.parity.levels.cost import Baseline, Cost, SearchCost
+from seq2engine.runtime.parity.levels.cost import Cost, Fp32Outputs, SearchCost
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.page import parity_html, parity_table
-from seq2engine.runtime.parity.run import ParityOptions, parities_of
+from seq2engine.runtime.parity.run import parities_of
 from seq2engine.runtime.search.options import SearchOptions
 
 FEW = ParityOptions(count=16, beam=2, max_length=10, threads=1)
@@ -41,7 +42,7 @@ def test_the_verdict_has_two_lines(results, precision):
     result = results[precision]
     assert result, result.reason
     first, second, *_ = parity_table(result).splitlines()
-    assert first.startswith(f"parity passed: onnxruntime {precision}: faithful to its own weights: errs at most")
+    assert first.startswith(f"parity passed: onnxruntime {precision}: faithful to its own weights: errors at most")
     assert second.startswith(f"{precision} against PyTorch fp32: greedy: ")
     assert second in parity_html(result)
     assert json.loads(result.to_json())["cost_line"] == second
@@ -50,7 +51,7 @@ def test_the_verdict_has_two_lines(results, precision):
 
 def test_fp32_has_one(results):
     lines = parity_table(results["fp32"]).splitlines()
-    assert lines[0].startswith("parity passed: onnxruntime fp32: errs at most")
+    assert lines[0].startswith("parity passed: onnxruntime fp32: errors at most")
     assert lines[1] == ""
     assert "Cost against" not in parity_html(results["fp32"])
     assert results["fp32"].cost.nothing
@@ -70,13 +71,13 @@ def test_what_no_side_has_decoded_the_baseline_decodes(bundle):
     with open_session(bundle, "torch", threads=1) as fp32:
         said = cost.outputs_of(fp32, sources, range(3), options, 2)
     corpus = Corpus(bundle, sources, [options], {("onnxruntime int4", "greedy"): {**said, 1: (9, 2)}}, threads=1)
-    (part,) = Baseline(bundle, "torch", None, by_torch=False).cost("onnxruntime int4", ["greedy"], corpus).searches
+    (part,) = Fp32Outputs(bundle, "torch", None, by_torch=False).cost("onnxruntime int4", ["greedy"], corpus).searches
     assert part.equal == 2
 
 
 def test_edits_are_per_token_of_fp32(bundle):
     options = SearchOptions(10, 1)
-    baseline = Baseline(bundle, "onnxruntime", None, by_torch=True)
+    baseline = Fp32Outputs(bundle, "onnxruntime", None, by_torch=True)
     outputs = {
         ("PyTorch fp32", "greedy"): {0: (4, 5, 6, 2), 1: (7, 2), 2: (8, 9, 2)},
         ("onnxruntime int4", "greedy"): {0: (4, 9, 2), 1: (7, 2), 2: (3, 9, 2)},
@@ -114,7 +115,7 @@ def test_a_bundle_without_fp32_graphs_has_pytorch_decode(tmp_path):
 def test_against_another_side_the_cost_is_still_of_fp32(bundle):
     options = dataclasses.replace(FEW, count=8, max_length=6, against=Against(None, "torch", None))
     (result,) = parities_of(bundle, ["int4"], options=options)
-    assert result.speaker == "PyTorch int4"
+    assert result.baseline == "PyTorch int4"
     assert result.cost.baseline == "onnxruntime fp32"
     assert "PyTorch int4" in result.claim
     options = dataclasses.replace(options, against=Against(None, "torch", "fp16"))

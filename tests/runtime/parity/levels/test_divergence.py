@@ -14,9 +14,10 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.compare import parity_of_sessions
 from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
-from seq2engine.runtime.parity.levels.divergence import Judge, Parted, Traced, stop_of, widest_gap
-from seq2engine.runtime.parity.run import parity_of_sessions
+from seq2engine.runtime.parity.levels.divergence import Diverged, Judge, Traced, stop_of, widest_gap
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import Answer
 from seq2engine.runtime.session import EVERYTHING, Limits, Session
@@ -87,8 +88,10 @@ class TestDivergences:
             changed(bundle, answered=spoil) as reference,
             open_session(bundle, threads=1) as candidate,
         ):
-            result = parity_of_sessions(oracle, reference, candidate, random_sources(SMALL, 16), max_length=6)
-        assert "PyTorch itself is not finite" in result.reason
+            result = parity_of_sessions(
+                oracle, reference, candidate, random_sources(SMALL, 16), ParityOptions(max_length=6)
+            )
+        assert "PyTorch's own values are not finite" in result.reason
         assert "PyTorch stopped in batch 0" in result.decodes[1].reason
 
 
@@ -152,21 +155,21 @@ class TestBeams:
     def judged(self, exact, wanted, given, noise=0.0, usual=0.0):
         oracle, reference = Scripted(exact, "fp64"), Scripted(wanted, noise=noise)
         arm = Arm(Scripted(given), Judge(oracle, reference, 4, usual))
-        (result,) = compare_decodes(reference, [arm], [[3]], SearchOptions(max_length=6, beam=2), 4)
+        ((result,), _) = compare_decodes(reference, "PyTorch", [arm], [[3]], SearchOptions(max_length=6, beam=2), 4)
         (divergence,) = result.divergences
         assert divergence.reference == (B, END)
         return divergence
 
     def test_a_tie_among_beams_excuses_outputs_of_other_scores(self):
         divergence = self.judged(pruning(0.2, 0.2), pruning(0.2 + 1e-6, 0.2), pruning(0.2, 0.2 + 1e-6))
-        assert (divergence.verdict, divergence.parted) == ("tie", "beams")
+        assert (divergence.verdict, divergence.kind) == ("tie", "beams")
         assert divergence.margin == pytest.approx(0.0, abs=1e-7)
 
     def test_the_last_place_of_the_precision_is_always_free(self):
         """Even where PyTorch makes no error at all."""
         exact = pruning(0.2 + 1e-7, 0.2)
         divergence = self.judged(exact, exact, pruning(0.2, 0.2 + 1e-6))
-        assert (divergence.verdict, divergence.parted) == ("drift", "beams")
+        assert (divergence.verdict, divergence.kind) == ("drift", "beams")
         assert 0 < divergence.margin < divergence.budget < 1e-5
 
     def test_pytorch_is_not_judged_by_its_luckiest_step(self):
@@ -184,7 +187,7 @@ class TestBeams:
 
     def test_a_beam_that_was_clearly_better_must_be_kept(self):
         divergence = self.judged(pruning(0.21, 0.19), pruning(0.21, 0.19), pruning(0.19, 0.21))
-        assert (divergence.verdict, divergence.parted) == ("bug", "scores")
+        assert (divergence.verdict, divergence.kind) == ("bug", "scores")
         assert divergence.margin > 0.1
 
     def test_what_pytorch_itself_gets_wrong_is_the_budget(self):
@@ -199,7 +202,7 @@ class TestBeams:
         lean = {**table, (): [0, 0, 0, 0.5, 0.5001, 0, 0, 0]}
         table, lean = ({k: [p or 1e-9 for p in row] for k, row in t.items()} for t in (table, lean))
         divergence = self.judged(table, lean, table)
-        assert (divergence.verdict, divergence.parted, divergence.candidate) == ("tie", "scores", (A, END))
+        assert (divergence.verdict, divergence.kind, divergence.candidate) == ("tie", "scores", (A, END))
 
 
 class TestStopping:
@@ -217,14 +220,14 @@ class TestStopping:
         assert stop_of(self.run(1), self.run(2), 0, END) == ((C, END), [(A, B), (A, C)])
         assert stop_of(self.run(2), self.run(2), 0, END) is None
 
-    @pytest.mark.parametrize(("off", "verdict", "parted"), [(1e-7, "tie", "stop"), (0.05, "bug", "scores")])
-    def test_a_tie_between_them_excuses_outputs_of_other_scores(self, off, verdict, parted):
+    @pytest.mark.parametrize(("off", "verdict", "kind"), [(1e-7, "tie", "stop"), (0.05, "bug", "scores")])
+    def test_a_tie_between_them_excuses_outputs_of_other_scores(self, off, verdict, kind):
         """The best running prefix, (A, B), has as much as the worst hypothesis, (C, END), but for `off`."""
         half = [0.5 if token == B else 0.5 / 7 for token in range(8)]
         end = [0.5 + off if token == END else (0.5 - off) / 7 for token in range(8)]
         first = [{A: 0.3, C: 0.3, B: 0.1}.get(token, 0.3 / 5) for token in range(8)]
         table = {(): first, (A,): half, (C,): end, (B,): half}
         judge = Judge(Scripted(table, "fp64"), Scripted(table, noise=0.0), 4, 1e-6)
-        case = Parted(0, [3], (A, B), (B, A), None, ((C, END), list(self.RUNNING)))
+        case = Diverged(0, [3], (A, B), (B, A), None, ((C, END), list(self.RUNNING)))
         (divergence,) = judge.beams([case], 1.0)
-        assert (divergence.verdict, divergence.parted) == (verdict, parted)
+        assert (divergence.verdict, divergence.kind) == (verdict, kind)

@@ -13,6 +13,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.numerics import budgets as compare
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.compare import searches_of
 from seq2engine.runtime.parity.levels import divergence
 from seq2engine.runtime.parity.levels.baseline import Against
 from seq2engine.runtime.parity.levels.sanity import (
@@ -24,7 +25,8 @@ from seq2engine.runtime.parity.levels.sanity import (
     quality_doubts,
     spread_rows,
 )
-from seq2engine.runtime.parity.run import ParityOptions, parities_of, searches_of
+from seq2engine.runtime.parity.options import ParityOptions
+from seq2engine.runtime.parity.run import parities_of
 from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 from seq2engine.runtime.text.sources import random_sources
 
@@ -44,7 +46,7 @@ def huge_budgets(monkeypatch):
     monkeypatch.setattr(divergence.Gap, "verdict", property(lambda gap: "tie"))
     monkeypatch.setattr(compare.TensorResult, "reason", property(lambda tensor: ""))
     monkeypatch.setattr(
-        "seq2engine.runtime.parity.levels.batch_invariance.CompanyResult.reason", property(lambda company: "")
+        "seq2engine.runtime.parity.levels.batch_invariance.InvarianceResult.reason", property(lambda arranged: "")
     )
 
 
@@ -66,9 +68,7 @@ class TestAll:
         assert all(result.tensors)
         assert all(result.decodes)
         assert not result
-        assert (
-            result.reason == "decodes: greedy: most outputs differ, 0 of 16 equal, which fails whatever the budgets say"
-        )
+        assert result.reason == "decodes: greedy: most outputs differ, 0 of 16 equal, which fails even within budget"
 
     def test_a_good_export_has_no_doubts(self, bundle, huge_budgets):
         with changed(bundle, answered=nothing) as candidate:
@@ -86,15 +86,15 @@ class TestAll:
                 return changed(bundle, precision, answered=other_token)
             return opened(bundle, backend, precision, *rest, **more)
 
-        monkeypatch.setattr("seq2engine.runtime.parity.run.open_session", wrong)
-        monkeypatch.setattr("seq2engine.runtime.parity.run.hunted", lambda result, *given: result)
+        monkeypatch.setattr("seq2engine.runtime.parity.sessions.open_session", wrong)
+        monkeypatch.setattr("seq2engine.runtime.parity.run.with_finding", lambda result, *given: result)
         (result,) = parities_of(bundle, ["int4"], options=ParityOptions(count=16, beam=2, max_length=8, threads=1))
         assert not result
         assert result.reason.startswith("decodes: greedy: most outputs differ, 0 of 16 equal (PyTorch int4: ")
 
     def test_two_sessions_that_were_to_be_compared_fail_where_most_differ(self, tmp_path, monkeypatch):
-        """int4 explains it all, but whoever asks whether two say the same is told that they do not. No hunt."""
-        monkeypatch.setattr("seq2engine.runtime.parity.run.finding_of", lambda *given: pytest.fail("hunted"))
+        """int4 explains it all, but `--against` asks whether two are equal, and they are not. No fault is located."""
+        monkeypatch.setattr("seq2engine.runtime.parity.run.finding_of", lambda *given: pytest.fail("located"))
         bundle = onnx_from_model(random_model(SMALL, 4), tmp_path / "b", ("fp32", "int4"))
         options = ParityOptions(count=24, beam=4, max_length=20, threads=1, against=Against(None, None, "fp32"))
         (result,) = parities_of(bundle, ["int4"], options=options)
@@ -103,7 +103,7 @@ class TestAll:
         )
         assert not result
         assert result.reason.startswith("decodes: ")
-        assert result.claim == "not as onnxruntime fp32"
+        assert result.claim == "differs from onnxruntime fp32"
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ class TestQuality:
 
     def test_what_falls_is_a_reason(self):
         (doubt,) = quality_doubts([rate(0.01, 0.03), rate(-0.01, 0.01, "PER")], None, "")
-        told = "greedy: WER +2.00% [+1.00, +3.00], significantly worse, which fails whatever the budgets say"
+        told = "greedy: WER +2.00% [+1.00, +3.00], significantly worse, which fails even within budget"
         assert doubt.reason == told
 
     def test_what_falls_for_pytorch_at_this_precision_too_is_excused(self):

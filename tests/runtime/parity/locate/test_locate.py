@@ -1,4 +1,4 @@
-"""The hunt: planted defects are flagged, found where they are, and called by their name; good exports are left alone.
+"""Faults are located: planted defects are found where they are, with their cause; good exports have none.
 
 The more exports the surer: SEQ2ENGINE_PROOF=200 pytest <this file>.
 """
@@ -21,7 +21,8 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
-from seq2engine.runtime.parity.locate.locate import PLACES, Hunter, hunt, hunt_sources
+from seq2engine.runtime.parity.locate.locate import PLACES, Locator, locate, locate_sources
+from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.text.sources import random_sources
 
@@ -57,7 +58,11 @@ def wrong(good, tmp_path_factory):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
     mutation = MUTATIONS[name]
-    result = parity_of(wrong_copy(good(mutation), tmp_path / "wrong", mutation), precision=mutation.precision, **FLAGS)
+    result = parity_of(
+        wrong_copy(good(mutation), tmp_path / "wrong", mutation),
+        precision=mutation.precision,
+        options=ParityOptions(**FLAGS),
+    )
     assert not result
     assert result.finding.graph == mutation.graph
     assert result.finding.layer == mutation.layer, result.finding.text
@@ -71,8 +76,10 @@ def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
 def test_a_defect_in_graphs_of_quantised_weights_is_found_too(tmp_path, name, precision, form):
     mutation = dataclasses.replace(MUTATIONS[name], precision=precision)
     bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "right", (precision,), form)
-    assert hunt(bundle, precision, random_sources(SMALL, 16), 2, 4, threads=1) is None
-    result = parity_of(wrong_copy(bundle, tmp_path / "wrong", mutation), precision=precision, **FLAGS)
+    assert locate(bundle, precision, random_sources(SMALL, 16), 2, 4, threads=1) is None
+    result = parity_of(
+        wrong_copy(bundle, tmp_path / "wrong", mutation), precision=precision, options=ParityOptions(**FLAGS)
+    )
     assert not result
     assert result.finding.layer == mutation.layer, result.finding.text
     assert result.finding.cause in mutation.causes, result.finding.text
@@ -115,7 +122,7 @@ def test_good_exports_raise_no_alarm(tmp_path):
     """Of any preset (its shape, small), position scheme, norm, activation, precision, cache form and seed."""
     for number, config, precision, form in clean_cases(PROOF):
         bundle = onnx_from_model(random_model(config, number), tmp_path / str(number), (precision,), form)
-        result = parity_of(bundle, precision=precision, seed=number, **FLAGS)
+        result = parity_of(bundle, precision=precision, options=ParityOptions(seed=number, **FLAGS))
         assert result, f"{number} {precision} {form} {config}: {result.reason}"
         assert result.finding is None
 
@@ -123,41 +130,41 @@ def test_good_exports_raise_no_alarm(tmp_path):
 class TestInside:
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     def test_every_tensor_of_a_good_export_keeps_its_budget(self, bundle, precision):
-        with Hunter(bundle, precision, random_sources(SMALL, 16), 3, 1) as hunter:
+        with Locator(bundle, precision, random_sources(SMALL, 16), 3, 1) as locator:
             for place in PLACES:
-                names = hunter.trio(place).names
+                names = locator.trio(place).names
                 assert len(names) > 50
-                watch = hunter.watched(place, names, 6)
+                watch = locator.watched(place, names, 6)
                 assert not [name for name in names if watch.result(name)]
 
     def test_a_good_export_has_nothing_to_find(self, bundle):
-        assert hunt(bundle, "fp32", random_sources(SMALL, 16), beam=2, longest=4, threads=1) is None
+        assert locate(bundle, "fp32", random_sources(SMALL, 16), beam=2, longest=4, threads=1) is None
 
     def test_names_are_those_of_the_modules(self, bundle):
-        with Hunter(bundle, "fp32", [[5]], 2, 1) as hunter:
-            graph = hunter.trio("greedy").oracle
+        with Locator(bundle, "fp32", [[5]], 2, 1) as locator:
+            graph = locator.trio("greedy").oracle
             assert graph.module("decoder.1.self_attn/Softmax") == "decoder.1.self_attn"
             assert graph.module("logits") == "output"
-            encoder = hunter.trio("encoder").oracle
+            encoder = locator.trio("encoder").oracle
             assert encoder.module("cross_v.1") == "decoder.1.cross_attn.kv"
             assert encoder.operands("encoder.0/Add") == ["source_embedding/Add", "encoder.0.self_attn.out/Add"]
 
     def test_sources_known_to_be_wrong_come_first(self):
         sources = [[token] * 3 for token in range(5, 45)]
-        chosen = hunt_sources(SMALL, sources, [17])
+        chosen = locate_sources(SMALL, sources, [17])
         assert chosen[0] == [22, 22, 22]
         assert len(chosen) == 16
-        assert len(hunt_sources(SMALL, [[5]], [0])) == 16
+        assert len(locate_sources(SMALL, [[5]], [0])) == 16
         with pytest.raises(RequestError, match="row 40 asked for, but there are 40 sources"):
-            hunt_sources(SMALL, sources, [40])
+            locate_sources(SMALL, sources, [40])
 
     @pytest.mark.parametrize(
         ("only", "said"),
-        [("attic:logits", "cannot hunt in 'attic'"), ("greedy:nonsense", "no tensor 'nonsense'")],
+        [("attic:logits", "unknown place 'attic'"), ("greedy:nonsense", "no tensor 'nonsense'")],
     )
     def test_what_is_not_there_is_refused(self, bundle, only, said):
         with pytest.raises(RequestError, match=said):
-            hunt(bundle, "fp32", [[5]], beam=2, longest=4, threads=1, only=only)
+            locate(bundle, "fp32", [[5]], beam=2, longest=4, threads=1, only=only)
 
 
 class TestCommand:
@@ -165,32 +172,32 @@ class TestCommand:
         flags = ("--count", 8, "--max-length", 6, "--beam", 2, "--threads", 1, "--quiet")
         code, out, _ = cli("parity", wrong.root, *flags)
         assert code == 1
-        told = next(line for line in out.splitlines() if line.startswith("hunt: "))
+        told = next(line for line in out.splitlines() if line.startswith("located: "))
         assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add, step 0" in told
         assert "weight: bias [11] is" in told
         page = latest_report(wrong.root, "parity", ".html").read_text()
-        assert "Hunt:" in page
+        assert "Located:" in page
         again = next(line for line in out.splitlines() if line.startswith("again with: ")).removeprefix("again with: ")
         assert again in page.replace("&#x27;", "'")
         words = shlex.split(again)
         assert words[0] == "seq2engine"
         code, out, _ = cli(*words[1:], "--quiet")
         assert code == 1
-        assert out.splitlines()[0] == told.removeprefix("hunt: ")
+        assert out.splitlines()[0] == told.removeprefix("located: ")
 
     def test_a_tensor_that_is_right_is_no_failure(self, wrong, cli):
         place = "greedy:decoder.0.feed_forward.up/Add"
         flags = ("--max-length", 4, "--threads", 1, "--quiet")
-        assert cli("parity", wrong.root, "--hunt", place, *flags)[:2] == (0, "nothing is wrong\n")
+        assert cli("parity", wrong.root, "--locate", place, *flags)[:2] == (0, "nothing is wrong\n")
 
     def test_json(self, wrong, cli):
-        code, out, _ = cli("parity", wrong.root, "--hunt", "--max-length", 4, "--threads", 1, "--quiet", "--json")
+        code, out, _ = cli("parity", wrong.root, "--locate", "--max-length", 4, "--threads", 1, "--quiet", "--json")
         assert code == 1
         assert json.loads(out)["cause"] == "weight"
 
 
 def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
-    """The graphs keep their budgets, so it is the session that is wrong."""
+    """The graphs are within budget, so the fault is in the session."""
     from seq2engine.runtime.numerics.budgets import ErrorTally
     from seq2engine.runtime.parity.levels.result import ParityResult
     from seq2engine.runtime.parity.locate.locate import finding_of
@@ -207,14 +214,14 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
 
 
 def test_graphs_and_tensors_that_are_right_put_the_blame_on_the_other_side(good):
-    from seq2engine.runtime.parity.levels.baseline import Against, speaker_of
+    from seq2engine.runtime.parity.levels.baseline import Against, baseline_of
     from seq2engine.runtime.parity.levels.result import ParityResult
     from seq2engine.runtime.parity.locate.locate import finding_of
 
     bundle = good(MUTATIONS["one bias element"])
-    speaker = speaker_of(bundle, "onnxruntime", "fp32", Against(None, "torch"))
+    baseline = baseline_of(bundle, "onnxruntime", "fp32", Against(None, "torch"))
     result = ParityResult("onnxruntime", "fp32", "static", 4, 4, (), ())
-    found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE", speaker)
+    found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE", baseline)
     assert found.cause == "other side"
-    assert "but PyTorch fp32; hold that against its own weights" in found.text
+    assert "the fault is in PyTorch fp32; check it against its own weights" in found.text
     assert found.command == f"seq2engine parity {bundle.root} --backend torch --precision fp32"

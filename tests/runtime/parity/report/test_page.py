@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence, Errors, TensorResult
-from seq2engine.runtime.parity.levels.error_growth import Drift
+from seq2engine.runtime.parity.levels.error_growth import ErrorGrowth
 from seq2engine.runtime.parity.levels.result import ParityResult
 from seq2engine.runtime.parity.report.page import EXAMPLES, TEXT_EXAMPLES, parity_html, parity_table
-from seq2engine.runtime.parity.report.plots import drift_svg, margins_svg, ratios_html
+from seq2engine.runtime.parity.report.plots import error_growth_svg, margins_svg, ratios_html
 from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -24,8 +24,8 @@ def tensor(level, name, ratio=1.0, step=None):
     return TensorResult(level, name, step, 100, 1.0, 1e-7, Errors(1e-6, 1e-5), errors)
 
 
-def divergence(source, verdict="bug", margin=0.5, parted="tokens"):
-    return Divergence(source, 6, verdict, parted, margin, 0.1, (*range(10, 20), 71), (*range(10, 16), 99, 2))
+def divergence(source, verdict="bug", margin=0.5, kind="tokens"):
+    return Divergence(source, 6, verdict, kind, margin, 0.1, (*range(10, 20), 71), (*range(10, 16), 99, 2))
 
 
 def result_of(*tensors, divergences=(), failure=""):
@@ -70,7 +70,7 @@ class TestBoth:
         text = render(GOOD)
         assert "passed" in text
         assert "FAIL" not in text
-        assert "errs at most 1.60x as much as PyTorch at the median" in text
+        assert "errors at most 1.60x PyTorch's own at the median" in text
 
     def test_a_failure_names_the_first_tensor(self, render):
         text = render(BAD)
@@ -87,7 +87,7 @@ class TestBoth:
         assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "bug"]
         assert words[head + 6 : head + 12] == ["greedy", "40", "38", "1", "0", "1"]
 
-    def test_divergences_are_shown_clearest_first(self, render):
+    def test_divergences_are_shown_largest_margin_first(self, render):
         text = render(BAD)
         assert "greedy, source 3, from step 6: margin 0.5 between the two tokens, budget 0.1" in text
         assert text.index("source 3, from") < text.index("source 5, from")
@@ -97,7 +97,7 @@ class TestBoth:
         shown = TEXT_EXAMPLES if render is parity_table else EXAMPLES
         assert render(many).count("from step 6: margin") == shown
 
-    def test_all_ways_to_part_have_words(self, render):
+    def test_all_ways_to_diverge_have_words(self, render):
         text = render(result_of(divergences=[divergence(i, "tie", 0.0, p) for i, p in enumerate(("scores", "beams"))]))
         assert "between the scores of the two outputs" in text
         assert "between the prefixes that only one of the searches kept" in text
@@ -143,12 +143,12 @@ def test_page_needs_nothing_from_elsewhere():
 
 
 def test_page_without_divergences_has_no_empty_section():
-    assert "<h2>Where they part</h2>" not in parity_html(GOOD)
-    assert "<h2>Where they part</h2>" in parity_html(BAD)
+    assert "<h2>Divergent decodes</h2>" not in parity_html(GOOD)
+    assert "<h2>Divergent decodes</h2>" in parity_html(BAD)
 
 
 class TestPictures:
-    DRIFT = Drift(
+    GROWTH = ErrorGrowth(
         ("self_k.0", "self_v.0", "logits"),
         reference=((1e-6, 1e-6, 2e-6), (1e-6, 1e-6, 1e-6), (1e-6, 1e-6, 1e-6)),
         candidate=((1e-6, 2e-6, 8e-5), (0.0, 1e-6, 1e-6), (1e-6, math.inf, math.nan)),
@@ -156,32 +156,32 @@ class TestPictures:
     )
 
     def test_the_pictures_stand_between_the_verdict_and_the_levels(self):
-        result = dataclasses.replace(BAD, drift=self.DRIFT)
+        result = dataclasses.replace(BAD, error_growth=self.GROWTH)
         page = parity_html(result)
-        heads = ("Drift", "Error ratios", "Margins", "Where they part", "2. Encoder", "3. Steps", "4. Decodes")
+        heads = ("Error growth", "Error ratios", "Margins", "Divergent decodes", "2. Encoder", "3. Steps", "4. Decodes")
         places = [page.index('<p class="verdict">'), *(page.index(f"<h2>{head}") for head in heads)]
         assert places == sorted(places)
 
     def test_a_cell_of_the_map_tells_its_ratio(self):
-        html = ratios_html(self.DRIFT)
+        html = ratios_html(self.GROWTH)
         assert html.count("<td class=k") == 9
         assert "title='layer 0 keys, step 2: 40x'" in html
         assert "<td class=k63 title='layer 0 keys, step 2" in html  # beyond the scale: its end
         assert "<td class=k21 title='layer 0 keys, step 0: 1.00x'" in html
 
     def test_a_plot_leaves_out_what_is_not_finite_or_nothing(self):
-        svg = drift_svg(self.DRIFT, "onnxruntime fp32")
+        svg = error_growth_svg(self.GROWTH, "onnxruntime fp32")
         assert svg.count("<path") == 4
         assert "nan" not in svg
         assert "inf" not in svg
 
     def test_no_error_at_all_is_said(self):
-        nothing = Drift(("self_k.0", "self_v.0", "logits"), ((0.0,),) * 3, ((0.0,),) * 3, 1e-8)
-        assert "Neither side errs" in drift_svg(nothing, "torch fp32")
+        nothing = ErrorGrowth(("self_k.0", "self_v.0", "logits"), ((0.0,),) * 3, ((0.0,),) * 3, 1e-8)
+        assert "Neither side has any error" in error_growth_svg(nothing, "torch fp32")
 
     def test_margins_are_counted_by_verdict(self):
-        parted = [divergence(1, "tie", 0.01), divergence(2, "tie", 0.0), divergence(3, "bug", math.inf)]
-        svg = margins_svg([*parted, divergence(4, "drift", 0.05)])
+        found = [divergence(1, "tie", 0.01), divergence(2, "tie", 0.0), divergence(3, "bug", math.inf)]
+        svg = margins_svg([*found, divergence(4, "drift", 0.05)])
         for key in ("tie 2", "drift 1", "bug 1"):
             assert key in svg
         assert svg.count("<rect") == 4

@@ -1,8 +1,8 @@
-"""How many threads PyTorch computes with beside other sessions: as many as are quickest, here and now.
+"""How many threads PyTorch uses during a parity run: the fastest number, measured at its start.
 
-Three sessions step in turn, and the threads of PyTorch and of ONNX Runtime wait for each other in busy loops. Beside
-another process two threads took up to five times the processor time of one, and longer by the clock; on a quiet machine
-they are quicker. So it is measured, on the steps that are to come.
+Three sessions step in turn, and the threads of PyTorch and of ONNX Runtime wait for each other in busy loops. On a busy
+machine two threads took up to five times the processor time of one, and longer by the clock; on an idle one they are
+faster. So it is measured on a real step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from .numerics.teacher_forcing import ForcedRuns
-from .session import Session
+from ..numerics.teacher_forcing import ForcedRuns
+from ..session import Session
 
-ROUNDS = 3  # the least time of each counts: what else runs only ever adds to it
+ROUNDS = 3  # the least time of each counts: other processes only add to it
 
 
 def thread_counts(most: int) -> list[int]:
