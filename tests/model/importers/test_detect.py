@@ -65,12 +65,12 @@ def test_import_then_export_is_export_at_once(marian, tmp_path, cli):
     assert hypothesis["text"] == text.split("\n")[0]
 
 
-def test_people_are_told_what_was_made(marian, tmp_path, cli):
+def test_an_import_prints_what_was_made(marian, tmp_path, cli):
     code, out, _ = cli("import", marian, tmp_path / "ours", "--quiet")
     assert code == 0
     assert out.startswith("Marian, ")
     assert "takes text\n" in out
-    assert "decodes, unless told otherwise, with beam 2" in out
+    assert "decoding defaults: beam 2" in out
     assert f"next: seq2engine export {tmp_path / 'ours'} BUNDLE" in out
 
 
