@@ -24,7 +24,7 @@ from seq2engine.runtime.generate import form_from_options, generate, start_of
 from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted, Hypothesis
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Session, State, StepForm
 from seq2engine.runtime.threads import Workers
 from seq2engine.runtime.tree_cache import TreeStep
@@ -87,7 +87,7 @@ class WatchedSession:
         with self.counted("encoder"):
             return self.session.encode(source_ids, source_mask)
 
-    def step(self, state: State, *inputs: np.ndarray) -> Answer:
+    def step(self, state: State, *inputs: np.ndarray) -> StepOutput:
         started = time.perf_counter_ns()  # no context manager: its own cost would be charged to the search
         answer = self.session.step(state, *inputs)
         self.spent["step"] += time.perf_counter_ns() - started
@@ -158,7 +158,7 @@ class CountedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def step(self, state: State, *inputs: np.ndarray) -> Answer:
+    def step(self, state: State, *inputs: np.ndarray) -> StepOutput:
         mask, counts = inputs[-1], self.counts  # [B, K, L]
         self.capacity = mask.shape[-1]
         counts.steps += 1
@@ -223,14 +223,14 @@ class RecordedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
 
-    def step(self, state: State, *inputs: np.ndarray) -> Answer:
+    def step(self, state: State, *inputs: np.ndarray) -> StepOutput:
         self.given = state, dict(state) if self.growing else {}, [array.copy() for array in inputs]
         return self.session.step(state, *inputs)
 
 
 def repeated_step(
     session: Session, ids: np.ndarray, mask: np.ndarray, options: SearchOptions, trail: list[Choices]
-) -> Callable[[], Answer]:
+) -> Callable[[], StepOutput]:
     """The step halfway through a decode that made these choices, as a function to call again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.
@@ -244,7 +244,7 @@ def repeated_step(
         step(tokens, parents)
     state, before, inputs = recorded.given
 
-    def again() -> Answer:
+    def again() -> StepOutput:
         if recorded.growing:  # the tensors that come out are longer: every call starts from the same
             state.update(before)
         return session.step(state, *inputs)  # a static cache gets the same slots again

@@ -25,7 +25,7 @@ from .generate import generate
 from .ort.binding import OrtState, cache_of
 from .ort.graphs import Placement, inference_session
 from .search.options import SearchOptions
-from .search.step_output import Answer
+from .search.step_output import StepOutput
 from .session import EVERYTHING, Limits, Session, StepForm
 from .text.sources import random_sources, sample_of
 
@@ -68,11 +68,11 @@ class CalibrationSession(Session):
 
     def step(
         self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         self.steps += 1
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask, **state}
         found = self.measured("decoder_step", {tensor.name: given[tensor.name] for tensor in self.inputs})
-        output = Answer(found.pop("logits"))
+        output = StepOutput(found.pop("logits"))
         state.update({name.removeprefix("new_"): array for name, array in found.items()})
         return output
 

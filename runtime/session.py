@@ -17,7 +17,7 @@ from seq2engine.export.contract import attention_name
 from seq2engine.model.config import ModelConfig
 
 from .defaults import Defaults
-from .search.step_output import Answer, Shortlist
+from .search.step_output import Shortlist, StepOutput
 from .threads import Workers
 
 State = Any  # of one batch: named tensors of the backend's own kind, and what belongs to them
@@ -76,7 +76,7 @@ class Session(AbstractContextManager["Session"], Protocol):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> its output in fp32.
 
         The state's cache then holds the K new slots. The output is valid until the next call.

@@ -27,7 +27,7 @@ from seq2engine.model.transformer import Transformer
 
 from .backends import SessionOptions
 from .fitting import fitted
-from .search.step_output import Answer, Shortlist
+from .search.step_output import Shortlist, StepOutput
 from .session import EVERYTHING, Limits, Session, StepForm
 from .torch_weights import model_at
 
@@ -129,7 +129,7 @@ class TorchSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
-    ) -> Answer:
+    ) -> StepOutput:
         layers = range(self.config.decoder_layers)
         with self.attention_weights() as weights:
             logits, cache = state.model.decode_step(
@@ -147,7 +147,7 @@ class TorchSession(Session):
             state[f"self_k.{i}"], state[f"self_v.{i}"] = k, v
         # Logits of an oracle are fp64; all others are fp32, as those of the graphs.
         raw = logits.numpy() if self.precision == "fp64" else logits.float().numpy()
-        return Answer(raw, shortlist=state.shortlist)
+        return StepOutput(raw, shortlist=state.shortlist)
 
     @contextmanager
     def attention_weights(self) -> Iterator[dict[str, torch.Tensor]]:

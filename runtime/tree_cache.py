@@ -18,7 +18,7 @@ import numpy as np
 
 from seq2engine.errors import RequestError
 
-from .search.step_output import Answer
+from .search.step_output import StepOutput
 from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
@@ -50,7 +50,7 @@ class TreeStep:
         self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         session.reserve(state, self.capacity, form)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         self.descend(parents)
         if self.growing:
             self.compact_growing()

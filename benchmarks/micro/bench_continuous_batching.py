@@ -20,7 +20,7 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Session, State
 from seq2engine.runtime.text.batching import batches_by_length
 from seq2engine.runtime.text.continuous_batching import translate_many
@@ -43,10 +43,10 @@ class RaggedSession(OrtSession):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         logits = super().step(state, tokens, position, write_index, self_mask).logits
         logits[..., self.config.end_id] = np.where(position + 1 >= state["ends"], 1e3, -1e3)[:, None]
-        return Answer(logits)
+        return StepOutput(logits)
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         super().replace(state, rows, newcomers, width)

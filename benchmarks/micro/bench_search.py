@@ -14,7 +14,7 @@ from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Special, drain
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 
 VOCAB, LENGTH = 32000, 8
 SPECIAL = Special(start=1, end=-1)  # no source ends early
@@ -28,9 +28,9 @@ class RecitedStep:
         self.answers = np.random.default_rng(0).normal(0, 2, shape).astype(np.float32)
         self.calls = 0
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         self.calls += 1
-        return Answer(self.answers[self.calls % 2])
+        return StepOutput(self.answers[self.calls % 2])
 
     def keep(self, rows: np.ndarray) -> None:
         raise AssertionError("no source is done before the others")

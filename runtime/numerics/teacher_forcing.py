@@ -10,7 +10,7 @@ import numpy as np
 from seq2engine.model.config import ModelConfig
 
 from ..generate import padded
-from ..search.step_output import Answer
+from ..search.step_output import StepOutput
 from ..session import Session
 from ..tree_cache import TreeStep
 from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
@@ -46,7 +46,7 @@ class ForcedRuns:
         self.runs = [ForcedRun(session, sources, steps) for session in sessions]
         self.answers: list[np.ndarray] = []  # of the latest step, [B,V] each
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         answers = [run.tree(tokens, parents) for run in self.runs]
         self.answers = [answer.logits[:, 0] for answer in answers]
         return answers[0]

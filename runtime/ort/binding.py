@@ -13,7 +13,7 @@ from seq2engine.export.ort_forms.screened_argmax import MOST, WANTED
 from seq2engine.export.ort_forms.top_candidates import CANDIDATES
 
 from ..fitting import fitted
-from ..search.step_output import Answer, Candidates, Reduced
+from ..search.step_output import Candidates, Reduced, StepOutput
 from ..session import EVERYTHING, StepForm
 from .graphs import Decoder
 from .memory import resized, rows_of, zeros
@@ -128,11 +128,11 @@ class StepBinding:
                 array = state[cached.name]
             bind_output(self.binding, f"new_{cached.name}", array)
 
-    def run(self, given: Mapping[str, np.ndarray]) -> Answer:
+    def run(self, given: Mapping[str, np.ndarray]) -> StepOutput:
         for name, buffer in self.inputs.items():
             buffer[...] = given[name]
         self.session.run_with_iobinding(self.binding)
-        return Answer(self.logits, self.reduced, self.shortlist)
+        return StepOutput(self.logits, self.reduced, self.shortlist)
 
     def release(self) -> None:
         """Drops its references to the state's arrays, which are moving; its outputs may serve the next binding."""

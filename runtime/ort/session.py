@@ -20,7 +20,7 @@ from seq2engine.export.ort_forms.screened_argmax import worth_screening
 from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED
 
 from ..fitting import fitted
-from ..search.step_output import Answer
+from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, Session, StepForm
 from ..threads import Turns, Workers, rows_per_worker, sensible_threads
 from .binding import OrtState, StepBinding, StepLayout, cache_of
@@ -138,7 +138,7 @@ class OrtSession(Session):
 
     def step(
         self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         bound = state.bound
         if bound is None or bound.shape != self_mask.shape:
             bound = state.bound = StepBinding(self.layout, state, self_mask.shape)

@@ -23,7 +23,7 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
 from ..search.option_fields import LEAST_CANDIDATES
-from ..search.step_output import Answer, Candidates, Reduced
+from ..search.step_output import Candidates, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
 from .binding import OrtState
 from .graphs import model_from_bundle
@@ -37,12 +37,12 @@ PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on 
 class Verified:
     """Outputs of drafted tokens that the search has not asked for yet, and how drafts fared so far."""
 
-    outputs: list[tuple[int, np.ndarray, Answer]] = field(default_factory=list)  # token, its mask, its output
+    outputs: list[tuple[int, np.ndarray, StepOutput]] = field(default_factory=list)  # token, its mask, its output
     right: int = 0
     wrong: int = 0
     ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, as wrong ones come in runs
 
-    def output_of(self, token: int, mask: np.ndarray) -> Answer | None:
+    def output_of(self, token: int, mask: np.ndarray) -> StepOutput | None:
         """The output, where the next token is the drafted one, in the place it was drafted for."""
         if not self.outputs:
             return None
@@ -117,7 +117,7 @@ class SpeculativeSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
-    ) -> Answer:
+    ) -> StepOutput:
         if tokens.size > 1:
             return self.target.step(state.target, tokens, position[:, None], write_index, self_mask)
         verified = state.verified
@@ -187,7 +187,7 @@ def check_draft(bundle: Bundle, precision: str, draft: str) -> None:
         )
 
 
-def output_of_beam(output: Answer, beam: int) -> Answer:
+def output_of_beam(output: StepOutput, beam: int) -> StepOutput:
     """The output of one beam of a step, as if there were no others."""
     only = slice(beam, beam + 1)
     assert output.reduced is not None
@@ -195,4 +195,4 @@ def output_of_beam(output: Answer, beam: int) -> Answer:
     count = LEAST_CANDIDATES if output.raw.shape[-1] else best.tokens.shape[-1]
     found = Candidates(best.tokens[:, only, :count], best.logits[:, only, :count])
     reduced = Reduced(found, output.reduced.exp_sum[:, only])
-    return Answer(output.raw[:, only], reduced, output.shortlist)
+    return StepOutput(output.raw[:, only], reduced, output.shortlist)

@@ -18,7 +18,7 @@ from .beam import beam_search
 from .greedy import greedy_search
 from .options import SearchOptions
 from .step import Emitted, Search, Special, Start, Step
-from .step_output import Answer
+from .step_output import StepOutput
 
 
 def alternatives_search(
@@ -61,11 +61,11 @@ class _Groups:
         self.sources = np.arange(batch)  # of the step's rows
         self.rows = np.repeat(np.arange(batch), count)  # [R] the step's row of every search
         self.ranks = np.tile(np.arange(count), batch)  # [R] and its place there
-        self.answer = Answer(np.zeros(0))
+        self.answer = StepOutput(np.zeros(0))
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         self.answer = self.step(*self.spread(tokens, parents))
-        return Answer(self.split(self.answer.logits))
+        return StepOutput(self.split(self.answer.logits))
 
     def attention(self) -> np.ndarray:
         return self.split(self.step.attention())

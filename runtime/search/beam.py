@@ -19,7 +19,7 @@ from .options import SearchOptions
 from .phrases import banked_continuations
 from .rules import Rules
 from .step import Emitted, Search, Special, Start, Step, staying_rows
-from .step_output import Answer, Candidates, finite
+from .step_output import Candidates, StepOutput, finite
 
 
 def beam_search(
@@ -96,7 +96,7 @@ class BeamState:
     def last(self) -> bool:
         return self.length == self.options.max_length
 
-    def advance(self, step: Step) -> Answer:
+    def advance(self, step: Step) -> StepOutput:
         """One step: the tokens, parents and scores of the beams that run on, and the hypotheses that finish."""
         answer = step(self.tokens, self.parents)
         self.length += 1
@@ -111,7 +111,7 @@ class BeamState:
         self.record.add(self.length - 1, self.here, self.tokens, self.parents, running.log_probs)
         return answer
 
-    def continuations(self, answer: Answer) -> Continuations:
+    def continuations(self, answer: StepOutput) -> Continuations:
         """The 2K best continuations of every source that the rules allow."""
         allowed, normaliser, own_normaliser = self.allowed(answer)
         if self.rules.phrases is None:
@@ -124,7 +124,7 @@ class BeamState:
             logits = answer.logits_of(tokens, parents)
         return Continuations(scores, tokens, parents, logits - own_normaliser[self.row, parents])
 
-    def allowed(self, answer: Answer) -> tuple[Answer, np.ndarray, np.ndarray]:
+    def allowed(self, answer: StepOutput) -> tuple[StepOutput, np.ndarray, np.ndarray]:
         """The logits that rules leave, the normaliser [B,K] of the scores, and that of the model's own logits."""
         given = (answer, self.tokens, self.parents, self.length)
         if self.style.renormalises:
@@ -201,11 +201,11 @@ def by_score(scores: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.take_along_axis(columns, order, axis=1)
 
 
-def with_dead_ends(allowed: Answer, answer: Answer) -> Answer:
+def with_dead_ends(allowed: StepOutput, answer: StepOutput) -> StepOutput:
     """For the normaliser: a beam with no allowed token has none of its own and needs none; it takes the model's."""
     if allowed is answer or not (dead := allowed.logits.max(axis=-1) == -np.inf).any():
         return allowed
-    return Answer(np.where(dead[..., None], answer.logits, allowed.logits))
+    return StepOutput(np.where(dead[..., None], answer.logits, allowed.logits))
 
 
 def best_continuations(

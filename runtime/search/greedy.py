@@ -10,7 +10,7 @@ import numpy as np
 from .options import SearchOptions
 from .rules import Rules
 from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
-from .step_output import Answer, Candidates, finite
+from .step_output import Candidates, StepOutput, finite
 
 
 def greedy_search(
@@ -74,7 +74,7 @@ class GreedyState:
     def all_done(self) -> bool:
         return self.done_count == len(self.done)
 
-    def advance(self, step: Step) -> Answer:
+    def advance(self, step: Step) -> StepOutput:
         """One step: the likeliest allowed token of every source; those that are done are fed the end token."""
         answer = step(self.tokens, self.parents)
         self.length += 1

@@ -18,7 +18,7 @@ from .option_checks import barred_of, offset_of, room_of
 from .options import SearchOptions
 from .phrases import PhraseConstraint
 from .step import Special, Start
-from .step_output import Answer, Candidates, Reduced
+from .step_output import Candidates, Reduced, StepOutput
 from .trie import TrieConstraint
 
 
@@ -74,20 +74,20 @@ class Rules:
 
     def answer(
         self,
-        answer: Answer,
+        answer: StepOutput,
         tokens: np.ndarray,
         parents: np.ndarray,
         length: int,
         normaliser: np.ndarray | None = None,
-    ) -> Answer:
+    ) -> StepOutput:
         """The logits that the rules leave (see `allowed`). Without rules no whole row of logits is read."""
         if self.idle:
             return answer
         if not answer.raw.shape[-1]:
             return self.among(answer, length)
-        return Answer(self.allowed(answer.logits, tokens, parents, length, normaliser))
+        return StepOutput(self.allowed(answer.logits, tokens, parents, length, normaliser))
 
-    def among(self, answer: Answer, length: int) -> Answer:
+    def among(self, answer: StepOutput, length: int) -> StepOutput:
         """The same for an answer that has only candidates, as many as `SearchOptions.candidates` says are enough."""
         best = answer.candidates
         barred = np.isin(best.tokens, self.always)
@@ -101,7 +101,7 @@ class Rules:
         tokens[forced >= 0] = forced[forced >= 0, None, None]
         assert answer.reduced is not None
         found = Candidates(tokens, np.take_along_axis(best.logits, order, axis=-1))
-        return Answer(answer.raw, Reduced(found, answer.reduced.exp_sum))
+        return StepOutput(answer.raw, Reduced(found, answer.reduced.exp_sum))
 
     def allowed(
         self,
@@ -167,7 +167,7 @@ class Rules:
         logits[rows, :, forced[rows]] = 0.0 if normaliser is None else normaliser[rows]
         return logits
 
-    def opened(self, allowed: Answer, normaliser: np.ndarray, length: int) -> Answer:
+    def opened(self, allowed: StepOutput, normaliser: np.ndarray, length: int) -> StepOutput:
         """Forces the token that sets an alternative apart, at its own log-probability; no token if there is none.
 
         `allowed` are the logits that the other rules leave, `normaliser` [B,K] makes log-probabilities of them. All
@@ -190,7 +190,7 @@ class Rules:
         result[rows] = -np.inf
         rows, tokens = rows[likely], tokens[likely]
         result[rows, :, tokens] = logits[rows, :, tokens]
-        return Answer(result)
+        return StepOutput(result)
 
     def check_that_some_are_allowed(self, logits: np.ndarray, ended: np.ndarray) -> None:
         """Raises if a source has no allowed token left. Beams that have ended [B,K] need none.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .step_output import Answer
+from .step_output import StepOutput
 
 NO_TOKEN = -1  # an id that no token has
 
@@ -24,7 +24,7 @@ class Step(Protocol):
     (ignored in the first call). It returns the logits of the next token, which stay valid until the next call.
     """
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer: ...
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput: ...
 
     def keep(self, rows: np.ndarray) -> None:
         """From the next call on only these sources (indices into the current B) are decoded."""
@@ -76,7 +76,7 @@ class Emitted:
     sources: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
-    answer: Answer
+    answer: StepOutput
     done: np.ndarray
 
 

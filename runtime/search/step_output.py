@@ -55,7 +55,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepOutput:
     """Logits of the next token of K beams of B sources, and what is derived from them; valid until the next step.
 
     With a `shortlist`, `raw` has only its columns, and candidates that the graph has `reduced` are column numbers; what
@@ -104,14 +104,14 @@ class Answer:
         places = tokens if self.shortlist is None else self.shortlist.columns_of(tokens)
         return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, places]
 
-    def of(self, rows: np.ndarray) -> Answer:
+    def of(self, rows: np.ndarray) -> StepOutput:
         """The output for these sources only; copied on demand."""
         assert self.rows is None
         reduced = self.reduced
         if reduced is not None:
             best = Candidates(reduced.candidates.tokens[rows], reduced.candidates.logits[rows])
             reduced = Reduced(best, reduced.exp_sum[rows])
-        return Answer(self.raw, reduced, self.shortlist, rows)
+        return StepOutput(self.raw, reduced, self.shortlist, rows)
 
 
 class NotFiniteError(RequestError):

@@ -30,7 +30,7 @@ from ..parallel import workers_for
 from ..requests import check_request
 from ..search.options import SearchOptions
 from ..search.step import Emitted, Hypothesis, drain, staying_rows
-from ..search.step_output import Answer, NotFiniteError
+from ..search.step_output import NotFiniteError, StepOutput
 from ..session import Session, State
 from ..threads import WORKER_WORK, row_work
 from ..tree_cache import TreeStep, rounded
@@ -235,7 +235,7 @@ class _Rows:
         self.parents = np.tile(np.arange(options.width), (batch, 1))
         state, form = self.first_state(sources), form_from_options(options, session.config)
         self.tree = TreeStep(session, state, batch, options.width, options.max_length, form)
-        self.answer = Answer(np.zeros(0))
+        self.answer = StepOutput(np.zeros(0))
 
     def first_state(self, sources: list[_Source]) -> State:
         """One state of sources that were not encoded all at once."""
@@ -291,7 +291,7 @@ class _Cohort:
         texts = [source.tokens for source in sources]
         self.search = search_over(self, texts, batch.session.config, batch.options, prefixes)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         going = self.rows[~self.done]
         assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it emitted"
         return self.batch.answer.of(self.rows)

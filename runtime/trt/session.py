@@ -18,7 +18,7 @@ from seq2engine.export.artifact.profiles import Workload
 from seq2engine.model.config import ModelConfig
 
 from ..backends import SessionOptions
-from ..search.step_output import Answer
+from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, Session, StepForm
 from .device import CudaDevice, Device
 from .engine import Binding, Engine
@@ -39,7 +39,7 @@ from .memory import (
     shape_of,
     staged,
 )
-from .selection import check_files, check_machine, choose_engine, mend, runs_on
+from .selection import check_files, check_machine, choose_engine, how_to_fix, runs_on
 from .shapes import call_sizes, check_dtypes, check_places, check_reserved, profiles_of
 
 
@@ -96,7 +96,7 @@ class TrtSession(Session):
             for name, entry in passport.engines.items():
                 repeats, grows = (self.static, not self.static) if name == "decoder_step" else (False, False)
                 self.engines[name] = Engine(
-                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, mend(folder, passport)
+                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, how_to_fix(folder, passport)
                 )
         except BaseException:
             self.close()
@@ -164,7 +164,7 @@ class TrtSession(Session):
 
     def step(
         self, state: TrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         engine = self.opened("decoder_step")
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         values = {t.name: given[t.name] for t in self.sent}
@@ -185,7 +185,7 @@ class TrtSession(Session):
             state.plan = None  # the next step has other shapes and the buffers change places
         logits = plan.logits.values[: state.rows, : tokens.shape[1]]
         shortlist = state.form.shortlist  # an engine computes all logits, whatever becomes of them
-        return Answer(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
+        return StepOutput(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
 
     def plan_step(self, engine: Engine, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
         if self.cache[0].name not in state:

@@ -24,7 +24,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 
 CASE = Case("small", batch=3, beam=2, source=5, target=9)
 GREEDY = Case("greedy", batch=2, beam=1, source=4, target=3)
@@ -77,7 +77,7 @@ class Liar(Wrapped):
         logits = np.array(self.session.step(state, *inputs).logits)
         best = logits[-1].argmax(axis=-1)
         logits[-1, np.arange(len(best)), best] = -30
-        return Answer(logits)
+        return StepOutput(logits)
 
 
 class Broken(Wrapped):

@@ -28,7 +28,7 @@ from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import drain
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.tree_cache import TreeStep
@@ -97,7 +97,7 @@ class ExpandedStep:
     def __call__(self, tokens, parents):
         self.tree.keep((np.arange(len(tokens))[:, None] * self.beams + parents).ravel())
         answer = self.tree(tokens.reshape(-1, 1), np.zeros((tokens.size, 1), dtype=np.int64))
-        return Answer(answer.logits.reshape(*tokens.shape, -1))
+        return StepOutput(answer.logits.reshape(*tokens.shape, -1))
 
     def keep(self, rows):
         self.tree.keep((rows[:, None] * self.beams + np.arange(self.beams)).ravel())

@@ -13,7 +13,7 @@ from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Special
-from seq2engine.runtime.search.step_output import Answer, Candidates, Reduced
+from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput
 from seq2engine.runtime.session import Limits
 from seq2engine.runtime.tree_cache import TreeStep
 
@@ -39,7 +39,7 @@ class TellingSession:
         pass
 
     def step(self, state, tokens, position, write_index, self_mask):
-        return Answer(*self.answer)
+        return StepOutput(*self.answer)
 
 
 def calls_of_a_step(search, batch, beams):

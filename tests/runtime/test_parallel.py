@@ -22,7 +22,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import MOST_WORKER_ROWS, WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer, NotFiniteError
+from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
 from seq2engine.runtime.threads import Turns, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
 from seq2engine.runtime.torch_session import TorchSession
 
@@ -180,7 +180,7 @@ class ThreeWorkers(TorchSession):
     def step(self, state, *given):
         logits = super().step(state, *given).logits
         logits[state["wrong"].numpy()] = np.nan
-        return Answer(logits)
+        return StepOutput(logits)
 
 
 def test_an_error_names_the_source_by_its_number_in_the_request():

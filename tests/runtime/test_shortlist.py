@@ -25,7 +25,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
-from seq2engine.runtime.search.step_output import Answer, Shortlist
+from seq2engine.runtime.search.step_output import Shortlist, StepOutput
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 
@@ -62,10 +62,10 @@ def hidden(session: Session, tokens: tuple[int, ...] = TOKENS) -> Any:
     step = session.step
     others = np.delete(np.arange(session.config.target_vocab), [*tokens, END])
 
-    def hiding(*given: Any) -> Answer:
+    def hiding(*given: Any) -> StepOutput:
         logits = step(*given).logits.copy()
         logits[..., others] = -np.inf
-        return Answer(logits)
+        return StepOutput(logits)
 
     return mock.patch.object(session, "step", hiding)
 
@@ -167,8 +167,8 @@ def test_an_answer_about_a_shortlist_is_one_about_masked_logits(
     random = np.random.default_rng(seed)
     shortlist = Shortlist(tuple(sorted(tokens)), 300)
     raw = (random.integers(0, levels, (batch, beams, len(tokens))) * (9 / levels)).astype(np.float32)
-    answer = Answer(raw, shortlist=shortlist)
-    whole = Answer(answer.logits)
+    answer = StepOutput(raw, shortlist=shortlist)
+    whole = StepOutput(answer.logits)
     assert answer.logits.shape == (batch, beams, 300)
     assert np.isfinite(answer.logits).sum() == raw.size
     np.testing.assert_allclose(answer.normaliser, whole.normaliser, rtol=0, atol=exp_sum_error(300))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seq2engine.benchmarks.timed_decode import CountedSession
 from seq2engine.errors import RequestError
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Limits
 from seq2engine.runtime.tree_cache import TreeStep, rounded
 
@@ -38,7 +38,7 @@ class PathSession:
         for b, k in np.ndindex(*tokens.shape):
             path = cache[b][self_mask[b, k]]
             logits[b, k, : len(path)] = path
-        return Answer(logits)
+        return StepOutput(logits)
 
     def select(self, state, rows, slots):
         if rows is not None:

@@ -11,7 +11,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.compare import parity_of_sessions
 from seq2engine.runtime.parity.options import ParityOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import EVERYTHING
 from seq2engine.runtime.text.sources import random_sources
 
@@ -50,7 +50,7 @@ class Changed(OrtSession):
     def step(self, state, tokens, position, write_index, self_mask):
         logits = super().step(state, tokens, position, write_index, self_mask).logits
         self.answered(logits, position)
-        return Answer(logits)
+        return StepOutput(logits)
 
     def encoded(self, state, mask):
         return state

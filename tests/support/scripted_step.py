@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seq2engine.runtime.search.step import Emitted, Hypothesis, Search, drain
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from support.rounding import of_written_logits
 
 Prefix = tuple[int, ...]  # the tokens chosen so far, the start token not among them
@@ -58,7 +58,7 @@ class ScriptedStep:
         self.kept: list[list[int]] = []  # rows of every keep()
         self.answer = np.zeros(0)
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         self.answer[...] = np.nan  # logits are valid until the next call and not a moment longer
         assert tokens.shape == parents.shape
         assert np.issubdtype(tokens.dtype, np.integer)
@@ -82,7 +82,7 @@ class ScriptedStep:
             ]
         )
         assert ((tokens >= 0) & (tokens < self.answer.shape[-1])).all()
-        return Answer(self.answer)
+        return StepOutput(self.answer)
 
     def keep(self, rows: np.ndarray) -> None:
         assert self.prefixes is not None

@@ -20,7 +20,7 @@ from ...generate import padded
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...ort.binding import gathered_slots
 from ...ort.graphs import Placement, inference_session
-from ...search.step_output import Answer
+from ...search.step_output import StepOutput
 from ...session import EVERYTHING, Limits, Session, State, StepForm
 from ...torch_session import TorchSession
 
@@ -158,7 +158,7 @@ class Lockstep(Session):
 
     def step(
         self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
-    ) -> Answer:
+    ) -> StepOutput:
         fed = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
         small = {name: torch.from_numpy(array.copy()) for name, array in fed.items()}
         exact, rounded = state[self.oracle.precision], state[self.reference.precision]
@@ -168,7 +168,7 @@ class Lockstep(Session):
         made = self.watch.call({**exact, **small}, {**rounded, **small}, given)
         for held, found in zip((exact, rounded, state["own"]), made, strict=True):
             held.update({name: found[f"new_{name}"] for name in self.cache})
-        return Answer(numbers(made[0]["logits"]))
+        return StepOutput(numbers(made[0]["logits"]))
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         assert rows is None, "step patterns keep all their rows"

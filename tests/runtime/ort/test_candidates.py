@@ -21,7 +21,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 
@@ -58,7 +58,7 @@ def session(request: pytest.FixtureRequest, bundle: Bundle) -> Any:
 def by_logits(session: Session) -> Any:
     """The session's answers without what its graph has made of them."""
     step = session.step
-    return mock.patch.object(session, "step", lambda *given: Answer(step(*given).logits))
+    return mock.patch.object(session, "step", lambda *given: StepOutput(step(*given).logits))
 
 
 def same(
@@ -106,5 +106,5 @@ def test_continuous_batching_reads_its_own_rows(
 
 
 def test_where_no_rule_asks_for_them_no_logits_are_read(session: Session) -> None:
-    with mock.patch.object(Answer, "logits", property(lambda answer: pytest.fail("somebody reads the logits"))):
+    with mock.patch.object(StepOutput, "logits", property(lambda answer: pytest.fail("somebody reads the logits"))):
         generate(session, SOURCES, SearchOptions(max_length=4, beam=4))

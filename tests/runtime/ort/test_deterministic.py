@@ -22,7 +22,7 @@ from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 LENGTH, POOL = 40, 8
@@ -99,7 +99,7 @@ def test_one_bit_that_depends_on_the_batch_is_seen(bundle, monkeypatch):
                 np.put_along_axis(
                     logits, best, np.nextafter(logits.max(axis=-1, keepdims=True), np.float32(np.inf)), -1
                 )
-            return Answer(logits)
+            return StepOutput(logits)
 
         monkeypatch.setattr(session, "step", moved)
         with pytest.raises(AssertionError, match="source"):

@@ -22,7 +22,7 @@ from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis, Special
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 
 VOCAB, PAD, END = 40, 0, 1
 SPECIAL = Special(start=PAD, end=END)  # Marian starts on the padding token
@@ -72,7 +72,7 @@ class MarianStep:
             self.states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         self.prefixes: torch.Tensor | None = None  # [B, K, T]
 
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> Answer:
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         batch, beam = tokens.shape
         new = torch.from_numpy(tokens)[..., None]
         if self.prefixes is None:
@@ -87,7 +87,7 @@ class MarianStep:
                 decoder_input_ids=self.prefixes.flatten(0, 1),
                 use_cache=False,
             )
-        return Answer(answer.logits[:, -1].float().numpy().reshape(batch, beam, VOCAB))
+        return StepOutput(answer.logits[:, -1].float().numpy().reshape(batch, beam, VOCAB))
 
     def keep(self, rows: np.ndarray) -> None:
         assert self.prefixes is not None

@@ -24,7 +24,7 @@ from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.rules import Rules, next_tokens
 from seq2engine.runtime.search.step import Special
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.torch_session import TorchSession
 
@@ -88,7 +88,7 @@ def test_what_may_not_be_said(options: SearchOptions, said: list[int], expected:
 
 def test_without_rules_the_logits_are_not_even_copied() -> None:
     rules = Rules(SearchOptions(min_length=1), SPECIAL, [])
-    answer = Answer(FLAT)
+    answer = StepOutput(FLAT)
     assert rules.answer(answer, np.array([[0]]), np.array([[0]]), 1) is answer
 
 

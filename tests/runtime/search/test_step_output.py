@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.rounding import exp_sum_error
 
 from seq2engine.errors import RequestError
-from seq2engine.runtime.search.step_output import Answer, finite, log_sum_exp, top_columns
+from seq2engine.runtime.search.step_output import StepOutput, finite, log_sum_exp, top_columns
 
 
 @settings(max_examples=100, deadline=None)
@@ -46,7 +46,7 @@ def test_an_answer_has_the_best_of_every_beam_and_what_makes_probabilities_of_th
 ) -> None:
     random = np.random.default_rng(seed)
     logits = (random.integers(0, levels, (batch, beams, vocab)) * (8 / levels)).astype(dtype)
-    answer = Answer(logits)
+    answer = StepOutput(logits)
     order = np.argsort(-logits, axis=-1, kind="stable")[..., : beams + 1]
     assert (answer.candidates.tokens == order).all()
     assert (answer.candidates.logits == np.take_along_axis(logits, order, axis=-1)).all()
@@ -72,7 +72,7 @@ def test_the_last_bit_of_a_normaliser_does_not_depend_on_the_rows_beside_it() ->
 def test_a_source_without_a_normaliser_is_refused_by_name(bad: float) -> None:
     logits = np.zeros((6, 1, 9), dtype=np.float32)
     logits[4] = bad
-    normaliser = Answer(logits).normaliser
+    normaliser = StepOutput(logits).normaliser
     assert np.isfinite(normaliser[:, 0]).tolist() == [True, True, True, True, False, True]
     with pytest.raises(RequestError, match="source 14: the model's logits are not finite"):
         finite(normaliser, np.arange(10, 16))
@@ -81,6 +81,6 @@ def test_a_source_without_a_normaliser_is_refused_by_name(bad: float) -> None:
 def test_impossible_tokens_weigh_nothing() -> None:
     logits = np.full((1, 1, 9), -np.inf, dtype=np.float32)
     logits[0, 0, [3, 5]] = 2
-    answer = Answer(logits)
+    answer = StepOutput(logits)
     assert answer.normaliser[0, 0] == pytest.approx(2 + np.log(2))
     assert answer.candidates.tokens.tolist() == [[[3, 5]]]

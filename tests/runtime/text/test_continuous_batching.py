@@ -21,7 +21,7 @@ from seq2engine.runtime.generate import generate, padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.text.batching import CALL
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
@@ -206,7 +206,7 @@ def test_a_source_that_is_not_finite_is_named_by_its_number(session):
         answer = step(state, tokens, position, write_index, self_mask)
         wrong = session.tensor(state, "source_mask").sum(axis=1) == 13
         answer.logits[wrong] = np.nan
-        return Answer(answer.logits)
+        return StepOutput(answer.logits)
 
     sources = [[3] * (13 if number == 37 else 5) for number in range(50)]
     with (

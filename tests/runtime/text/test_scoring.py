@@ -21,7 +21,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.scoring import TargetScore, perplexity_of, score_targets
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_scored_is_refused(
 def test_logits_that_are_no_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(bundle, "onnxruntime", threads=1) as session:
         step, broken = session.step, np.where(np.arange(2) == 1, np.nan, 1)[:, None, None]
-        monkeypatch.setattr(session, "step", lambda *given: Answer(broken * step(*given).logits))
+        monkeypatch.setattr(session, "step", lambda *given: StepOutput(broken * step(*given).logits))
         with pytest.raises(RequestError, match="source 1: the model's logits are not finite"):
             score_targets(session, [[3], [4]], [[5, 6], [7, 8]])
 

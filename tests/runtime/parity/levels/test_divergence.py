@@ -19,7 +19,7 @@ from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
 from seq2engine.runtime.parity.levels.divergence import Diverged, Judge, Traced, stop_of, widest_gap
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step_output import Answer
+from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import EVERYTHING, Limits, Session
 from seq2engine.runtime.text.sources import random_sources
 from seq2engine.runtime.torch_session import TorchSession
@@ -123,7 +123,7 @@ class Scripted(Session):
             dtype=np.float64,
         )
         logits[..., 7] += self.noise  # a token nobody says, so that it only shows in what PyTorch errs
-        return Answer(logits if self.precision == "fp64" else logits.astype(np.float32))
+        return StepOutput(logits if self.precision == "fp64" else logits.astype(np.float32))
 
     def select(self, state, rows, slots):
         if rows is not None:
