@@ -19,7 +19,7 @@ from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passp
 from seq2engine.export.artifact.profiles import Range, ShapeRanges, sizes_from_ranges
 
 from .memory import Shape, Sizes, shape_of
-from .selection import how_to_fix
+from .selection import fix_for
 
 RANGE_OF_AXIS = {"B": "batch", "K": "beam", "S": "source", "L": "target", "M": "target"}
 
@@ -105,10 +105,10 @@ def checked_profile(folder: Path, passport: Passport, graph: str, shapes: Mappin
     named = next(t for t in passport.engines[graph].inputs if any(axis in wrong for axis in t.axes))
     taken = [profile.shapes(named) for profile in profiles]
     takes = " or ".join(dict.fromkeys(f"{list(shapes[0])} to {list(shapes[-1])}" for shapes in taken))
-    options = dict(mending_option(largest.ranges, passport, letter, size) for letter, size in wrong.items())
+    options = dict(fixing_option(largest.ranges, passport, letter, size) for letter, size in wrong.items())
     raise RequestError(
         f"{graph} input {named.name} has shape {list(shapes[named.name])}, this engine takes {takes}; "
-        f"{how_to_fix(folder, passport, **options)}"
+        f"{fix_for(folder, passport, **options)}"
     )
 
 
@@ -118,13 +118,13 @@ def check_reserved(folder: Path, passport: Passport, slots: int) -> None:
     least, most = min(p.sizes[0]["L"] for p in profiles), max(p.most["L"] for p in profiles)
     if not least <= slots <= most:
         takes = f"has {most}" if least == most else f"takes {least} to {most}"
-        option, value = mending_option(passport.ranges, passport, "L", slots)
+        option, value = fixing_option(passport.ranges, passport, "L", slots)
         raise RequestError(
-            f"a cache of {slots} slots was requested, this engine {takes}; {how_to_fix(folder, passport, **{option: value})}"
+            f"a cache of {slots} slots was requested, this engine {takes}; {fix_for(folder, passport, **{option: value})}"
         )
 
 
-def mending_option(ranges: ShapeRanges, passport: Passport, axis: str, size: int) -> tuple[str, Range | int]:
+def fixing_option(ranges: ShapeRanges, passport: Passport, axis: str, size: int) -> tuple[str, Range | int]:
     """The build option, and its value, of an engine that takes this size too."""
     if axis == "L" and passport.cache_form == "static":
         return "slots", size
