@@ -76,23 +76,23 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
         path = folder / entry.file
         if path.resolve().parent != folder.resolve():
             raise SessionError(
-                f"{folder / PASSPORT} names {entry.file}, expected a file beside it; {fix_for(folder, passport)}"
+                f"{folder / PASSPORT} names {entry.file}, expected a file beside it; {fix(folder, passport)}"
             )
         if not path.is_file():
-            raise SessionError(f"{path} is missing, though its passport lists it; {fix_for(folder, passport)}")
+            raise SessionError(f"{path} is missing, though its passport lists it; {fix(folder, passport)}")
         if (size := path.stat().st_size) != entry.bytes:
             raise SessionError(
-                f"{path} has {size} bytes, its passport says {entry.bytes}; copy it again, or {fix_for(folder, passport)}"
+                f"{path} has {size} bytes, its passport says {entry.bytes}; copy it again, or {fix(folder, passport)}"
             )
         if sha256_of(path) != entry.sha256:
             raise SessionError(
                 f"{path} is not the file its passport describes (its hash differs); "
-                f"copy it again, or {fix_for(folder, passport)}"
+                f"copy it again, or {fix(folder, passport)}"
             )
         if entry.onnx_fingerprint != bundle.graph(passport.precision, name).fingerprint:
             raise SessionError(
                 f"{path} is stale: it was built from another {name} graph than the bundle now holds; "
-                f"{fix_for(folder, passport)}"
+                f"{fix(folder, passport)}"
             )
 
 
@@ -101,7 +101,7 @@ def check_machine(folder: Path, passport: Passport, trt: Any, device: Device) ->
     if trt.__version__ != passport.version:
         raise SessionError(
             f"engine {folder.name} was built with {passport.flavour} {passport.version}, "
-            f"installed is {trt.__version__}; {fix_for(folder, passport)}"
+            f"installed is {trt.__version__}; {fix(folder, passport)}"
         )
     if not runs_on(passport, device):
         targets = passport.device or ", ".join(passport.targets) or f"sm{PORTABLE_FROM} and later"
@@ -121,7 +121,7 @@ def runs_on(passport: Passport, device: Device) -> bool:
     return int(device.capability.removeprefix("sm")) >= PORTABLE_FROM
 
 
-def fix_for(folder: Path, passport: Passport, **changed: Range | int) -> str:
+def fix(folder: Path, passport: Passport, **changed: Range | int) -> str:
     """The command that rebuilds this engine, with the given ranges or slots instead of its own."""
     return f"rebuild with: {rebuild_command(folder, passport, passport.targets, **changed)} --force"
 

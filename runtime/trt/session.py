@@ -39,7 +39,7 @@ from .memory import (
     shape_of,
     staged,
 )
-from .selection import check_files, check_machine, choose_engine, fix_for, runs_on
+from .selection import check_files, check_machine, choose_engine, fix, runs_on
 from .shapes import call_sizes, check_dtypes, check_places, check_reserved, profiles_of
 
 
@@ -96,7 +96,7 @@ class TrtSession(Session):
             for name, entry in passport.engines.items():
                 repeats, grows = (self.static, not self.static) if name == "decoder_step" else (False, False)
                 self.engines[name] = Engine(
-                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, fix_for(folder, passport)
+                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, fix(folder, passport)
                 )
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passp
 from seq2engine.export.artifact.profiles import Range, ShapeRanges, sizes_from_ranges
 
 from .memory import Shape, Sizes, shape_of
-from .selection import fix_for
+from .selection import fix
 
 RANGE_OF_AXIS = {"B": "batch", "K": "beam", "S": "source", "L": "target", "M": "target"}
 
@@ -108,7 +108,7 @@ def checked_profile(folder: Path, passport: Passport, graph: str, shapes: Mappin
     options = dict(fixing_option(largest.ranges, passport, letter, size) for letter, size in wrong.items())
     raise RequestError(
         f"{graph} input {named.name} has shape {list(shapes[named.name])}, this engine takes {takes}; "
-        f"{fix_for(folder, passport, **options)}"
+        f"{fix(folder, passport, **options)}"
     )
 
 
@@ -120,7 +120,7 @@ def check_reserved(folder: Path, passport: Passport, slots: int) -> None:
         takes = f"has {most}" if least == most else f"takes {least} to {most}"
         option, value = fixing_option(passport.ranges, passport, "L", slots)
         raise RequestError(
-            f"a cache of {slots} slots was requested, this engine {takes}; {fix_for(folder, passport, **{option: value})}"
+            f"a cache of {slots} slots was requested, this engine {takes}; {fix(folder, passport, **{option: value})}"
         )
 
 
