@@ -1,9 +1,11 @@
-"""The measured table of docs/BENCHMARK.md, made of a committed result: `make readme` writes it anew."""
+"""The measured tables of README and docs/BENCHMARK.md, made of committed results: `make readme` writes them anew.
+
+A page says which result stands where: <!-- measured: benchmarks/results/base.json, random weights -->
+"""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from ..machine import SOURCES
@@ -12,18 +14,17 @@ from ..result_files import result_from_file
 from ..timing import ratio_interval
 from .tables import interval_of, number
 
-RESULT = SOURCES / "benchmarks" / "results" / "base.json"
-PAGE = SOURCES / "docs" / "BENCHMARK.md"
-BEGIN, END = "<!-- measured: benchmarks/results/base.json -->\n", "<!-- end of measured -->\n"
+PAGES = (SOURCES / "README.md", SOURCES / "docs" / "BENCHMARK.md")
+MEASURED = re.compile(r"(<!-- measured: (\S+), (.*?) -->\n).*?(<!-- end of measured -->\n)", flags=re.DOTALL)
 OURS = "onnxruntime"
 THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
 
 
-def readme_text(result: BenchResult) -> str:
+def readme_text(result: BenchResult, weights: str) -> str:
     """The table and its conditions: of every case our arms against the best peer of the same precision."""
     precisions = [arm.precision for arm in result.arms.values() if arm.backend == OURS and arm.draft is None]
     model = result.model
-    head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, random weights"]
+    head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, {weights}"]
     for precision in precisions:
         head += [f"ours {precision}", f"best {THEIRS.get(precision, precision)} peer", "times as fast"]
     rows = [
@@ -85,22 +86,20 @@ def conditions(result: BenchResult) -> list[str]:
     return lines
 
 
-def with_table(readme: str, table: str) -> str:
-    """The page with what stands between the two marks replaced."""
-    before, _, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, "the page has lost the marks of its measured table"
-    return f"{before}{BEGIN}{table}{END}{after}"
+def with_tables(page: str, folder: Path = SOURCES) -> str:
+    """The page with every measured table made anew from its result, which lies in the folder."""
+
+    def table(found: re.Match[str]) -> str:
+        begin, result, weights, end = found.groups()
+        return f"{begin}{readme_text(result_from_file(folder / result), weights)}{end}"
+
+    return MEASURED.sub(table, page)
 
 
-def table_in(readme: str) -> str:
-    (found,) = re.findall(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", readme, flags=re.DOTALL)
-    return str(found)
-
-
-def main(result: Path = RESULT, page: Path = PAGE) -> None:
-    page.write_text(with_table(page.read_text(), readme_text(result_from_file(result))))
+def main() -> None:
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main()
