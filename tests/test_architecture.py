@@ -148,6 +148,7 @@ def test_help_is_light():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_wheel_runs_beside_a_decoy(tmp_path):
     """A user's own model.py, export.py, ... in the working directory must not be taken for ours."""
     source = tmp_path / "source"

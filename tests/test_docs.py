@@ -36,6 +36,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run(tmp_path):
     (script,) = blocks(ROOT / "README.md", "sh")
     done = subprocess.run(

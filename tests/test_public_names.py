@@ -114,6 +114,7 @@ REVEALED = [
 ]
 
 
+@pytest.mark.slow
 def test_a_user_s_script_is_type_checked(tmp_path):
     """By mypy, strictly, in a folder that holds nothing but the script and the package as it is installed."""
     package = tmp_path / "site" / "seq2engine"

@@ -276,6 +276,7 @@ def test_a_target_named_twice_is_one(cli, good, work):
     assert [path.name for path in (bundle / "engines").iterdir()] == ["sm89-fp16-beam1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -268,6 +268,7 @@ def test_bench_takes_one_bundle(cli, bundle):
     assert err == "error: 2 bundles, expected one; or two results: bench compare BEFORE AFTER\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """An export that is interrupted exits with 130 and removes what it had written."""
     argv = [sys.executable, "-m", "seq2engine", "export", "random:base", str(tmp_path / "out" / "b")]

@@ -108,6 +108,7 @@ def test_a_plain_install_has_no_optional_package(work):
     assert check(results, OPTIONAL) == set(LINES) - {*PLAIN, "refit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", [package for package in INSTALLED_BY if package not in (*OPTIONAL, *TEXT)])
 def test_packages_that_come_with_every_install(package, work):
     assert check(results_without([package], work), [package])

@@ -150,6 +150,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(cli, bundl
     assert err.endswith("; name another place with --out\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_leaves_the_finished_cases(bundle, tmp_path, number):
     """The second case takes for ever; when the first is in the file, the run is stopped."""

@@ -71,6 +71,7 @@ def test_the_road_without_a_flag(cli, gpu, checkpoint, tmp_path):
     assert "engines: tensorrt_rtx 1.7.1.116" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_default_build_serves_one_beam_and_four(cli, gpu, checkpoint, tmp_path, precision, cache):

@@ -95,6 +95,7 @@ def test_a_force_that_fails_leaves_the_old_state(bundle, monkeypatch, where):
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["keep_files", "write_graph"])
 def test_a_force_that_is_killed_leaves_the_old_state(bundle, at):
     before = state_of(bundle)

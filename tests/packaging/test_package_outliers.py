@@ -42,6 +42,7 @@ def add_to_some(biases: np.ndarray) -> None:
     biases[: len(biases) // 6] += np.array(0.25, biases.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("outlier", OUTLIERS)
 def test_right_engines_pass_and_wrong_ones_fail(

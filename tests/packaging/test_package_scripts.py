@@ -71,6 +71,7 @@ def text_package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Path
     return bundle, where / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["static", "growing"])
 @pytest.mark.parametrize(
     "ranges", [ONE_BEAM, THREE_BEAMS, FOUR_BEAMS, PADDED], ids=["one", "three", "up to four", "padded"]

@@ -203,6 +203,7 @@ def pools(tmp_path_factory):
     return pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
@@ -215,6 +216,7 @@ def test_nothing_but_the_source_decides(pools, name, form, backend):
     holds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_but_the_word_decides(pools, form, backend):

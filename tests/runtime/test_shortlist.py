@@ -144,6 +144,7 @@ def kept_after(session: Any, tokens: tuple[int, ...]) -> object:
     return (session.latest if session.backend == "torch" else session.decoders.latest)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [(END,), (7,), (7, 7, 9)])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_shortlist_may_be_shorter_than_the_beam(session: Session, tokens: tuple[int, ...], beam: int) -> None:

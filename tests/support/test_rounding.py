@@ -67,6 +67,7 @@ def assert_fits(found: np.ndarray, expected: np.ndarray, near: Rounding) -> None
     assert furthest(*(total / length**0.7 for total in totals)) <= near.score(length, 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

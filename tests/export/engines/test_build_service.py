@@ -249,6 +249,7 @@ def check_whole(root, cache):
         assert (path / "engine").stat().st_size == facts["bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_a_build_that_is_killed_leaves_no_half_engine_and_the_next_one_no_litter(own_bundle, tmp_path, how):
     root, cache = own_bundle.root, tmp_path / "cache"

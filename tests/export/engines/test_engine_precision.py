@@ -50,6 +50,7 @@ def refusal(bundle, ranges, precision, targets, **options):
 # --- what an engine holds ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", BUILT)
 def test_an_engine_holds_the_weights_of_its_graph_in_their_types(precision, bundle, ranges):
     passport = build(bundle, ranges, precision)
@@ -67,6 +68,7 @@ def test_an_engine_holds_the_weights_of_its_graph_in_their_types(precision, bund
     assert passport.engines["decoder_step"].launches <= 3 + {"int8": 13, "fp8": 13, "int4": 15}.get(precision, 12) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "given"), [("fp16", "fp32"), ("bf16", "fp16"), ("fp32", "fp16"), ("int8", "fp16")])
 def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle, ranges, monkeypatch):
     """What a tool does that drops a flag: it builds, it runs, and it is not what was asked for."""

@@ -31,6 +31,7 @@ def label(row):
     return f"{row.precision}-{row.cache_form}-{'beams' if row.beams else 'one'}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", STEPS, ids=label)
 def test_decoder_steps_keep_within_the_budget(row, built):
     """Two layers of the base model's width; launches of more layers follow from what a layer takes."""

@@ -97,6 +97,7 @@ def test_the_result_is_the_average_of_the_last_epochs(tmp_path):
     assert torch.equal(weights_of(model), mean)
 
 
+@pytest.mark.slow
 def test_a_kill_costs_nothing(tmp_path):
     """SIGKILL in the middle, three times over, then on to the end: the very weights of an undisturbed run."""
     code = (

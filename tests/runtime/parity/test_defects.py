@@ -87,6 +87,7 @@ SLIGHT = {  # below the rounding of fp16, far above that of fp32
 
 
 class TestPlantedDefects:
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     @pytest.mark.parametrize("defect", DEFECTS)
     def test_is_caught_where_it_first_shows(self, bundle, tmp_path, defect, precision):

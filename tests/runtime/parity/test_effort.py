@@ -62,6 +62,7 @@ class TestForcedRuns:
             for step in range(steps):
                 np.testing.assert_array_equal(together[step][which], alone.step(fed[:, step]))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "options",
         [

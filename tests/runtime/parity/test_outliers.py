@@ -71,6 +71,7 @@ def more_bias(share, by):
     return edit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("outlier", OUTLIERS)
 def test_a_good_export_raises_no_alarm(bundles, outlier, precision):
@@ -78,6 +79,7 @@ def test_a_good_export_raises_no_alarm(bundles, outlier, precision):
     assert result, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("defect", "outlier"), PAIRS)
 def test_a_planted_defect_is_flagged(tmp_path, defect, outlier):
     mutation = MUTATIONS[defect]

@@ -15,6 +15,7 @@ from seq2engine.runtime.parity.run import parity_of
 SOURCES = 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", CHOICES["positions"])
 def test_500_random_sources_decode_alike(tmp_path, positions):
     config = dataclasses.replace(PRESETS["tiny"], positions=positions)

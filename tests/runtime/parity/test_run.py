@@ -27,6 +27,7 @@ def bundle(tmp_path_factory):
 
 
 class TestGoodExports:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("positions", "norm"), SCHEMES)
     def test_pass_in_every_scheme_and_precision(self, tmp_path, positions, norm):
         bundle = bundle_of(dataclasses.replace(SMALL, positions=positions, norm=norm), tmp_path)

@@ -146,6 +146,7 @@ def assert_same(
         assert [found.score for found in our_nbest] == near.scores(library_nbest, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beam", "early_stopping", "penalty", "name"), CASES)
 def test_a_batch_gives_what_generate_gives_for_each_source_alone(
     beam: int, early_stopping: bool | str, penalty: float, name: str

@@ -71,6 +71,7 @@ def session(sessions):
     return sessions["static", "onnxruntime"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fed_source_gets_what_it_gets_alone(sessions, form, backend):

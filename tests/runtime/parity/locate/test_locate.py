@@ -55,6 +55,7 @@ def wrong(good, tmp_path_factory):
     return wrong_copy(good(mutation), tmp_path_factory.mktemp("wrong") / "bundle", mutation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
     mutation = MUTATIONS[name]
@@ -70,6 +71,7 @@ def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
     assert json.loads(result.to_json())["finding"]["layer"] == mutation.layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "form"), [("heads innermost", "int8", "growing"), ("softmax over queries", "int4", "static")]
 )
@@ -118,6 +120,7 @@ def clean_cases(count):
         yield number, config, precision, form
 
 
+@pytest.mark.slow
 def test_good_exports_raise_no_alarm(tmp_path):
     """Of any preset (its shape, small), position scheme, norm, activation, precision, cache form and seed."""
     for number, config, precision, form in clean_cases(PROOF):
