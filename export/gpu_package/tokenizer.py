@@ -104,7 +104,7 @@ def fairseq(about: Any) -> Tokenizer:
 
     def decode(output: Sequence[int]) -> str:
         known = [i - FAIRSEQ_WORDS for i in output if 0 <= i - FAIRSEQ_WORDS < len(words["target"])]
-        return f"{' '.join(words['target'][i] for i in known)} ".replace(" ", "").rstrip(" ")
+        return f"{' '.join(words['target'][i] for i in known)} ".replace("@@ ", "").rstrip(" ")
 
     return Tokenizer(encode, decode, FAIRSEQ["<unk>"], no_language)
 
@@ -133,7 +133,7 @@ def merges(text: str) -> Callable[[str], list[str]]:
         while known := [pair for pair in set(pairwise(parts)) if pair in ranks]:
             parts = joined(parts, min(known, key=ranks.__getitem__))
         ended = parts[:-1] if parts[-1] == "</w>" else [*parts[:-1], parts[-1].removesuffix("</w>")]
-        return [*(part + "" for part in ended[:-1]), ended[-1]]
+        return [*(part + "@@" for part in ended[:-1]), ended[-1]]
 
     return cut
 

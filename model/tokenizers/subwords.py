@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
-GOES_ON = ""  # at the end of every subword of a word but its last
+GOES_ON = "@@"  # at the end of every subword of a word but its last
 WORD_END = "</w>"
 CACHED = 1 << 16  # words; a serving process must not grow for ever
 
@@ -44,7 +44,7 @@ def version_and_lines(text: str) -> tuple[str, list[str]]:
 
 
 def subwords_of(word: str, ranks: dict[tuple[str, str], int], ended: bool) -> tuple[str, ...]:
-    """The subwords of a word, all but the last marked with . The pair learned first is merged first, everywhere."""
+    """The subwords of a word, all but the last marked with @@. The pair learned first is merged first, everywhere."""
     if len(word) == 1:
         return (word,)
     parts = [*word, WORD_END] if ended else [*word[:-1], word[-1] + WORD_END]

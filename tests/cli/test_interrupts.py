@@ -19,6 +19,14 @@ TRIES = 5
 TRAIN = ("train", "nowhere.tsv", "out", "--dev", "nowhere.tsv")  # imports torch, then finds no data
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_in_a_terminal():
+    """A test run in the background of a shell inherits an ignored SIGINT, which the code under test would respect."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def imports(tmp_path_factory):
     """`-X importtime` tells of every import as it ends: lines of a whole run at which to interrupt it."""

@@ -54,7 +54,7 @@ def test_the_road_without_a_flag(cli, gpu, checkpoint, tmp_path):
     passed(cli("export", checkpoint, bundle))
     assert open_bundle(bundle).precisions == ("fp32", "fp16")
     text, err = passed(cli("build", bundle))
-    assert "precision fp32: the most precise of fp32, fp16 that every target runs" in err
+    assert "precision fp32: the most precise of fp32, fp16 that every GPU runs" in err
     (name,) = engine_names(open_bundle(bundle))
     assert text.startswith(f"engines/{name}\n")
     text, _ = passed(cli("parity", bundle, *FEW))

@@ -39,7 +39,7 @@ def sentencepieces(place: str, language: str | None) -> SentencePieceTokenizer:
 
 
 def fairseq(codes: str | None) -> FairseqTokenizer:
-    words = Words(("the", "low", "est", "lower", "aa", "a", "hello", "world", "x", "", "c"))
+    words = Words(("the", "low@@", "est", "lower", "aa@@", "a", "hello", "world", "x@@", "@@", "c@@"))
     return FairseqTokenizer(words, Words((*words.words, "more")), None if codes is None else MergeCodes(codes))
 
 

@@ -84,7 +84,7 @@ class RestlessTree(TreeStep):
 
     def descend(self, parents):
         super().descend(parents)
-        if self.every and self.tally.steps % self.every == self.every - 1:
+        if self.every and self.position.max() % self.every == self.every - 1:
             self.compact(self.live_slots() if self.growing else self.capacity)
 
 

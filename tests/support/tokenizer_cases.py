@@ -20,7 +20,7 @@ TEXTS = [
     "\u4e2d\u6587 \u5b57 \u0420\u0443\u0441",
     "smile \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 end",
     "a\tb\u00a0c \ufb01ne",
-    "\u2581 <unknown> &  ##",
+    "\u2581 <unknown> & @@ ##",
     "hello " * 1666 + "abcd",  # 10,000 characters
     "x" * 10_000,
 ]

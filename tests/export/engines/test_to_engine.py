@@ -273,7 +273,7 @@ def test_profiles_that_leave_requests_between_them(refused, ranges):
     other = dataclasses.replace(ranges, batch=Range(8, 8, 8), source=Range(1, 4, 8))
     assert refused(narrower=[other]) == (
         "profiles: none of 2 covers the others, so requests would fall between them; make one of them the widest: "
-        "batch 1 to 8 beam 1 to 1 source 1 to 32 length 1 to 32"
+        "batch 1 to 8 beam 1 to 1 source length 1 to 32 max length 1 to 32"
     )
 
 
@@ -295,8 +295,8 @@ def test_unknown_targets_are_all_named_with_the_known_ones(refused):
 def test_ranges_beyond_the_model(refused, ranges):
     longer = dataclasses.replace(ranges, source=Range(1, 32, 65), target=Range(1, 32, 100))
     assert refused(ranges=longer) == (
-        "shape ranges: source 1:32:65 exceeds the model's maximum of 64; "
-        "length 1:32:100 exceeds the model's maximum of 64"
+        "shape ranges: source length 1:32:65 exceeds the model's maximum of 64; "
+        "max length 1:32:100 exceeds the model's maximum of 64"
     )
 
 

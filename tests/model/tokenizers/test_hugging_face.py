@@ -170,9 +170,7 @@ def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tokenizer.json" in error_of(root)
     path.write_text(whole)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        MissingPackageError, match=r"tokenizers, which is not installed.*pip install 'seq2engine\[text\]'"
-    ):
+    with pytest.raises(MissingPackageError, match=r"tokenizers, which is not installed.*pip install 'tokenizers'"):
         read_tokenizer(root)
 
 

@@ -49,7 +49,7 @@ def hugging_face(kind="unigram"):
 
 def fairseq():
     letters = [letter for letter in LETTERS if letter.strip()]
-    words = Words((*letters, *(f"{letter}" for letter in letters)))
+    words = Words((*letters, *(f"{letter}@@" for letter in letters)))
     return FairseqTokenizer(words, words, MergeCodes("#version: 0.2\n")), FAIRSEQ_UNKNOWN
 
 
