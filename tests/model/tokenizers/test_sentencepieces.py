@@ -269,9 +269,7 @@ def test_an_unknown_place(root: Path) -> None:
 
 def test_without_the_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(
-        MissingPackageError, match=r"sentencepiece, which is not.*pip install 'sentencepiece'"
-    ):
+    with pytest.raises(MissingPackageError, match=r"sentencepiece, which is not.*pip install 'sentencepiece'"):
         read_tokenizer(root)
 
 
