@@ -145,9 +145,6 @@ def test_several_profiles_the_widest_first(build, ranges, own_bundle):
     one = build(ranges=ranges, force=True)
     assert one.keys["encoder"] != passport.keys["encoder"]
     assert one.engines["encoder"].bytes < passport.engines["encoder"].bytes
-    # What a process has freed before is used again, so a later build may need no more than that.
-    both = [*one.engines.values(), *passport.engines.values()]
-    assert min(entry.peak_memory for entry in both) >= 0
     for graph, entry in passport.engines.items():
         assert entry.launches == one.engines[graph].launches  # of one profile, not of all together
         assert len(entry.narrower_launches) == 1
