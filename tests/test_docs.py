@@ -47,6 +47,7 @@ def test_the_commands_of_the_readme_run(tmp_path):
     assert {"parity", "bench", "index.html"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page, tmp_path):
     """All blocks of a page, one after the other, as a reader would run them."""

@@ -42,6 +42,7 @@ def files_in(root):
     return sorted(path.relative_to(root) for path in root.rglob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", WRITERS, ids=lambda line: line.split()[0])
 def test_commands_that_write(work, line):
     place, most = WRITERS[line]

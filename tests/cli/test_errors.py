@@ -82,6 +82,7 @@ def test_a_bundle_that_is_none(refused, work, name):
     assert "no bundle at" in refused(COMMANDS[name], work / "corpus.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["half", "empty", "missing", "folder"])
 @pytest.mark.parametrize(
     ("file", "names"),

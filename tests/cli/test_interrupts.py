@@ -43,6 +43,7 @@ def started(folder):
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed, cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(TRIES))
 def test_an_interrupt_while_packages_are_imported(imports, number, tmp_path):
     sent, code = ((signal.SIGINT, 130), (signal.SIGTERM, 143))[number == 3]

@@ -114,6 +114,7 @@ def test_packages_that_come_with_every_install(package, work):
     assert check(results_without([package], work), [package])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "told"),
     [

@@ -45,6 +45,7 @@ def build(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision
     return read_passport(folder / PASSPORT)
 
 
+@pytest.mark.slow
 def test_one_report_of_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_tensorrt_is_an_arm_of_the_benchmark(form: str, tmp_path: Path, monkeypa
     assert result.cases[0].arms["tensorrt fp32"].equal == 2
 
 
+@pytest.mark.slow
 def test_tests_that_fail_or_are_none(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")

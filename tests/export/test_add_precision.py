@@ -127,6 +127,7 @@ def test_a_precision_is_added_and_nothing_else_touched(bundle):
             assert session.precision == precision
 
 
+@pytest.mark.slow
 def test_what_is_added_is_what_an_export_would_have_written(made, bundle, tmp_path):
     model = random_model("tiny", seed=1)
     calibrate = calibration_of(None, "random sources", model.config, "static")

@@ -28,6 +28,7 @@ def bundle(cli, checkpoint, tmp_path):
     return out
 
 
+@pytest.mark.slow
 def test_every_precision_is_exported_and_works_where_it_can(cli, bundle):
     values = json.loads(cli("inspect", bundle, "--json")[1])
     assert list(values["graphs"]) == ["fp32", "fp16", "bf16", "int8", "int4", "fp8"]

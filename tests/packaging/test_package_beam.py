@@ -55,6 +55,7 @@ def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_scripts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_style", BEAM_STYLES)
 @pytest.mark.parametrize(
     ("form", "ranges"),

@@ -340,6 +340,7 @@ def test_a_python_without_numpy(name: str, text_package: tuple[Bundle, Path]) ->
     assert (done.returncode, done.stdout, done.stderr) == (1, "", wanted)
 
 
+@pytest.mark.slow
 def test_builds_ask_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of whole files only, and engines that are there stay unless they may be replaced (with the real TensorRT-RTX)."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")

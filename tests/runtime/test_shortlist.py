@@ -91,6 +91,7 @@ def test_a_shortlist_says_what_a_mask_of_the_logits_says(session: Session, beam_
         assert {token for nbest in found for best in nbest for token in best.tokens} <= {*TOKENS, END}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("precision", ["w8a8", "int8", "int4", "fp8"])
 def test_quantised_weights_are_shortened_too(tmp_path: Path, precision: str, tied: bool) -> None:

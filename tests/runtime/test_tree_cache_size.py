@@ -56,6 +56,7 @@ def counts(session, beam, length):
     return fixed_decode(session, sources, SearchOptions(max_length=length, beam=beam)).counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("positions", "cache_form"), [("learned", "static"), ("rotary", "static"), ("learned", "growing")]
 )

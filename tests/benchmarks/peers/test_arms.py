@@ -42,6 +42,7 @@ def result(bundle: Bundle, environments: Path) -> BenchResult:
         return bench_bundle(bundle, asked)
 
 
+@pytest.mark.slow
 def test_peers_are_timed_end_to_end_and_say_what_we_say(result: BenchResult) -> None:
     assert list(result.arms) == ["torch fp32", "ctranslate2 float32", "transformers"]
     for case in result.cases:

@@ -48,6 +48,7 @@ def ours(model: Transformer, beam: int, forced: bool, beam_style: str) -> list[t
         return [nbest[0].tokens for nbest in generate(session, SOURCES, options)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("peer", ["ctranslate2 float32", "transformers"])
 def test_a_peer_s_tokens_are_ours(peer: str, name: str, tmp_path: Path, environments: Path) -> None:

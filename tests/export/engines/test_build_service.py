@@ -138,6 +138,7 @@ def test_a_full_disk_is_an_error_in_one_line(build, own_bundle, monkeypatch):
 # --- profiles and flags, for real -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_several_profiles_the_widest_first(build, ranges, own_bundle):
     narrow = dataclasses.replace(ranges, batch=Range(1, 1, 1), source=Range(1, 4, 8))
     passport = build(ranges=narrow, narrower=[ranges])

@@ -48,6 +48,7 @@ def test_small_heads_keep_within_it_too(precision, beams, built):
     assert passport.engines["decoder_step"].launches <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ENCODERS, ids=lambda row: row.precision)
 def test_encoders_keep_within_the_budget(row, built):
     encoder = built("base", "static", row.precision).passport.engines["encoder"]

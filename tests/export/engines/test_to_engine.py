@@ -29,6 +29,7 @@ from seq2engine.model.config import PRESETS, ModelConfig
 # --- what is built ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "base"])
 def test_every_attention_of_the_fp16_encoder_is_fused(name, built):
     encoder = built(name).passport.engines["encoder"]

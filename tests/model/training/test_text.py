@@ -114,6 +114,7 @@ def test_going_on_is_the_same_as_never_stopping(data):
     assert (data / "out" / "model.safetensors").read_bytes() == (data / "whole" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(data):
     files = [str(data / "train.tsv"), str(data / "out"), "--dev", str(data / "dev.tsv")]
     command = [sys.executable, "-m", "seq2engine", "train", *files, *SMALL.split(), "--epochs", "40", "--threads", "1"]

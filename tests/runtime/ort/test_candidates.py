@@ -71,6 +71,7 @@ def same(
         assert [best.score for best in mine] == near.of_normaliser().scores(other, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("beam_style", BEAM_STYLES)
 def test_every_search_finds_the_same(session: Session, beam_style: str, rules: str) -> None:

@@ -56,6 +56,7 @@ def tokens_of(session, options, sources=SOURCES):
     return [[one.tokens for one in nbest] for nbest in generate(session, sources, options)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("shortlist", [None, LISTED], ids=["", "shortlist"])

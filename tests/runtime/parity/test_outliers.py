@@ -87,6 +87,7 @@ def test_a_planted_defect_is_flagged(tmp_path, defect, outlier):
     assert not without_locating(wrong_copy(good, tmp_path / "wrong", mutation), mutation.precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("outlier", ["one token -1e+09", "many tokens -inf"])
 def test_wrong_biases_are_flagged_by_far(bundles, tmp_path, outlier, precision):

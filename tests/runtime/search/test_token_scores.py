@@ -67,6 +67,7 @@ def own_looks(session: Session, source: list[int], found: Hypothesis, options: S
     return weights_of(session, source, found.tokens, options)[-1].astype(np.float64).mean(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", SEARCHES, ids=lambda options: " ".join(options) or "greedy")
 def test_log_probs_and_alignments_are_those_of_the_tokens(session: Session, options: dict[str, Any]) -> None:
     search = SearchOptions(max_length=12, alignments=True, **options)

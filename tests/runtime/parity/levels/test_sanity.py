@@ -61,6 +61,7 @@ def nothing(logits, position):
 
 
 class TestAll:
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     def test_outputs_that_all_differ_fail_within_huge_budgets(self, bundle, huge_budgets, precision):
         with changed(bundle, precision, answered=other_token) as candidate:

@@ -131,6 +131,7 @@ def test_good_exports_raise_no_alarm(tmp_path):
 
 
 class TestInside:
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     def test_every_tensor_of_a_good_export_keeps_its_budget(self, bundle, precision):
         with Locator(bundle, precision, random_sources(SMALL, 16), 3, 1) as locator:
