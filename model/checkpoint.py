@@ -1,15 +1,18 @@
 """Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled.
 
-Two companions may be in the folder and go wherever the model goes: `generation.json`, the model's own decoding defaults
-(fields of `SearchOptions`), and `tokenizer/`.
+Companions may be in the folder and go wherever the model goes: `generation.json`, the model's own decoding defaults
+(fields of `SearchOptions`), `speech.json` of a model that takes audio, and `tokenizer/`. `origin.json` is where an
+imported model comes from: its name on the hub, the commit, the licence.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -19,15 +22,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from seq2engine.common.atomic_folders import new_folder
+from seq2engine.common.json_files import read_json, read_object, shortened, typed_from_json
 from seq2engine.errors import CheckpointError, ConfigError
 
 from .config import PRESETS, ModelConfig, config_from_dict
+from .speech import SPEECH
 from .tokenizers.base import FOLDER as TOKENIZER
 from .transformer import DecoderLayer, EncoderLayer, Transformer
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 GENERATION = "generation.json"
+ORIGIN = "origin.json"
+SMALL, SMALL_LAYERS = 2**20, 16  # numbers of a weight and layers that cost nothing to make in vain
 GAIN = 1.5  # of random weights against the variance-keeping 1.0; with 3.0 a deep model amplifies rounding 300-fold
 
 
@@ -68,15 +75,33 @@ def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, st
 
 
 def copy_companions(source: Path, target: Path) -> list[Path]:
-    """Copies generation.json and tokenizer/, where they are, from one folder to another; returns the new files."""
-    if (source / GENERATION).is_file():
-        shutil.copyfile(source / GENERATION, target / GENERATION)
+    """Copies generation.json, speech.json and tokenizer/, where they are, to another folder; returns the new files."""
+    for name in (GENERATION, SPEECH):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
     if (source / TOKENIZER).is_dir():
         (target / TOKENIZER).mkdir()
         for path in sorted((source / TOKENIZER).iterdir()):
             shutil.copyfile(path, target / TOKENIZER / path.name)
-    copied = [target / GENERATION, *sorted((target / TOKENIZER).rglob("*"))]
+    copied = [target / GENERATION, target / SPEECH, *sorted((target / TOKENIZER).rglob("*"))]
     return [path for path in copied if path.is_file()]
+
+
+def write_origin(origin: Mapping[str, str], folder: Path) -> None:
+    if origin:
+        (folder / ORIGIN).write_text(json.dumps(dict(origin), indent=2) + "\n", encoding="utf-8")
+
+
+def read_origin(folder: Path | None) -> dict[str, str]:
+    """Where the model of a checkpoint folder comes from; empty where nobody has written it down."""
+    if folder is None or not (folder / ORIGIN).is_file():
+        return {}
+    try:
+        return typed_from_json(dict[str, str], read_json(folder / ORIGIN))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / ORIGIN} cannot be read ({error}); remove it, or import the model again"
+        ) from error
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:
@@ -97,13 +122,11 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Transformer:
 
 def read_config(path: Path) -> ModelConfig:
     try:
-        values = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}; expected the fields of a seq2engine config")
+        values = read_object(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used ({error}); copy the checkpoint again") from error
     if "model_type" in values or "architectures" in values:
-        kind = values.get("model_type", "another library")
+        kind = shortened(values.get("model_type", "another library"))
         raise CheckpointError(
             f"{path} describes a model of {kind}; make it ours with: seq2engine import {path.parent} CHECKPOINT"
         )
@@ -115,22 +138,58 @@ def read_config(path: Path) -> ModelConfig:
 
 def model_from_weights(config: ModelConfig, weights: dict[str, Tensor], where: str) -> Transformer:
     """A model that holds exactly these weights; every name or shape that does not fit is listed."""
+    stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    refuse(problems_with_sizes(config, stored), where)  # before anything of the config's sizes is made
     model = build_model(config)
     tied = tied_names(config)
     expected = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    problems = [f"missing {name}" for name in sorted(expected.keys() - weights.keys())]
-    problems += [f"unexpected {name}" for name in sorted(weights.keys() - expected.keys())]
-    for name in sorted(expected.keys() & weights.keys()):
-        have, want = tuple(weights[name].shape), tuple(expected[name].shape)
-        if have != want:
-            problems.append(f"{name} is {list(have)}, expected {list(want)}")
-    if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise CheckpointError(f"{where} does not fit its config: {shown}")
+    problems = [f"missing {name}" for name in sorted(expected.keys() - stored.keys())]
+    problems += [f"unexpected {shortened(name)}" for name in sorted(stored.keys() - expected.keys())]
+    for name in sorted(expected.keys() & stored.keys()):
+        if stored[name] != (want := tuple(expected[name].shape)):
+            problems.append(f"{name} is {list(stored[name])}, expected {list(want)}")
+    refuse(problems, where)
     with torch.no_grad():
         for name, tensor in expected.items():
             tensor.copy_(weights[name])
     return model
+
+
+def refuse(problems: list[str], where: str) -> None:
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise CheckpointError(f"{where} does not fit its config: {shown}")
+
+
+def problems_with_sizes(config: ModelConfig, stored: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Where a config asks for much more than the weights have. They bound what a model takes: layers by their count,
+    and each width, vocabulary and length by the one weight named here that has it."""
+    problems = []
+    for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        there = {name.split(".")[1] for name in stored if re.fullmatch(rf"{stack}\.\d+\..*", name, re.DOTALL)}
+        if layers > max(len(there), SMALL_LAYERS):
+            problems.append(f"it has {len(there)} layers of the {stack}, expected {layers}")
+    width, up = config.d_model, config.d_ff * (2 if config.gated else 1)
+    sizes: dict[str, tuple[int, ...]] = {
+        "target_embedding.tokens.weight": (config.target_vocab, width),
+        "encoder.0.self_attn.qkv.weight": (3 * config.attention_width, width),
+        "encoder.0.feed_forward.up.weight": (up, width),
+    }
+    if config.takes_audio:
+        sizes["source_embedding.first.weight"] = (width, config.mels, 3)
+    elif not config.share_embeddings:
+        sizes["source_embedding.tokens.weight"] = (config.source_vocab, width)
+    if config.positions == "learned":
+        sizes["source_embedding.positions"] = (config.max_source, width)
+        sizes["target_embedding.positions"] = (config.max_target, width)
+    if config.relative:
+        layers = config.decoder_layers if config.distances_per_layer else 1
+        sizes["decoder_distances.table"] = (config.max_distance + 1, config.heads * layers)
+    for name, want in sizes.items():
+        if math.prod(want) > max(math.prod(stored.get(name, (0,))), SMALL):
+            have = list(stored[name]) if name in stored else "missing"
+            problems.append(f"{name} is {have}, expected {list(want)}")
+    return problems
 
 
 def build_model(config: ModelConfig) -> Transformer:
@@ -144,7 +203,8 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
     Norms and biases are random too, so that no weight can be swapped for another without a test noticing. And decodes
     wander and end at various lengths instead of repeating one token for ever: branches are strong against the skip
     connection, the source's influence is weak, the end token's row is long, and the feed-forward's output is centred,
-    because the mean of its activations would push every state the same way.
+    because the mean of its activations would push every state the same way. Where scores are not scaled, queries are
+    small instead, or a deep model would amplify rounding.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}, expected one of {', '.join(PRESETS)}")
@@ -157,13 +217,26 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
         for table in (model.source_embedding.positions, model.target_embedding.positions):
             if isinstance(table, nn.Parameter):
                 table.normal_(0.0, 1.0, generator=generator)
+        for distances in (model.encoder_distances, model.decoder_distances):
+            if distances is not None:
+                distances.table.normal_(0.0, 1.0, generator=generator)
         for layer in (*model.encoder, *model.decoder):
             down = cast(EncoderLayer | DecoderLayer, layer).feed_forward.down.weight
             down -= down.mean(dim=1, keepdim=True)
         for layer in model.decoder:
             cast(DecoderLayer, layer).cross_attn.out.weight *= 0.3
+        if not config.scale_attention:
+            shrink_queries(model)
         model.output.weight[config.end_id] *= 3
     return model
+
+
+def shrink_queries(model: Transformer) -> None:
+    width, scale = model.config.attention_width, model.config.head_dim**-0.5
+    for layer in (*model.encoder, *model.decoder):
+        cast(EncoderLayer | DecoderLayer, layer).self_attn.qkv.weight[:width] *= scale
+    for layer in model.decoder:
+        cast(DecoderLayer, layer).cross_attn.q.weight *= scale
 
 
 def fill_randomly(module: nn.Module, generator: torch.Generator) -> None:
@@ -171,8 +244,13 @@ def fill_randomly(module: nn.Module, generator: torch.Generator) -> None:
         module.weight.normal_(0.0, GAIN * module.in_features**-0.5, generator=generator)
         if module.bias is not None:
             module.bias.normal_(0.0, 0.02, generator=generator)
+    elif isinstance(module, nn.Conv1d):
+        module.weight.normal_(0.0, GAIN * module.weight[0].numel() ** -0.5, generator=generator)
+        assert module.bias is not None
+        module.bias.normal_(0.0, 0.02, generator=generator)
     elif isinstance(module, nn.Embedding):
         module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)
-    elif isinstance(module, nn.LayerNorm):
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
         module.weight.normal_(1.0, 0.1, generator=generator)
-        module.bias.normal_(0.0, 0.02, generator=generator)
+        if isinstance(module, nn.LayerNorm):
+            module.bias.normal_(0.0, 0.02, generator=generator)

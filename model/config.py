@@ -7,13 +7,39 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from seq2engine.common.json_files import shortened
 from seq2engine.errors import ConfigError
 
 CHOICES = {
     "norm": ("post", "pre"),
-    "positions": ("sinusoidal", "learned", "rotary"),
-    "activation": ("relu", "gelu", "silu"),
+    "norm_kind": ("layer", "rms"),
+    "positions": ("sinusoidal", "learned", "rotary", "relative"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "front_end": ("tokens", "mel"),
 }
+# Fields that came after the first release: a file from before lacks them and means their defaults.
+LATER = (
+    "d_kv",
+    "norm_kind",
+    "max_distance",
+    "distances_per_layer",
+    "gated",
+    "biases",
+    "scale_attention",
+    "scale_output",
+    "front_end",
+    "mels",
+)
+# The largest values that make sense. Beyond, a file is damaged or hostile: nothing is allocated or looped for it.
+LARGEST = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "heads"), 1024),
+    **dict.fromkeys(("d_model", "d_kv"), 2**17),
+    **dict.fromkeys(("d_ff", "max_source", "max_target", "max_distance"), 2**20),
+    **dict.fromkeys(("source_vocab", "target_vocab"), 2**24),
+    "mels": 2**12,
+}
+LARGEST_TABLE = 2**27  # numbers of a table of positions that is computed, so that no file's size bounds it
+FRAMES = 2  # frames of audio features that become one position of the encoder
 
 
 @dataclass(frozen=True)
@@ -30,16 +56,26 @@ class ModelConfig:
     d_ff: int = 2048
     source_vocab: int = 32000
     target_vocab: int = 32000
+    d_kv: int = 0  # width of a head; 0: d_model / heads
     norm: str = "post"
+    norm_kind: str = "layer"  # rms: nothing is centred and there is no bias, as in T5
     positions: str = "sinusoidal"
+    max_distance: int = 128  # relative positions: whatever is further away counts as this far
+    distances_per_layer: bool = False  # relative positions: every layer has a table of its own, as in UMT5
     activation: str = "relu"
+    gated: bool = False  # the feed-forward is down(activation(gate(x)) * up(x)), as in T5 v1.1
+    biases: bool = True  # of all products but the output projection
+    scale_attention: bool = True  # scores by 1 / sqrt(head width), as in the paper
     share_embeddings: bool = True  # source and target ids read one table
     tie_output: bool = True  # the output projection is the target table
     scale_embeddings: bool = True  # by sqrt(d_model), as in the paper
+    scale_output: bool = False  # what the output projection reads by 1 / sqrt(d_model), as in T5 v1.0
     output_bias: bool = False
     embedding_norm: bool = False  # a norm after the embeddings, as in BART
     final_norm: bool = False  # a norm after the last layer; a pre-norm model always has it
     norm_epsilon: float = 1e-5
+    front_end: str = "tokens"  # what the encoder reads: token ids, or log-mel features of audio ("mel")
+    mels: int = 80  # mel bands of audio features; without meaning for token ids
     dropout: float = 0.0  # in training only, on embeddings and on every residual branch
     max_source: int = 512
     max_target: int = 512
@@ -54,14 +90,36 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.heads
+        return self.d_kv or self.d_model // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """All heads side by side: d_model, unless heads have a width of their own."""
+        return self.heads * self.head_dim
+
+    @property
+    def relative(self) -> bool:
+        """Whether self-attention knows positions as distances, so that a decoder step needs those of its slots."""
+        return self.positions == "relative"
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether a source is log-mel features [mels, frames]; else it is token ids."""
+        return self.front_end == "mel"
+
+    @property
+    def frames(self) -> int:
+        """Frames of the features of one source: `max_source` positions, neither more nor fewer."""
+        return FRAMES * self.max_source
 
     @property
     def shape(self) -> str:
         """The config in a few words, for people who know the model."""
+        source = f"{self.mels} mel bands, " if self.takes_audio else ""
+        vocabulary = f"{self.target_vocab}" if self.takes_audio else f"{self.source_vocab}/{self.target_vocab}"
         return (
             f"{self.encoder_layers}+{self.decoder_layers} layers, d_model {self.d_model}, {self.heads} heads, "
-            f"vocabulary {self.source_vocab}/{self.target_vocab}"
+            f"{source}vocabulary {vocabulary}"
         )
 
     def to_json(self) -> str:
@@ -77,17 +135,26 @@ def _problems(config: ModelConfig) -> list[str]:
         if wanted is float and type(value) is int:
             continue
         if type(value) is not wanted:
-            found.append(f"{field.name} is {value!r}, expected {wanted.__name__}")
+            found.append(f"{field.name} is {shortened(value)}, expected {wanted.__name__}")
     if found:
         return found  # the rules below would only trip over the same values again
 
     for name in ("encoder_layers", "decoder_layers", "heads", "d_model", "d_ff", "max_source", "max_target"):
         if getattr(config, name) < 1:
             found.append(f"{name} is {getattr(config, name)}, expected at least 1")
+    for name, most in LARGEST.items():
+        if getattr(config, name) > most:
+            found.append(f"{name} is {getattr(config, name)}, expected at most {most}")
+    table = max(config.max_source, config.max_target) * max(config.d_model, config.head_dim if config.heads >= 1 else 0)
+    if config.positions in ("sinusoidal", "rotary") and table > LARGEST_TABLE:
+        found.append(f"a computed table of positions has {table} numbers, expected at most {LARGEST_TABLE}")
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
-            found.append(f"{name} is {getattr(config, name)!r}, expected one of {', '.join(choices)}")
-    if config.heads >= 1 and config.d_model % config.heads:
+            found.append(f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(choices)}")
+    for name, least in (("d_kv", 0), ("max_distance", 1)):
+        if getattr(config, name) < least:
+            found.append(f"{name} is {getattr(config, name)}, expected at least {least}")
+    if config.heads >= 1 and not config.d_kv and config.d_model % config.heads:
         found.append(f"d_model {config.d_model} is not divisible by heads {config.heads}")
     elif config.positions == "rotary" and config.heads >= 1 and config.head_dim % 2:
         found.append(f"rotary positions need an even head size, got {config.head_dim}")
@@ -105,6 +172,11 @@ def _problems(config: ModelConfig) -> list[str]:
         token = getattr(config, name)
         if not 0 <= token < config.target_vocab:
             found.append(f"{name} {token} is outside the target vocabulary of {config.target_vocab}")
+    return found + (_audio_problems(config) if config.takes_audio else _padding_problems(config))
+
+
+def _padding_problems(config: ModelConfig) -> list[str]:
+    found = []
     if not 0 <= config.pad_id < config.source_vocab:
         found.append(f"pad_id {config.pad_id} is outside the source vocabulary of {config.source_vocab}")
     if config.pad_id == config.end_id:
@@ -112,11 +184,23 @@ def _problems(config: ModelConfig) -> list[str]:
     return found
 
 
+def _audio_problems(config: ModelConfig) -> list[str]:
+    """An encoder of audio has no tokens; its features are never padded."""
+    found = []
+    if config.mels < 1:
+        found.append(f"mels is {config.mels}, expected at least 1")
+    if config.source_vocab or config.share_embeddings:
+        found.append("an encoder of audio has no tokens: expected source_vocab 0 and share_embeddings false")
+    if config.positions != "learned":
+        found.append(f"positions are {config.positions!r}, expected 'learned' with front_end 'mel'")
+    return found
+
+
 def config_from_dict(values: dict[str, Any], where: str = "config") -> ModelConfig:
-    """A config from parsed JSON; unknown and missing names are errors, listed together."""
+    """A config from parsed JSON; unknown and missing names are errors, listed together, but for fields of LATER."""
     known = {field.name for field in dataclasses.fields(ModelConfig)}
-    problems = [f"unknown field {name!r}" for name in sorted(values.keys() - known)]
-    problems += [f"missing field {name!r}" for name in sorted(known - values.keys())]
+    problems = [f"unknown field {shortened(name)}" for name in sorted(values.keys() - known)]
+    problems += [f"missing field {name!r}" for name in sorted(known - values.keys() - set(LATER))]
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
     try:
@@ -125,7 +209,22 @@ def config_from_dict(values: dict[str, Any], where: str = "config") -> ModelConf
         raise ConfigError(f"{where}: " + str(error).removeprefix("config: ")) from error
 
 
-PRESETS = {
+T5_SMALL = ModelConfig(
+    d_kv=64,
+    source_vocab=32128,
+    target_vocab=32128,
+    norm="pre",
+    norm_kind="rms",
+    positions="relative",
+    biases=False,
+    scale_attention=False,
+    scale_embeddings=False,
+    scale_output=True,
+    norm_epsilon=1e-6,
+    start_id=0,
+    end_id=1,
+)
+PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
     "tiny": ModelConfig(
         encoder_layers=2,
         decoder_layers=2,
@@ -140,4 +239,36 @@ PRESETS = {
     ),
     "base": ModelConfig(),
     "big": ModelConfig(heads=16, d_model=1024, d_ff=4096),
+    "t5-small": T5_SMALL,
+    "flan-t5-base": dataclasses.replace(
+        T5_SMALL,
+        encoder_layers=12,
+        decoder_layers=12,
+        heads=12,
+        d_model=768,
+        activation="gelu_tanh",
+        gated=True,
+        tie_output=False,
+        scale_output=False,
+    ),
+    "whisper-tiny.en": ModelConfig(
+        encoder_layers=4,
+        decoder_layers=4,
+        heads=6,
+        d_model=384,
+        d_ff=1536,
+        source_vocab=0,
+        target_vocab=51864,
+        norm="pre",
+        positions="learned",
+        activation="gelu",
+        share_embeddings=False,
+        scale_embeddings=False,
+        front_end="mel",
+        max_source=1500,
+        max_target=448,
+        pad_id=50256,
+        start_id=50257,
+        end_id=50256,
+    ),
 }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
 
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
-
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+}
 
 KeyValue = tuple[Tensor, Tensor]  # [B,H,L,E] each
 Store = Callable[[Tensor, Tensor, Tensor], Tensor]  # (cache, new slots, write index) -> cache to attend to
@@ -43,24 +47,32 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention in several heads: the part that self- and cross-attention have in common."""
+    """Dot-product attention in several heads: the part that self- and cross-attention have in common."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.heads = config.heads
-        self.scale = config.head_dim**-0.5
-        self.out = nn.Linear(config.d_model, config.d_model)
+        self.scale = config.head_dim**-0.5 if config.scale_attention else 1.0
+        self.out = nn.Linear(config.attention_width, config.d_model, bias=config.biases)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = attend) -> [B,Q,D]."""
-        return self.out(merge_heads(self.weights(q, k, mask) @ v))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """q [B,H,Q,E], k and v [B,H,L,E], mask [B,1,Q or 1,L] (True = attend) -> [B,Q,D].
 
-    def weights(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        `bias` [B or 1,H,Q or 1,L] is added to the scores.
+        """
+        return self.out(merge_heads(self.weights(q, k, mask, bias) @ v))
+
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Attention weights of every query over the keys: [B,H,Q,L], rows that sum to 1.
 
-        q is scaled, not the scores, so that the product stays in range in fp16.
+        q is scaled, not the scores, so that the product stays in range in fp16. So does a masked score, which is why
+        the bias is added before the mask: the lowest number of fp16 has none below it.
         """
-        scores = (q * self.scale) @ k.transpose(-1, -2)  # [B, H, Q, L]
+        if self.scale != 1.0:
+            q = q * self.scale
+        scores = q @ k.transpose(-1, -2)  # [B, H, Q, L]
+        if bias is not None:
+            scores = scores + bias
         return torch.where(mask, scores, MASKED).softmax(dim=-1)
 
 
@@ -69,7 +81,7 @@ class SelfAttention(Attention):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.qkv = nn.Linear(config.d_model, 3 * config.attention_width, bias=config.biases)
 
     def forward(
         self,
@@ -77,8 +89,11 @@ class SelfAttention(Attention):
         mask: Tensor,
         rotary: Tensor | None,
         remember: Callable[[Tensor, Tensor], KeyValue] | None = None,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """x [B,Q,D], mask [B,1,Q or 1,L] -> [B,Q,D] and the keys and values attended to.
+
+        Positions are the angles of `rotary`, the `bias` of distances [B or 1,H,Q or 1,L], or in x already.
 
         `remember` puts the new keys and values [B,H,Q,E] into a cache and returns the whole of it.
         """
@@ -87,7 +102,7 @@ class SelfAttention(Attention):
             q, k = rotate(q, rotary), rotate(k, rotary)
         if remember is not None:
             k, v = remember(k, v)
-        return self.attend(q, k, v, mask), (k, v)
+        return self.attend(q, k, v, mask, bias), (k, v)
 
 
 class CrossAttention(Attention):
@@ -95,8 +110,8 @@ class CrossAttention(Attention):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.q = nn.Linear(config.d_model, config.d_model)
-        self.kv = nn.Linear(config.d_model, 2 * config.d_model)
+        self.q = nn.Linear(config.d_model, config.attention_width, bias=config.biases)
+        self.kv = nn.Linear(config.d_model, 2 * config.attention_width, bias=config.biases)
 
     def project_source(self, states: Tensor) -> KeyValue:
         """Encoder states [B,S,D] -> k and v [B,H,S,E]."""
@@ -112,14 +127,46 @@ class CrossAttention(Attention):
 
 
 class FeedForward(nn.Module):
+    """down(activation(up(x))), or gated: down(activation(gate(x)) * up(x)), gate and up being one product."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_ff)
+        self.gated = config.gated
+        self.up = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=config.biases)
         self.activation = ACTIVATIONS[config.activation]()
-        self.down = nn.Linear(config.d_ff, config.d_model)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+        x = self.up(x)
+        if not self.gated:
+            return self.down(self.activation(x))
+        gate, x = x.chunk(2, dim=-1)
+        return self.down(self.activation(gate) * x)
+
+
+class DistanceBias(nn.Module):
+    """Relative positions: what each head adds to a score, by how many positions the key stands before the query.
+
+    One table for all layers, or one for each. Only the encoder looks ahead, at negative distances.
+    """
+
+    def __init__(self, config: ModelConfig, layers: int, ahead: bool):
+        super().__init__()
+        self.layers, self.own = layers, config.distances_per_layer
+        self.least, self.most = -config.max_distance if ahead else 0, config.max_distance
+        rows = self.most - self.least + 1
+        self.table = nn.Parameter(torch.empty(rows, config.heads * (layers if self.own else 1)))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Sequence[Tensor]:
+        """Positions of queries [B or 1, Q or 1] and of keys [B or 1, L] -> the bias [B,H,Q,L] of every layer."""
+        distance = queries[:, :, None] - keys[:, None, :]  # [B, Q, L]
+        rows = distance.clamp(self.least, self.most)
+        if self.least:
+            rows = rows - self.least
+        if not self.own or self.layers == 1:
+            return [self.table[rows].permute(0, 3, 1, 2)] * self.layers  # [B, Q, L, H] -> [B, H, Q, L]
+        tables = self.table.chunk(self.layers, dim=1)
+        return [tables[layer][rows].permute(0, 3, 1, 2) for layer in range(self.layers)]
 
 
 def sinusoids(length: int, width: int) -> Tensor:

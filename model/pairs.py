@@ -15,9 +15,9 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
             columns = len(rows[wrong[0] - 1])
             raise RequestError(f"{path} line {wrong[0]} has {columns} columns, expected source<TAB>target")
         return [(source, target) for source, target in rows]
-    sides = [path.with_name(f"{path.name}.{side}") for side in ("source", "target")]
+    sides = [Path(f"{path}.{side}") for side in ("source", "target")]  # with_name has no name for "." and "/"
     if not all(side.is_file() for side in sides):
-        names = " and ".join(side.name for side in sides)
+        names = " and ".join(map(str, sides))
         raise RequestError(f"no data at {path}; expected a TSV of source and target, or two files {names}")
     sources, targets = (read_lines(side) for side in sides)
     if len(sources) != len(targets):

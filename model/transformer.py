@@ -13,9 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .config import ModelConfig
+from .config import FRAMES, ModelConfig
 from .layers import (
     CrossAttention,
+    DistanceBias,
     FeedForward,
     KeyValue,
     SelfAttention,
@@ -51,17 +52,39 @@ class Embedding(nn.Module):
         return self.dropout(self.norm(x if self.positions is None else x + self.positions[positions]))
 
 
+class AudioFeatures(nn.Module):
+    """Log-mel features to vectors with positions: two convolutions, of which the second halves the frames."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.first = nn.Conv1d(config.mels, config.d_model, kernel_size=3, padding=1)
+        self.second = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=FRAMES, padding=1)
+        self.activation = nn.GELU()
+        self.dropout = nn.Dropout(config.dropout)
+        self.positions = nn.Parameter(torch.empty(config.max_source, config.d_model))
+
+    def forward(self, features: Tensor, positions: Tensor) -> Tensor:
+        """features [B,mels,2S], positions [1,S] -> [B,S,D]."""
+        x = self.activation(self.second(self.activation(self.first(features))))
+        return self.dropout(x.transpose(1, 2) + self.positions[positions])  # [B, D, S] -> [B, S, D]
+
+
+def norm_of(config: ModelConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
+    return kind(config.d_model, eps=config.norm_epsilon)
+
+
 def norm_or_nothing(config: ModelConfig, wanted: bool) -> nn.Module:
-    return nn.LayerNorm(config.d_model, config.norm_epsilon) if wanted else nn.Identity()
+    return norm_of(config) if wanted else nn.Identity()
 
 
 class Residual(nn.Module):
-    """Skip connection and layer norm around a part, before it (pre) or after the sum (post)."""
+    """Skip connection and norm around a part, before it (pre) or after the sum (post)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.pre = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+        self.norm = norm_of(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def enter(self, x: Tensor) -> Tensor:
@@ -80,8 +103,8 @@ class EncoderLayer(nn.Module):
         self.self_residual = Residual(config)
         self.feed_residual = Residual(config)
 
-    def forward(self, x: Tensor, mask: Tensor, rotary: Tensor | None) -> Tensor:
-        attended, _ = self.self_attn(self.self_residual.enter(x), mask, rotary)
+    def forward(self, x: Tensor, mask: Tensor, rotary: Tensor | None, bias: Tensor | None) -> Tensor:
+        attended, _ = self.self_attn(self.self_residual.enter(x), mask, rotary, bias=bias)
         x = self.self_residual.leave(x, attended)
         return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x)))
 
@@ -100,6 +123,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         rotary: Tensor | None,
+        bias: Tensor | None,
         self_mask: Tensor,
         cache: KeyValue,
         write_index: Tensor,
@@ -112,7 +136,7 @@ class DecoderLayer(nn.Module):
         def remember(k: Tensor, v: Tensor) -> KeyValue:
             return store(cache[0], k, write_index), store(cache[1], v, write_index)
 
-        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, remember)
+        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, remember, bias)
         x = self.self_residual.leave(x, attended)
         x = self.cross_residual.leave(x, self.cross_attn(self.cross_residual.enter(x), *cross, source_mask))
         return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x))), updated
@@ -124,9 +148,13 @@ class Transformer(nn.Module):
         self.config = config
         length = max(config.max_source, config.max_target)
         self.target_embedding = Embedding(config, config.target_vocab, config.max_target)
-        self.source_embedding = Embedding(config, config.source_vocab, config.max_source)
+        self.source_embedding: Embedding | AudioFeatures
+        if config.takes_audio:
+            self.source_embedding = AudioFeatures(config)
+        else:
+            self.source_embedding = Embedding(config, config.source_vocab, config.max_source)
         if config.share_embeddings:
-            self.source_embedding.tokens = self.target_embedding.tokens
+            cast(Embedding, self.source_embedding).tokens = self.target_embedding.tokens
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         final = config.final_norm or config.norm == "pre"  # a pre-norm stack ends un-normalised: it needs one norm more
@@ -138,19 +166,25 @@ class Transformer(nn.Module):
         self.rotary: Tensor | None
         table = rotary_table(length, config.head_dim) if config.positions == "rotary" else None
         self.register_buffer("rotary", table, persistent=False)
+        relative = config.relative
+        self.encoder_distances = DistanceBias(config, config.encoder_layers, ahead=True) if relative else None
+        self.decoder_distances = DistanceBias(config, config.decoder_layers, ahead=False) if relative else None
+        self.output_scale = config.d_model**-0.5 if config.scale_output else 1.0
 
     def rotations(self, positions: Tensor) -> Tensor | None:
         """positions [B or 1, Q] -> cos and sin [B or 1, Q, 2, E] of a rotary model."""
         return None if self.rotary is None else self.rotary[positions]
 
-    def encode(self, source_ids: Tensor, source_mask: Tensor) -> tuple[Tensor, list[KeyValue]]:
-        """ids and mask [B,S] -> encoder states [B,S,D] and every decoder layer's cross K/V [B,H,S,E]."""
-        positions = torch.arange(source_ids.shape[1], device=source_ids.device)[None]  # [1, S]
-        x = self.source_embedding(source_ids, positions)
+    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, list[KeyValue]]:
+        """ids [B,S] or features [B,mels,2S], and mask [B,S] -> encoder states [B,S,D] and every decoder layer's cross
+        K/V [B,H,S,E]."""
+        positions = torch.arange(source_mask.shape[1], device=source_mask.device)[None]  # [1, S]
+        x = self.source_embedding(source, positions)
         mask = source_mask[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
-        rotary = self.rotations(positions)
-        for layer in self.encoder:
-            x = layer(x, mask, rotary)
+        rotary, distances = self.rotations(positions), self.encoder_distances
+        biases = [None] * len(self.encoder) if distances is None else distances(positions, positions)
+        for layer, bias in zip(self.encoder, biases, strict=True):
+            x = layer(x, mask, rotary, bias)
         states = self.encoder_norm(x)
         layers = cast(Iterable[DecoderLayer], self.decoder)
         return states, [layer.cross_attn.project_source(states) for layer in layers]
@@ -165,24 +199,46 @@ class Transformer(nn.Module):
         cross: Sequence[KeyValue],
         cache: Sequence[KeyValue],
         store: Store = write_slots,
+        slot_position: Tensor | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """One token for each of K beams of B sources.
 
         tokens [B,K], position [B] (the K beams of a source stand at the same one), write_index [B], self_mask [B,K,L]
         (which slots are a beam's ancestors or itself), source_mask [B,S] -> logits [B,K,V] and the cache.
-        """
-        return self._decode(tokens, position[:, None], write_index, self_mask, source_mask, cross, cache, store)
 
-    def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
+        A model with relative positions also takes the position of the token in every slot, slot_position [B,L], the
+        new slots among them: in a tree cache a slot's index is not its position.
+        """
+        return self._decode(
+            tokens, position[:, None], write_index, self_mask, source_mask, cross, cache, store, slot_position
+        )
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        write_index: Tensor,
+        self_mask: Tensor,
+        source_mask: Tensor,
+        cross: Sequence[KeyValue],
+        cache: Sequence[KeyValue],
+        store: Store = write_slots,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """P successive tokens of each source: tokens and positions [B,P], self_mask [B,P,L] -> logits [B,P,V] and the
+        cache. Not of a model with relative positions."""
+        return self._decode(tokens, positions, write_index, self_mask, source_mask, cross, cache, store, None)
+
+    def forward(self, source: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         """Teacher forcing: target_ids [B,T] are the decoder's inputs, the start token first -> logits [B,T,V]."""
-        _, cross = self.encode(source_ids, source_mask)
+        _, cross = self.encode(source, source_mask)
         batch, length = target_ids.shape
         positions = torch.arange(length, device=target_ids.device)
         causal = (positions[:, None] >= positions)[None].expand(batch, -1, -1)  # [B, T, T]
         empty = cross[0][0][:, :, :0]  # [B, H, 0, E]: a growing cache that holds nothing yet
         cache = [(empty, empty)] * len(self.decoder)
         start = torch.zeros(batch, dtype=torch.int64, device=target_ids.device)
-        return self._decode(target_ids, positions[None], start, causal, source_mask, cross, cache, append_slots)[0]
+        positions = positions[None]
+        return self._decode(target_ids, positions, start, causal, source_mask, cross, cache, append_slots, positions)[0]
 
     def _decode(
         self,
@@ -194,13 +250,36 @@ class Transformer(nn.Module):
         cross: Sequence[KeyValue],
         cache: Sequence[KeyValue],
         store: Store,
+        slot_position: Tensor | None,
     ) -> tuple[Tensor, list[KeyValue]]:
+        x, updated = self._states(
+            ids, positions, write_index, self_mask, source_mask, cross, cache, store, slot_position
+        )
+        states = self.decoder_norm(x)
+        if self.output_scale != 1.0:
+            states = states * self.output_scale
+        return self.output(states), updated
+
+    def _states(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        write_index: Tensor,
+        self_mask: Tensor,
+        source_mask: Tensor,
+        cross: Sequence[KeyValue],
+        cache: Sequence[KeyValue],
+        store: Store,
+        slot_position: Tensor | None,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """The last layer's output [B,Q,D] and the cache."""
         x = self.target_embedding(ids, positions)
-        rotary = self.rotations(positions)
+        rotary, distances = self.rotations(positions), self.decoder_distances
+        biases = [None] * len(self.decoder) if distances is None else distances(positions, slot_position)
         self_mask = self_mask[:, None]  # [B, Q, L] -> [B, 1, Q, L]
         source_mask = source_mask[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
         updated = []
-        for layer, layer_cache, layer_cross in zip(self.decoder, cache, cross, strict=True):
-            x, layer_cache = layer(x, rotary, self_mask, layer_cache, write_index, store, source_mask, layer_cross)
-            updated.append(layer_cache)
-        return self.output(self.decoder_norm(x)), updated
+        for layer, bias, own, layer_cross in zip(self.decoder, biases, cache, cross, strict=True):
+            x, own = layer(x, rotary, bias, self_mask, own, write_index, store, source_mask, layer_cross)
+            updated.append(own)
+        return x, updated

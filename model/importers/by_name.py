@@ -1,4 +1,6 @@
-"""A model by what a user calls it: a folder of ours, somebody else's checkpoint, a shipped one, or random weights."""
+"""A model by what a user calls it: a folder of ours, somebody else's checkpoint, one of the hub, a shipped one, or
+random weights.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from pathlib import Path
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import CheckpointError, RequestError
 
-from ..checkpoint import load_checkpoint, random_model
+from ..checkpoint import copy_companions, load_checkpoint, random_model, write_origin
+from ..hub_files import located
 from ..shipped import shipped_checkpoint
 from ..transformer import Transformer
-from .detect import KNOWN, hub_hint, import_checkpoint, is_foreign
+from .detect import KNOWN, hub_hint, import_located, is_foreign
 
 
 @contextmanager
@@ -27,21 +30,29 @@ def opened_checkpoint(
     scheme, _, rest = name.partition(":")
     if scheme == "random":
         yield random_from_name(name), None
-    elif scheme == "shipped":
+        return
+    if scheme == "shipped":
         folder = shipped_checkpoint(rest)
         yield load_checkpoint(folder), folder
-    elif not Path(name).exists():
+        return
+    source = located(name, progress, note)
+    if not source.path.exists():
         wanted = f"a checkpoint folder of ours, or {KNOWN}"
         raise CheckpointError(f"no checkpoint at {name}; expected {wanted}{hub_hint(Path(name))}")
-    elif is_foreign(Path(name)):
+    if is_foreign(source.path):
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made) / "checkpoint"
-            result = import_checkpoint(Path(name), folder, progress=progress)
+            result = import_located(source, folder, force=False, progress=progress)
             for text in result.notes:
                 note(text)
             if not result.takes_text:
                 note("takes token ids only: there is no usable tokenizer next to the weights")
             yield load_checkpoint(folder), folder
+    elif source.origin:  # one of ours, in the hub's cache, which is not ours to write to
+        with tempfile.TemporaryDirectory() as made:
+            copy_companions(source.path, Path(made))
+            write_origin(source.origin, Path(made))
+            yield load_checkpoint(source.path), Path(made)
     else:
         yield load_checkpoint(name), Path(name)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import check_replaceable, new_folder
+from seq2engine.common.hub import SCHEME
+from seq2engine.common.json_files import read_object
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import CheckpointError
 
-from ..checkpoint import CONFIG, GENERATION, read_config, write_checkpoint
+from ..checkpoint import CONFIG, GENERATION, read_config, write_checkpoint, write_origin
+from ..hub_files import Located, located
+from ..speech import SPEECH
 from ..tokenizers.base import FOLDER as TOKENIZER
 from .fairseq import FILES as FAIRSEQ_FILES
 from .fairseq import checkpoint_from_fairseq
@@ -21,11 +26,11 @@ from .hugging_face import checkpoint_from_hugging_face
 from .imported import Imported
 from .opennmt import checkpoint_from_opennmt
 from .pickles import pickle_in, read_pickle
-from .torch_description import DESCRIPTION
-from .torch_transformer import checkpoint_from_torch
+from .torch_transformer import DESCRIPTION, checkpoint_from_torch
+from .whisper import checkpoint_from_openai, checkpoint_from_whisper
 
 KNOWN = (
-    "a Hugging Face folder (config.json and weights), a fairseq or OpenNMT-py .pt file or a folder with one, "
+    "a Hugging Face folder (config.json and weights), a fairseq, OpenNMT-py or Whisper .pt file or a folder with one, "
     f"or a folder with {DESCRIPTION} and the state dict it describes"
 )
 
@@ -42,6 +47,8 @@ SOURCES = {
     "hugging face": Source("Hugging Face", checkpoint_from_hugging_face),
     "fairseq": Source("fairseq", checkpoint_from_fairseq),
     "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt),
+    "whisper": Source("Hugging Face", checkpoint_from_whisper),
+    "openai": Source("openai-whisper", checkpoint_from_openai),
     "torch": Source("torch.nn.Transformer", checkpoint_from_torch),
 }
 
@@ -58,12 +65,14 @@ def source_of(path: Path) -> Source:
             raise CheckpointError(
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )
-        return SOURCES["hugging face"]
+        return SOURCES["whisper" if model_type_of(path) == "whisper" else "hugging face"]
     if path.is_dir() and not any(path.glob("*.pt")):
         raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
     file = pickle_in(path, FAIRSEQ_FILES)
     content = read_pickle(file)
     keys = content.keys() if isinstance(content, dict) else set()
+    if {"dims", "model_state_dict"} <= keys:
+        return SOURCES["openai"]
     if {"generator", "vocab", "opt"} <= keys:
         return SOURCES["opennmt"]
     if "model" in keys and ("args" in keys or "cfg" in keys):
@@ -75,22 +84,23 @@ def source_of(path: Path) -> Source:
 def hub_hint(path: Path) -> str:
     """How to get a model of the Hugging Face hub, where a path that is not there could be the name of one."""
     name = str(path)
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) or path.parent.exists():
+    if not re.fullmatch(r"t5-\w+|\w[\w.-]*/\w[\w.-]*", name) or ("/" in name and path.parent.exists()):
         return ""
-    folder = path.name
-    return (
-        f"; nothing is downloaded here: if it is a model of the Hugging Face hub, get it with "
-        f"`hf download {name} --local-dir {folder}` and name {folder}"
-    )
+    return f"; if it is a model of the Hugging Face hub, name it {SCHEME}{name}"
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a folder's config.json is one of ours; a damaged one counts as ours, and its reader reports why."""
     try:
-        values = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError, RecursionError):
+        values = read_object(folder / CONFIG)
+    except (OSError, ValueError):
         return True
-    return not (isinstance(values, dict) and ("model_type" in values or "architectures" in values))
+    return not ("model_type" in values or "architectures" in values)
+
+
+def model_type_of(folder: Path) -> str:
+    """What a Hugging Face config.json calls its model."""
+    return str(read_object(folder / CONFIG).get("model_type", ""))
 
 
 def is_foreign(path: Path) -> bool:
@@ -116,18 +126,36 @@ class ImportResult:
         return json.dumps({**dataclasses.asdict(self), "checkpoint": str(self.checkpoint)}, indent=2)
 
 
-def import_checkpoint(source: Path, target: Path, force: bool = False, progress: Progress = silent) -> ImportResult:
-    """Writes another library's checkpoint as one of ours, with its decoding defaults and its tokenizer."""
+def import_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    force: bool = False,
+    progress: Progress = silent,
+    note: Callable[[str], None] = lambda text: None,
+) -> ImportResult:
+    """Writes another library's checkpoint as one of ours, with its decoding defaults and its tokenizer.
+
+    `source` is a folder, a file, or a model of the hub, hf:NAME or hf:NAME@REVISION, which is downloaded unless it is
+    cached. `note` is called with what there is to know about that.
+    """
+    check_replaceable(Path(target), force, CONFIG)
+    return import_located(located(source, progress, note), Path(target), force, progress)
+
+
+def import_located(source: Located, target: Path, force: bool, progress: Progress) -> ImportResult:
     check_replaceable(target, force, CONFIG)
-    found = source_of(source)
+    found = source_of(source.path)
     progress(f"import: {found.name} weights", 0.0)
-    imported = found.read(source)
+    imported = found.read(source.path)
     progress(f"import: {found.name} weights", 1.0)
     progress("import: writing", 0.0)
     with new_folder(target, force, marker=CONFIG) as beside:
         write_checkpoint(imported.model, beside)
+        write_origin(source.origin, beside)
         if imported.generation:
             (beside / GENERATION).write_text(json.dumps(imported.generation, indent=2) + "\n")
+        if imported.speech is not None:
+            (beside / SPEECH).write_text(imported.speech.to_json())
         if imported.tokenizer is not None:
             (beside / TOKENIZER).mkdir()
             imported.tokenizer.write(beside / TOKENIZER)

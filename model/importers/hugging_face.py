@@ -1,12 +1,13 @@
 """Hugging Face's encoder-decoders (Marian, BART, mBART, M2M100 and NLLB, Pegasus, Blenderbot) as our checkpoints.
 
 The six are one architecture with small differences, so one table of names serves all. What differs is in
-`hugging_face_config.FAMILIES`. Every kind of positions becomes a table that is stored with the weights.
+`hugging_face_config.FAMILIES`. Every kind of positions becomes a table that is stored with the weights. Other
+architectures have a module of their own: READERS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,15 @@ from .hugging_face_generation import generation_from_files
 from .imported import Imported, tokenizer_or_note
 from .position_tables import m2m_positions, marian_positions
 from .renames import layer_renames, renamed_weights
+from .t5 import T5_FAMILIES, checkpoint_from_t5
 from .weights import read_weights
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
+
+# model_type -> what reads the folder, given the fields of its two files and how an error names them
+READERS: dict[str, Callable[[Path, dict[str, Any], dict[str, Any] | None, str, str], Imported]] = {
+    **dict.fromkeys(T5_FAMILIES, checkpoint_from_t5),
+}
 
 SHARED = "model.shared.weight"
 SOURCE = "model.encoder.embed_tokens.weight"
@@ -83,10 +90,13 @@ def checkpoint_from_hugging_face(source: Path) -> Imported:
     if not (source / CONFIG).is_file():
         raise CheckpointError(f"{source} has no {CONFIG}; expected a Hugging Face model folder")
     values = read_json(source / CONFIG)
-    family = family_of(values, where)
-    settings = settings_of(family, values, where)
     own = read_json(source / GENERATION) if (source / GENERATION).is_file() else None
-    generation, notes = generation_from_files(values, own, where if own is None else str(source / GENERATION))
+    own_where = where if own is None else str(source / GENERATION)
+    if (name := values.get("model_type")) in tuple(READERS):
+        return READERS[name](source, values, own, where, own_where)
+    family = family_of(values, where, READERS)
+    settings = settings_of(family, values, where)
+    generation, notes = generation_from_files(values, own, own_where)
 
     weights = with_prefix(read_weights(source))
     tables, table_notes = embedding_tables(weights, settings, str(source))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import read_object
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..config import ModelConfig
@@ -88,18 +88,16 @@ FAMILIES = {  # model_type -> family
 def read_json(path: Path) -> dict[str, Any]:
     """The fields of a JSON file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}); copy the model again") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}; expected fields")
-    return values
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used ({error}); copy the model again") from error
 
 
-def family_of(values: Mapping[str, Any], where: str) -> Family:
+def family_of(values: Mapping[str, Any], where: str, others: Iterable[str] = ()) -> Family:
+    """The family of a file's model_type; `others` are the types that somebody else reads."""
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise CheckpointError(f"{where}: model_type is {name!r}, expected one of {', '.join(FAMILIES)}")
+        raise CheckpointError(f"{where}: model_type is {name!r}, expected one of {', '.join((*FAMILIES, *others))}")
     return FAMILIES[name]
 
 

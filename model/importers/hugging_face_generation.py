@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seq2engine.common.json_files import Read, shortened, typed_from_json
 from seq2engine.errors import CheckpointError
 
 from .hugging_face_config import single_token
@@ -62,9 +63,16 @@ def generation_from_files(
         if values.get(name, idle) != idle:
             notes.append(f"{name} {values[name]!r} is not carried over")
     options = options_from_fields(values, where)
-    if values.get("eos_token_id") in values.get("suppress_tokens", ()):
+    if values.get("eos_token_id") in (values.get("suppress_tokens") or ()):
         notes.append("suppress_tokens has the end token, which stays allowed: a search must be able to end")
     return options, notes
+
+
+def checked(kind: type[Read], value: Any, name: str, wanted: str, where: str) -> Read:
+    try:
+        return typed_from_json(kind, value)
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {name} is {shortened(value)}, expected {wanted}") from error
 
 
 def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -99,13 +107,12 @@ def options_from_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]
         if name in values:
             options[ours] = single_token(values[name], name, where)
     if banned := values.get("bad_words_ids"):
-        if not all(isinstance(words, list) and words and all(type(word) is int for word in words) for words in banned):
-            raise CheckpointError(f"{where}: bad_words_ids is {banned!r}, expected lists of token ids")
-        options["banned"] = banned
+        lists = checked(list[list[int]], banned, "bad_words_ids", "lists of token ids", where)
+        if not all(lists):
+            raise CheckpointError(f"{where}: bad_words_ids is {shortened(banned)}, expected lists of token ids")
+        options["banned"] = lists
     for name in SUPPRESSED:
-        tokens = values.get(name) or []
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise CheckpointError(f"{where}: {name} is {tokens!r}, expected a list of token ids")
+        checked(list[int], values.get(name) or [], name, "a list of token ids", where)
     if tokens := values.get("suppress_tokens"):
         options["banned"] = [*options.get("banned", []), *([token] for token in tokens)]
     if tokens := values.get("begin_suppress_tokens"):

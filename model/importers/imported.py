@@ -8,6 +8,7 @@ from typing import Any
 
 from seq2engine.errors import CheckpointError
 
+from ..speech import SpeechConfig
 from ..tokenizers.base import Tokenizer
 from ..transformer import Transformer
 
@@ -26,6 +27,7 @@ class Imported:
     notes: tuple[str, ...]
     kind: str
     tokenizer: Tokenizer | None
+    speech: SpeechConfig | None = None  # of a model that takes audio
 
 
 def tokenizer_or_note(read: Callable[[], Tokenizer | None]) -> tuple[Tokenizer | None, tuple[str, ...]]:

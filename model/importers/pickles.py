@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seq2engine.common.json_files import is_text, shortened
 from seq2engine.errors import CheckpointError
 
 BEGINNINGS = (b"PK", b"\x80")
@@ -91,11 +92,24 @@ def tensors(values: Any, path: Path) -> dict[str, Tensor]:
     """A state dict, checked to be one."""
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; expected names and tensors of a state dict")
-    odd = [str(name) for name, value in values.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    odd = [f"{shortened(name)} {problem}" for name, value in values.items() if (problem := problem_with(name, value))]
     if odd or not values:
-        found = f"{odd[0]} is not a tensor" if odd else "nothing is in it"
+        found = odd[0] if odd else "nothing is in it"
         raise CheckpointError(f"{path} does not hold a state dict ({found}); expected names and tensors")
     return dict(values)
+
+
+def problem_with(name: Any, value: Any) -> str:
+    """What is wrong with an entry of a state dict: only plain tensors in memory can become ours."""
+    if not isinstance(name, str) or not is_text(name):
+        return "is no name"
+    if not isinstance(value, Tensor):
+        return f"is not a tensor but a {type(value).__name__}"
+    if value.device.type != "cpu":
+        return f"is a tensor on {value.device.type}, without numbers"
+    if value.is_quantized or value.layout != torch.strided or value.is_complex():
+        return f"is a tensor of {value.dtype} in {value.layout}, expected plain numbers"
+    return ""
 
 
 def settings_of(values: Any, name: str, path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Position tables as Hugging Face computes them, number for number, so that they can be stored as weights.
 
-Neither is the paper's table that our own sinusoidal models compute: columns stand in another order, and M2M100's
-wavelengths differ. Both keep the float arithmetic of that library, step by step, so that no rounding differs either.
+None is the paper's table that our own sinusoidal models compute: columns stand in another order, M2M100's wavelengths
+differ, and T5 has distances. All keep the float arithmetic of that library, step by step, so that no rounding differs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ def marian_positions(length: int, width: int) -> Tensor:
     return torch.from_numpy(np.concatenate(halves, axis=1)).float()
 
 
+def whisper_positions(length: int, width: int) -> Tensor:
+    """[length, width] of Whisper's encoder: all sines, then all cosines; angles in fp32."""
+    rates = torch.exp(-(math.log(10000) / (width // 2 - 1)) * torch.arange(width // 2))
+    angles = torch.arange(length)[:, None] * rates[None]
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
 def m2m_positions(length: int, width: int, pad_id: int) -> Tensor:
     """[length, width] of M2M100 and NLLB: tensor2tensor's sinusoids; angles in fp32.
 
@@ -32,3 +39,18 @@ def m2m_positions(length: int, width: int, pad_id: int) -> Tensor:
     angles = torch.arange(pad_id + 1 + length).float()[:, None] * rates
     table = torch.cat((angles.sin(), angles.cos(), torch.zeros(len(angles), width % 2)), dim=1)
     return table[pad_id + 1 :]
+
+
+def distance_buckets(buckets: int, most: int, ahead: bool) -> Tensor:
+    """T5's bucket of every distance from 0 to `most`, or from -most with `ahead`: how far a key is before the query.
+
+    Half of the buckets are for keys ahead of the query, where there are any. Near distances have buckets of their own,
+    farther ones share them: the logarithm decides, in fp32.
+    """
+    distance = torch.arange(-most if ahead else 0, most + 1)
+    count = buckets // 2 if ahead else buckets
+    beyond = (distance < 0).long() * count  # a key ahead of the query
+    distance = distance.abs()
+    exact = count // 2
+    far = exact + (torch.log(distance.float() / exact) / math.log(most / exact) * (count - exact)).to(torch.long)
+    return beyond + torch.where(distance < exact, distance, far.clamp(max=count - 1))

@@ -6,7 +6,6 @@ file is ever run.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from seq2engine.common.inner_paths import problem_with_path
+from seq2engine.common.json_files import read_object, shortened, typed_from_json
 from seq2engine.errors import CheckpointError
 
-from .pickles import check_beginning, reason_of
-
-FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+from ..hub_files import WEIGHTS as FILES
+from .pickles import check_beginning, reason_of, tensors
 
 
 def read_weights(source: Path) -> dict[str, Tensor]:
@@ -36,13 +36,14 @@ def read_weights(source: Path) -> dict[str, Tensor]:
 def weights_from_shards(index: Path) -> dict[str, Tensor]:
     """The weights of all files that an index names, each from the file that the index names."""
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = typed_from_json(dict[str, str], read_object(index).get("weight_map"), "weight_map")
         files = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{index} is not an index of shards ({error}); copy the model again") from error
     for name in files:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index} names {name!r}, expected a file in its own folder; copy the model again")
+        if problem_with_path(name) or Path(name).name != name:
+            wanted = "expected a file in its own folder; copy the model again"
+            raise CheckpointError(f"{index} names {shortened(name)}, {wanted}")
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index} names {name}, which is not in the folder; copy the model again")
     weights: dict[str, Tensor] = {}
@@ -76,11 +77,7 @@ def weights_from_pickle(path: Path) -> dict[str, Tensor]:
                 f"{path} holds a {refused[1]}, and nothing but tensors is ever unpickled; save the model as safetensors"
             ) from error
         raise CheckpointError(f"{path} cannot be read ({reason_of(error)}); copy the model again") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected named tensors")
-    if other := [name for name, value in values.items() if not isinstance(value, Tensor)]:
-        raise CheckpointError(f"{path} holds {other[0]!r}, a {type(values[other[0]]).__name__}, expected named tensors")
-    return values
+    return tensors(values, path)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Tokenizers of fairseq models: a dictionary of words a side, and merge codes that cut words into those it knows.
+"""Tokenizers of fairseq models: a dictionary for each side, and merge codes that split words into its subwords.
 
 Text is expected as the model was trained on it: words and punctuation separated by spaces.
 """
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from seq2engine.common.json_files import read_text, typed_from_json
 
 from .base import ABOUT, no_language
 from .subwords import GOES_ON, MergeCodes
@@ -36,7 +38,9 @@ class Words:
         return f"{' '.join(words)} ".replace(f"{GOES_ON} ", "").rstrip(" ")
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        return [NAMES[i] if i < SPECIALS else self.words[i - SPECIALS] for i in ids]
+        """The word of each id; a model may have more ids than there are words."""
+        known = dict(enumerate((*NAMES, *self.words)))
+        return [known.get(i, f"<{i}>") for i in ids]
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,15 @@ def words_from_file(path: Path) -> Words:
 
 def read_exactly(path: Path) -> str:
     """A file's text with its line ends as they are: dictionaries know words that hold what other readers split at."""
-    return path.read_bytes().decode("utf-8")
+    return read_text(path)
+
+
+@dataclass(frozen=True)
+class AboutFields:
+    codes: bool
 
 
 def fairseq_from_about(about: dict[str, Any], folder: Path) -> FairseqTokenizer:
-    codes = MergeCodes(read_exactly(folder / CODES)) if about["codes"] else None
+    codes = MergeCodes(read_exactly(folder / CODES)) if typed_from_json(AboutFields, about).codes else None
     source, target = (words_from_file(folder / f"dict.{side}.txt") for side in ("source", "target"))
     return FairseqTokenizer(source, target, codes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import parse_json, read_text, typed_from_json
 from seq2engine.errors import RequestError, missing_package
 
 from .base import ABOUT
@@ -37,7 +38,7 @@ class HuggingFaceTokenizer:
         object.__setattr__(self, "tokenizer", tokenizer)
         object.__setattr__(self, "languages", languages)
         object.__setattr__(self, "end_id", tokenizer.token_to_id(self.end))
-        object.__setattr__(self, "unknown_id", unknown_id_of(json.loads(self.text)["model"], tokenizer))
+        object.__setattr__(self, "unknown_id", unknown_id_of(parse_json(self.text), tokenizer))
         object.__setattr__(self, "place", places[0] if places else None)
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
@@ -100,8 +101,9 @@ def library_tokenizer(text: str) -> Any:
     return tokenizer
 
 
-def unknown_id_of(model: dict[str, Any], tokenizer: Any) -> int | None:
+def unknown_id_of(values: dict[str, Any], tokenizer: Any) -> int | None:
     """The id of what a tokenizer.json's model makes of text it does not know; None where it has no such token."""
+    model: dict[str, Any] = values["model"]  # the library has read it
     if model.get("byte_fallback"):
         return None
     if (name := model.get("unk_token")) is not None:
@@ -128,5 +130,10 @@ def framed_by_language(text: str, language: str, end: str, place: str) -> str:
     return str(tokenizer.to_str())
 
 
+@dataclass(frozen=True)
+class AboutFields:
+    end: str
+
+
 def hugging_face_from_about(about: dict[str, Any], folder: Path) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer((folder / FILE).read_text(encoding="utf-8"), about["end"])
+    return HuggingFaceTokenizer(read_text(folder / FILE), typed_from_json(AboutFields, about).end)

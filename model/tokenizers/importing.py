@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import read_object, read_text, shortened
 from seq2engine.errors import CheckpointError, MissingFileError
 
+from ..whisper_tokens import Layout
 from . import languages
 from .base import Tokenizer
+from .byt5 import ByteTokenizer
+from .byte_level import merges_from_file, tokenizer_json, vocabulary_from_tiktoken
 from .fairseq import FairseqTokenizer, read_exactly, words_from_file
 from .hugging_face import FILE, HuggingFaceTokenizer, framed_by_language
 from .languages import languages_of
-from .sentencepieces import PieceTable, SentencePieceTokenizer, table_from_file
+from .sentencepieces import SENTINEL, PieceTable, SentencePieceTokenizer, table_from_file, vocabulary_from_file
 from .subwords import MergeCodes
 from .symbols import SymbolTable, SymbolTokenizer
 
 SHARED_PIECES = "sentencepiece.bpe.model"
 PEGASUS_PIECES = "spiece.model"
 VOCABULARY = "vocab.json"
+MERGES = "merges.txt"
+TEXT_END = "<|endoftext|>"  # of byte-level vocabularies
 # Any of these makes a folder one with a tokenizer.
-FILES = (FILE, "source.spm", "target.spm", SHARED_PIECES, PEGASUS_PIECES, VOCABULARY, "merges.txt", "vocab.txt")
+FILES = (FILE, "source.spm", "target.spm", SHARED_PIECES, PEGASUS_PIECES, VOCABULARY, MERGES, "vocab.txt")
 FAIRSEQ_CODES = ("codes", "bpecodes", "bpe.codes", "code")
 # Classes whose sources carry a language: where it stands, the one taken when none is asked for, and all codes in order.
 MULTILINGUAL = {
@@ -32,28 +37,45 @@ MULTILINGUAL = {
     "NllbTokenizer": ("first", "eng_Latn", languages.NLLB),
 }
 # For folders that do not name their tokenizer's class.
-CLASS_OF_MODEL = {"marian": "MarianTokenizer", "mbart": "MBartTokenizer", "pegasus": "PegasusTokenizer"}
+CLASS_OF_MODEL = {
+    "marian": "MarianTokenizer",
+    "mbart": "MBartTokenizer",
+    "pegasus": "PegasusTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "MT5Tokenizer",
+    "umt5": "T5Tokenizer",
+    "whisper": "WhisperTokenizer",
+}
 ALIGNED = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}  # before the pieces of fairseq's models
+MOST_SENTINELS = 10_000  # their numbers have four digits at most
 PEGASUS_OFFSET = 103  # ids before the pieces: pad, end, masks and unused ones
 
 
 def tokenizer_from_hugging_face(source: Path) -> Tokenizer | None:
     """The tokenizer of a folder as the hub has it, or None where the folder has no tokenizer files at all."""
-    if not any((source / name).is_file() for name in FILES):
+    if not any((source / name).is_file() for name in (*FILES, "tokenizer_config.json")):
         return None
     try:
         settings = {**json_file(source / "config.json"), **json_file(source / "tokenizer_config.json")}
         name = class_of(source, settings)
+        if name == "ByT5Tokenizer":
+            return ByteTokenizer(sentinels_of(settings, 125))
+        if not any((source / file).is_file() for file in FILES):
+            return None
         if (source / "source.spm").is_file():
             return marian_from_folder(source, name == "MarianTokenizer")
         if (source / SHARED_PIECES).is_file() and (source / VOCABULARY).is_file():
             return m2m100_from_folder(source, settings)
         if (source / FILE).is_file():
             return from_tokenizer_json(source, settings, name)
+        if name == "WhisperTokenizer" and (source / MERGES).is_file():
+            return whisper_from_folder(source, settings)
         if (source / SHARED_PIECES).is_file() and name in MULTILINGUAL:
             return aligned_from_folder(source, settings, name)
         if (source / PEGASUS_PIECES).is_file() and name == "PegasusTokenizer":
             return pegasus_from_folder(source, settings)
+        if (source / PEGASUS_PIECES).is_file() and name in ("T5Tokenizer", "MT5Tokenizer"):
+            return t5_from_folder(source, settings, name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the tokenizer in {source} cannot be used ({error}); download it again") from error
     raise CheckpointError(
@@ -67,12 +89,9 @@ def json_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path.name} is no JSON object")
-    return values
+        return read_object(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} cannot be used: {error}") from error
 
 
 def class_of(source: Path, settings: dict[str, Any]) -> str:
@@ -85,15 +104,16 @@ def class_of(source: Path, settings: dict[str, Any]) -> str:
 
 def marian_from_folder(source: Path, declared: bool) -> SentencePieceTokenizer:
     """`declared`: the folder names this class, so a missing file was lost."""
-    vocabulary = json_file(source / VOCABULARY)
-    target_vocabulary = json_file(source / "target_vocab.json") or vocabulary
+    vocabulary = vocabulary_from_file(source / VOCABULARY)
+    other = source / "target_vocab.json"
+    target_vocabulary = vocabulary_from_file(other) if other.is_file() else vocabulary
     codes = {piece[2:-2]: i for piece, i in vocabulary.items() if piece.startswith(">>") and piece.endswith("<<")}
     table = listed_table(source / "source.spm", vocabulary)
     if (source / "target.spm").is_file() or not declared:
-        other = listed_table(source / "target.spm", target_vocabulary)
+        target = listed_table(source / "target.spm", target_vocabulary)
     else:
-        other = table_of_both_sides(source, table, target_vocabulary, codes)
-    return SentencePieceTokenizer(table, other, codes, "written")
+        target = table_of_both_sides(source, table, target_vocabulary, codes)
+    return SentencePieceTokenizer(table, target, codes, "written")
 
 
 def table_of_both_sides(
@@ -118,7 +138,7 @@ def table_of_both_sides(
 
 
 def m2m100_from_folder(source: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:
-    vocabulary = json_file(source / VOCABULARY)
+    vocabulary = vocabulary_from_file(source / VOCABULARY)
     listed = languages.WMT21 if settings.get("language_codes") == "wmt21" else languages.M2M100
     table = listed_table(source / SHARED_PIECES, vocabulary)
     codes = {code: i for i, code in enumerate(listed.split(), len(vocabulary))} | added_languages(source, settings)
@@ -138,6 +158,50 @@ def pegasus_from_folder(source: Path, settings: dict[str, Any]) -> SentencePiece
     return SentencePieceTokenizer(table, table)
 
 
+def whisper_from_folder(source: Path, settings: dict[str, Any]) -> HuggingFaceTokenizer:
+    """vocab.json and merges.txt, with the special tokens that the other files list; timestamps are not special."""
+    vocabulary = vocabulary_from_file(source / VOCABULARY)
+    listed = {token["content"]: int(i) for i, token in settings.get("added_tokens_decoder", {}).items()}
+    added = {TEXT_END: vocabulary.get(TEXT_END)} | json_file(source / "added_tokens.json") | listed
+    marked = [(i, name, not name[2:3].isdigit()) for name, i in added.items() if i is not None]
+    kept = {token: i for token, i in vocabulary.items() if token not in added or i == added[token]}
+    return HuggingFaceTokenizer(tokenizer_json(kept, merges_from_file(source / MERGES), marked), TEXT_END)
+
+
+def tokenizer_from_tiktoken(folder: Path, layout: Layout) -> Tokenizer | None:
+    """The tokenizer of an OpenAI model from the .tiktoken file beside it; None where there is none."""
+    path = folder / ("multilingual.tiktoken" if layout.multilingual else "gpt2.tiktoken")
+    if not path.is_file():
+        return None
+    try:
+        vocabulary, merges = vocabulary_from_tiktoken(path)
+        names = enumerate(layout.special_tokens(), layout.end)
+        return HuggingFaceTokenizer(
+            tokenizer_json(vocabulary, merges, [(i, name, not name[2:3].isdigit()) for i, name in names]), TEXT_END
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used ({error}); copy it again") from error
+
+
+def t5_from_folder(source: Path, settings: dict[str, Any], name: str) -> SentencePieceTokenizer:
+    """Pieces numbered as in their file, then T5's sentinels, the last one first; mT5 has them among its pieces."""
+    table = shifted_table(source / PEGASUS_PIECES, 0, unknown=2, end=1)
+    count, first = sentinels_of(settings, 0 if name == "MT5Tokenizer" else 100), table.processor.get_piece_size()
+    sentinels = {f"<extra_id_{count - 1 - i}>": first + i for i in range(count)}
+    table = replace(table, ids={**table.ids, **sentinels})
+    return SentencePieceTokenizer(table, table)
+
+
+def sentinels_of(settings: dict[str, Any], default: int) -> int:
+    """How many tokens <extra_id_0>, ... there are: those that are listed, or as many as a number says."""
+    listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+    named = [token for token in listed if isinstance(token, str) and SENTINEL.fullmatch(token)]
+    count = len(named) or settings.get("extra_ids", default)
+    if type(count) is not int or not 0 <= count <= MOST_SENTINELS:
+        raise ValueError(f"extra_ids is {shortened(count)}, expected a number from 0 to {MOST_SENTINELS}")
+    return count
+
+
 def listed_table(path: Path, vocabulary: dict[str, int]) -> PieceTable:
     """Pieces numbered by a list of their own, in which the special tokens stand too."""
     text = {piece: i for piece, i in vocabulary.items() if piece not in ALIGNED}
@@ -152,9 +216,10 @@ def shifted_table(path: Path, offset: int, unknown: int, end: int) -> PieceTable
 
 
 def from_tokenizer_json(source: Path, settings: dict[str, Any], name: str) -> HuggingFaceTokenizer:
-    special = {**json_file(source / "special_tokens_map.json"), **settings}.get("eos_token") or "</s>"
+    special = {**json_file(source / "special_tokens_map.json"), **settings}.get("eos_token")
+    special = special or (TEXT_END if name == "WhisperTokenizer" else "</s>")
     end = special["content"] if isinstance(special, dict) else special
-    text = (source / FILE).read_text(encoding="utf-8")
+    text = read_text(source / FILE)
     if name in MULTILINGUAL:
         place, language, _ = language_frame(settings, name)
         text = framed_by_language(text, language, end, place)

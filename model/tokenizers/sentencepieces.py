@@ -1,16 +1,19 @@
-"""Tokenizers of SentencePiece models: Marian, M2M100, mBART, NLLB, Pegasus, each with its own numbering of the pieces.
+"""Tokenizers of SentencePiece models: Marian, M2M100, mBART, NLLB, Pegasus, T5, each with its own numbering of pieces.
 
-Special tokens written out in a text are text like any other: nobody can end a source early by writing `</s>`.
+Special tokens written out in a text are text like any other: nobody can end a source early by writing `</s>`. Only
+T5's sentinels (`<extra_id_0>`) are tokens in a text, too: they are there to be written.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import read_json, read_regular, shortened, typed_from_json
 from seq2engine.errors import RequestError, missing_package
 
 from .base import ABOUT
@@ -19,6 +22,7 @@ from .languages import language_among
 # Where a source's language token goes: before the text, after the end token, or before the text but naming the language
 # to translate into, so that a user may also write it there as >>fra<< and the decoder needs none.
 PLACES = ("first", "last", "written")
+SENTINEL = re.compile(r"(<extra_id_[0-9]{1,4}>)")  # T5's places of missing text: tokens that a text may hold
 
 
 @dataclass(frozen=True)
@@ -31,18 +35,31 @@ class PieceTable:
     end: int
     processor: Any = field(init=False, compare=False, repr=False)
     pieces: dict[int, str] = field(init=False, compare=False, repr=False)
+    sentinels: frozenset[str] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "processor", processor_from_bytes(self.model))
         object.__setattr__(self, "pieces", {i: piece for piece, i in self.ids.items()})
+        object.__setattr__(self, "sentinels", frozenset(filter(SENTINEL.fullmatch, self.ids)))
 
     def encode(self, text: str) -> list[int]:
-        return [self.ids.get(piece, self.unknown) for piece in self.processor.encode(text, out_type=str)]
+        return [self.ids.get(piece, self.unknown) for piece in self.cut(text)]
+
+    def cut(self, text: str) -> list[str]:
+        """The pieces of a text; a sentinel is a piece of its own where the model has any."""
+        if not self.sentinels:
+            return list(self.processor.encode(text, out_type=str))
+        parts = [part for part in SENTINEL.split(text) if part]
+        return [
+            piece
+            for part in parts
+            for piece in ([part] if part in self.sentinels else self.processor.encode(part, out_type=str))
+        ]
 
     def unknown_parts(self, text: str) -> list[str]:
         """Characters that SentencePiece has no piece for, and pieces of its that have no id in this model."""
         found: list[str] = []
-        for piece in self.processor.encode(text, out_type=str):
+        for piece in self.cut(text):
             if piece not in self.ids:
                 shown = piece.removeprefix("▁")
                 found += shown if self.processor.piece_to_id(piece) == self.processor.unk_id() else [shown or piece]
@@ -141,25 +158,44 @@ def processor_from_bytes(model: bytes) -> Any:
 def table_from_file(path: Path, ids: Mapping[str, int], unknown: int, end: int) -> PieceTable:
     """A table of a SentencePiece model file; one that cannot be read is a ValueError that names it."""
     try:
-        return PieceTable(path.read_bytes(), dict(ids), unknown, end)
+        return PieceTable(read_regular(path), dict(ids), unknown, end)
     except RuntimeError as error:
         raise ValueError(f"{path.name} is no whole SentencePiece model") from error
 
 
+@dataclass(frozen=True)
+class SideFields:
+    unknown: int
+    end: int
+
+
+@dataclass(frozen=True)
+class AboutFields:
+    """about.json; without a target both sides are the source's."""
+
+    place: str
+    language: str | None
+    languages: dict[str, int]
+    source: SideFields
+    target: SideFields | None = None
+
+
 def sentencepieces_from_about(about: dict[str, Any], folder: Path) -> SentencePieceTokenizer:
-    if about["place"] not in PLACES:
-        raise ValueError(f"place {about['place']!r}, expected one of {', '.join(PLACES)}")
-    tables = {
-        side: table_from_file(
-            folder / f"{side}.spm",
-            json.loads((folder / f"{side}.json").read_text(encoding="utf-8")),
-            about[side]["unknown"],
-            about[side]["end"],
-        )
-        for side in ("source", "target")
-        if side in about
-    }
-    source = tables["source"]
-    return SentencePieceTokenizer(
-        source, tables.get("target", source), about["languages"], about["place"], about["language"]
+    fields = typed_from_json(AboutFields, about)
+    if fields.place not in PLACES:
+        raise ValueError(f"place {shortened(fields.place)}, expected one of {', '.join(PLACES)}")
+    source, *others = (
+        table_from_file(folder / f"{name}.spm", vocabulary_from_file(folder / f"{name}.json"), side.unknown, side.end)
+        for name, side in (("source", fields.source), ("target", fields.target))
+        if side is not None
     )
+    target = others[0] if others else source
+    return SentencePieceTokenizer(source, target, fields.languages, fields.place, fields.language)
+
+
+def vocabulary_from_file(path: Path) -> dict[str, int]:
+    """Pieces and their ids; a ValueError names a file that is anything else."""
+    try:
+        return typed_from_json(dict[str, int], read_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error

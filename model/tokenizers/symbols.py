@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import shortened, typed_from_json
+
 from .base import ABOUT, no_language
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -43,6 +45,10 @@ class SymbolTable:
         parts = parts_of(text.lower() if self.lower else text, self.split)
         return [part for part in dict.fromkeys(parts) if part not in self.ids]
 
+    def names(self, ids: Iterable[int]) -> list[str]:
+        """The symbol of each id; a model may have more ids than there are symbols."""
+        return [self.symbols[i] if 0 <= i < len(self.symbols) else f"<{i}>" for i in ids]
+
     def decode(self, ids: Iterable[int]) -> str:
         glue = "" if self.split == "characters" else " "
         known = (self.symbols[i] for i in ids if 0 <= i < len(self.symbols))
@@ -71,10 +77,10 @@ class SymbolTokenizer:
         return self.target.decode(ids)
 
     def source_tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self.source.symbols[i] for i in ids]
+        return self.source.names(ids)
 
     def target_tokens(self, ids: Sequence[int]) -> list[str]:
-        return [self.target.symbols[i] for i in ids]
+        return self.target.names(ids)
 
     def language_id(self, language: str) -> int:
         no_language(language)
@@ -97,17 +103,32 @@ def table_from_texts(texts: Iterable[str], split: str, lower: bool = False) -> S
     return SymbolTable(split, (*SPECIALS, *sorted(symbols - set(SPECIALS))), lower)
 
 
+@dataclass(frozen=True)
+class SideFields:
+    """One side as about.json has it."""
+
+    split: str
+    lower: bool
+    specials: tuple[str, ...]
+    end: str | None
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AboutFields:
+    source: SideFields
+    target: SideFields
+
+
 def symbols_from_about(about: dict[str, Any]) -> SymbolTokenizer:
-    source, target = (
-        SymbolTable(
-            about[side]["split"],
-            tuple(about[side]["symbols"]),
-            about[side]["lower"],
-            tuple(about[side]["specials"]),
-            about[side]["end"],
-        )
-        for side in ("source", "target")
-    )
-    if wrong := [table.split for table in (source, target) if table.split not in SPLITS]:
-        raise ValueError(f"splits by {wrong[0]!r}, expected one of {', '.join(SPLITS)}")
-    return SymbolTokenizer(source, target)
+    fields = typed_from_json(AboutFields, about)
+    return SymbolTokenizer(*(table_from_fields(name, getattr(fields, name)) for name in ("source", "target")))
+
+
+def table_from_fields(name: str, side: SideFields) -> SymbolTable:
+    if side.split not in SPLITS:
+        raise ValueError(f"splits by {shortened(side.split)}, expected one of {', '.join(SPLITS)}")
+    special = [symbol for symbol in ("<unk>", side.end) if symbol is not None]
+    if lost := [symbol for symbol in special if symbol not in side.symbols or symbol not in side.specials]:
+        raise ValueError(f"{name} has no symbol {shortened(lost[0])}, expected it among symbols and specials")
+    return SymbolTable(side.split, side.symbols, side.lower, side.specials, side.end)

@@ -22,7 +22,7 @@ from ..checkpoint import build_model
 from ..config import ModelConfig
 from ..layers import append_slots
 from ..tokenizers.symbols import END, PAD, START
-from ..transformer import Transformer
+from ..transformer import Embedding, Transformer
 from .data import Batch, Pair, batch_from_pairs, batch_order
 from .state import Cursor, FlatParameters, TrainingFiles
 
@@ -73,9 +73,13 @@ def initial_model(config: ModelConfig, seed: int) -> Transformer:
             model.source_embedding,
             model.target_embedding,
         ):  # after the linear ones: the head may be tied
+            assert isinstance(embedding, Embedding), "models of audio are imported, not trained"
             embedding.tokens.weight.normal_(0.0, config.d_model**-0.5, generator=generator)
             if isinstance(embedding.positions, nn.Parameter):
                 embedding.positions.normal_(0.0, 0.02, generator=generator)
+        for distances in (model.encoder_distances, model.decoder_distances):
+            if distances is not None:
+                distances.table.zero_()  # attention starts out without any notion of distance
     return model
 
 
@@ -86,8 +90,11 @@ def train_model(
     folder: Path,
     options: TrainOptions,
     progress: Progress = silent,
+    force: bool = False,
 ) -> list[dict[str, float]]:
     """Trains a model in place and leaves it with averaged weights, ready to run; resumes what `folder` holds.
+
+    A state of another training is refused or, with `force`, replaced.
 
     Returns the history: training loss every 50 steps, validation loss and exact match every epoch, each with the
     learning rate at that step.
@@ -98,7 +105,7 @@ def train_model(
     del about["minutes"]
     if not options.cooldown:  # without an end to fall towards, a run may go on for longer than it was begun for
         del about["epochs"]
-    files = TrainingFiles(folder, flat, about)
+    files = TrainingFiles(folder, flat, about, force)
     cursor = files.cursor
     begun = time.monotonic() - cursor.seconds
     pace = Pace()
@@ -123,8 +130,8 @@ def train_model(
                 out_of_time = seconds > 60 * options.minutes
                 done = max(done, seconds / (60 * options.minutes))
             speed = pace.of(batch.tokens)
-            said = f"epoch {cursor.epoch + 1} of {options.epochs}, loss {loss:.3f}, {speed:,.0f} tokens/s"
-            progress("train", min(done, 0.999), said + quality)
+            status = f"epoch {cursor.epoch + 1} of {options.epochs}, loss {loss:.3f}, {speed:,.0f} tokens/s"
+            progress("train", min(done, 0.999), status + quality)
             if out_of_time:
                 break
         files.save_epoch(cursor.epoch, options.average)
@@ -227,7 +234,8 @@ def greedy_ids(model: Transformer, source: Tensor, source_mask: Tensor, most: in
     for position in range(min(most, model.config.max_target)):
         mask = torch.ones(rows, 1, position + 1, dtype=torch.bool)
         at = torch.full((rows,), position)
-        logits, cache = model.decode_step(tokens, at, at, mask, source_mask, cross, cache, append_slots)
+        slots = torch.arange(position + 1).expand(rows, -1) if model.config.relative else None
+        logits, cache = model.decode_step(tokens, at, at, mask, source_mask, cross, cache, append_slots, slots)
         tokens = logits.argmax(dim=-1)
         chosen.append(tokens)
     return [row[: row.index(END) + 1] if END in row else row for row in torch.cat(chosen, dim=1).tolist()]

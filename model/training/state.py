@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from seq2engine.common.atomic_folders import new_file
+from seq2engine.common.inner_paths import place_inside
+from seq2engine.common.json_files import parse_json, read_object, read_text, typed_from_json
 from seq2engine.errors import RequestError
 
 from ..checkpoint import write_weights
@@ -69,14 +72,18 @@ class FlatParameters:
 
 
 class TrainingFiles:
-    """The files of one training in a folder: state.bin (two slots), cursor.json, history.jsonl, epochs/."""
+    """The files of one training in a folder: state.bin (two slots), cursor.json, history.jsonl, epochs/.
 
-    def __init__(self, folder: Path, flat: FlatParameters, about: dict[str, Any]):
+    A state of other data or options is refused, or with `force` removed: a training begins anew.
+    """
+
+    def __init__(self, folder: Path, flat: FlatParameters, about: dict[str, Any], force: bool = False):
         self.folder, self.flat = folder, flat
-        known = folder / "about.json"
+        known = place_inside(folder.parent, folder.name, "about.json")
+        if known.is_file() and not self.is_of(known, about, force):
+            shutil.rmtree(folder)
         if known.is_file():
-            if json.loads(known.read_text()) != about:
-                raise RequestError(f"{folder} was begun with other data or options; name another folder or add --force")
+            self.check_files()
         else:
             (folder / "epochs").mkdir(parents=True, exist_ok=True)
             self.allocate(folder / "state.bin", 2 * flat.state.nbytes)
@@ -85,11 +92,52 @@ class TrainingFiles:
             with new_file(known) as beside:  # last: from here on the folder can be resumed
                 beside.write_text(json.dumps(about))
         self.slots = np.memmap(folder / "state.bin", np.float32, "r+", shape=(2, *flat.state.shape))
-        self.cursor = Cursor(**json.loads((folder / "cursor.json").read_text()))
+        self.cursor = self.read_cursor()
         flat.state.copy_(torch.from_numpy(np.array(self.slots[self.cursor.slot])))
         kept = [entry for entry in self.history() if entry["step"] <= self.cursor.step]
+        done = {entry["epoch"] for entry in kept if "dev_loss" in entry}
+        if self.cursor.epoch and self.cursor.epoch - 1 not in done:
+            lost = f"{folder / 'history.jsonl'} lacks epoch {self.cursor.epoch - 1}, which cursor.json has as done"
+            raise RequestError(f"{lost}; delete {folder} to begin anew")
         with new_file(folder / "history.jsonl") as beside:  # a step that is run again is noted again
             beside.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def is_of(self, known: Path, about: dict[str, Any], force: bool) -> bool:
+        """Whether the state in the folder is of this training; what is neither that nor to be replaced is refused."""
+        try:
+            same = bool(read_object(known) == about)
+        except (OSError, ValueError) as error:
+            if not force:
+                raise RequestError(f"{known} cannot be used ({error}); {self.advice}") from error
+            return False
+        if not same and not force:
+            raise RequestError(f"{self.folder} was begun with other data or options; {self.advice}")
+        return same
+
+    @property
+    def advice(self) -> str:
+        return "name another folder, or add --force to begin anew"
+
+    def check_files(self) -> None:
+        """What is written in place must be ours: no links, and of the size that this model needs."""
+        size, expected = 0, 2 * self.flat.state.nbytes
+        for name in ("state.bin", "cursor.json", "history.jsonl", "epochs"):
+            place_inside(self.folder, name)
+        path = self.folder / "state.bin"
+        if path.is_file():
+            size = path.stat().st_size
+        if size != expected:
+            raise RequestError(f"{path} has {size:,} bytes, expected {expected:,}; {self.advice}, after deleting it")
+
+    def read_cursor(self) -> Cursor:
+        path = self.folder / "cursor.json"
+        try:
+            cursor = typed_from_json(Cursor, read_object(path))
+            if cursor.slot not in (0, 1) or min(cursor.step, cursor.epoch, cursor.batch) < 0:
+                raise ValueError(f"slot {cursor.slot}, step {cursor.step}, epoch {cursor.epoch}, batch {cursor.batch}")
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to begin anew") from error
+        return cursor
 
     def allocate(self, file: Path, size: int) -> None:
         """Takes all the room a file will need, or none: a disk that fills up under a memory map kills the process."""
@@ -120,8 +168,14 @@ class TrainingFiles:
         path = self.folder / "history.jsonl"
         if not path.is_file():
             return []
-        lines = path.read_text().split("\n")[:-1]  # a line without its end was cut off by a kill
-        return [json.loads(line) for line in lines]
+        try:
+            lines = read_text(path).split("\n")[:-1]  # a line without its end was cut off by a kill
+            entries = [typed_from_json(dict[str, float], parse_json(line)) for line in lines]
+            if lost := [name for entry in entries for name in ("step", "epoch", "seconds") if name not in entry]:
+                raise ValueError(f"an entry without {lost[0]}")
+        except ValueError as error:
+            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to begin anew") from error
+        return entries
 
     def save_epoch(self, epoch: int, keep: int) -> None:
         """Keeps the weights of the last `keep` epochs."""
@@ -133,4 +187,15 @@ class TrainingFiles:
     def average(self) -> Tensor:
         """The mean of the kept epochs' weights."""
         kept = sorted((self.folder / "epochs").glob("*.safetensors"))
-        return torch.stack([load_file(path)["weights"] for path in kept]).mean(dim=0)
+        if not kept:
+            raise RequestError(f"{self.folder / 'epochs'} holds no weights; delete {self.folder} to begin anew")
+        return torch.stack([self.weights_of(path) for path in kept]).mean(dim=0)
+
+    def weights_of(self, path: Path) -> Tensor:
+        try:
+            weights = load_file(path)["weights"]
+        except (SafetensorError, OSError, KeyError) as error:
+            raise RequestError(f"{path} cannot be read ({error}); delete {self.folder} to begin anew") from error
+        if weights.shape != self.flat.grads.shape:
+            raise RequestError(f"{path} holds {list(weights.shape)} weights, expected {list(self.flat.grads.shape)}")
+        return weights

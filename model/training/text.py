@@ -104,7 +104,7 @@ def train_from_text(
     data = data_from_files(train, dev, sizes, text)
     state = out.with_name(out.name + ".training")
     model = initial_model(data.config, options.seed)
-    history = train_model(model, data.train, data.dev, state, options, progress)
+    history = train_model(model, data.train, data.dev, state, options, progress, force)
     progress("measure the averaged weights", 0.0)
     delivered = delivered_from_model(model, data.tokenizer, data.dev_texts, data.dev)
     progress("measure the averaged weights", 1.0, f"exact match {delivered.exact_match:.1%}")

@@ -9,7 +9,7 @@ Shapes: B sources, N alternatives, K beams of each, V vocab, S source tokens, R 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -17,8 +17,10 @@ import numpy as np
 from .beam import beam_search
 from .greedy import greedy_search
 from .options import SearchOptions
-from .step import Emitted, Search, Special, Start, Step
+from .step import Emitted, Hypothesis, Search, Special, Start, Step
 from .step_output import StepOutput
+
+Found = Callable[[np.ndarray], list[list[Hypothesis]]]
 
 
 def alternatives_search(
@@ -45,12 +47,20 @@ def alternatives_search(
         try:
             emitted = next(search)
         except StopIteration as finished:
-            found = finished.value
-            return [list(chain.from_iterable(found[first : first + count])) for first in range(0, len(found), count)]
+            return joined(finished.value, count)
         tokens, parents = groups.spread(emitted.tokens, emitted.parents)
         done = np.ones(len(groups.sources), dtype=bool)
         np.logical_and.at(done, groups.rows, emitted.done)
-        yield Emitted(emitted.step, groups.sources, tokens, parents, groups.answer, done)
+
+        def hypotheses(numbers: np.ndarray, of_searches: Found = emitted.hypotheses) -> list[list[Hypothesis]]:
+            return joined(of_searches((numbers[:, None] * count + np.arange(count)).ravel()), count)
+
+        yield Emitted(emitted.step, groups.sources, tokens, parents, groups.answer, done, hypotheses)
+
+
+def joined(found: list[list[Hypothesis]], count: int) -> list[list[Hypothesis]]:
+    """The hypotheses of every search -> those of every source, which has `count` searches."""
+    return [list(chain.from_iterable(found[first : first + count])) for first in range(0, len(found), count)]
 
 
 class _Groups:

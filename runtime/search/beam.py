@@ -18,7 +18,7 @@ from .finished import Continuations, Finished, Index, Record
 from .options import SearchOptions
 from .phrases import banked_continuations
 from .rules import Rules
-from .step import Emitted, Search, Special, Start, Step, staying_rows
+from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
 from .step_output import Candidates, StepOutput, finite
 
 
@@ -47,11 +47,13 @@ def beam_search(
     state = BeamState(batch, special, options, texts, starts)
     while not state.all_done:
         answer = state.advance(step)
-        yield Emitted(state.length - 1, state.sources, state.tokens, state.parents, answer, state.done)
+        yield Emitted(
+            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
+        )
         if state.done_count and (rows := staying_rows(state.done)) is not None:
             step.keep(rows)
             state.keep(rows)
-    return state.finished.hypotheses(state.record, state.length, options.kept, options.alignments)
+    return state.hypotheses(np.arange(batch))
 
 
 class BeamState:
@@ -120,7 +122,9 @@ class BeamState:
             scores, tokens, parents, logits = banked_continuations(
                 self.rules.phrases, allowed.logits, allowed.candidates.tokens, self.scores, normaliser
             )
-        if allowed is not answer:  # rules may have changed logits
+        if self.options.allowed_log_probs:
+            own_normaliser = with_dead_ends(allowed, answer).normaliser
+        elif not allowed.own:  # rules may have changed logits
             logits = answer.logits_of(tokens, parents)
         return Continuations(scores, tokens, parents, logits - own_normaliser[self.row, parents])
 
@@ -172,6 +176,10 @@ class BeamState:
         self.done_count = int(np.count_nonzero(self.done))
         if self.done_count:
             self.tokens[self.done], self.parents[self.done] = self.end, self.unmoved
+
+    def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
+        """Of sources that are done, by their numbers in the whole batch."""
+        return self.finished.hypotheses(sources, self.record, self.length, self.options.kept, self.options.alignments)
 
     def progress(self) -> BeamProgress:
         here, paid = self.here, self.opening[self.here, None]

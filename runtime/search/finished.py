@@ -75,17 +75,20 @@ class Finished:
         self.scores[here] = np.take_along_axis(all_scores, best, axis=1)
         self.ends[here] = np.take_along_axis(all_ends, best[..., None], axis=1)
 
-    def hypotheses(self, record: Record, steps: int, nbest: int, alignments: bool) -> list[list[Hypothesis]]:
-        """Reads each hypothesis back from the record, last token first."""
-        scores = self.scores[:, :nbest]
-        lengths, beams, last = np.moveaxis(self.ends[:, :nbest], -1, 0)  # [B, N] each
-        batch, rows = len(scores), np.arange(len(scores))[:, None]
+    def hypotheses(
+        self, sources: np.ndarray, record: Record, steps: int, nbest: int, alignments: bool
+    ) -> list[list[Hypothesis]]:
+        """Reads each hypothesis of these sources back from the record, last token first."""
+        scores = self.scores[sources, :nbest]
+        last_log_probs = self.log_probs[sources, :nbest]
+        lengths, beams, last = np.moveaxis(self.ends[sources, :nbest], -1, 0)  # [B, N] each
+        batch, rows = len(scores), sources[:, None]
         tokens, attended = np.zeros((2, batch, nbest, steps), dtype=np.int64)
         log_probs = np.zeros((batch, nbest, steps))
         for step in reversed(range(steps)):
             final = step == lengths - 1
             tokens[..., step] = np.where(final, last, record.tokens[step, rows, beams])
-            log_probs[..., step] = np.where(final, self.log_probs[:, :nbest], record.log_probs[step, rows, beams])
+            log_probs[..., step] = np.where(final, last_log_probs, record.log_probs[step, rows, beams])
             beams = np.where(step < lengths - 1, record.parents[step, rows, beams], beams)
             if alignments:
                 attended[..., step] = record.attended[step, rows, beams]

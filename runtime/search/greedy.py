@@ -33,11 +33,13 @@ def greedy_search(
     state = GreedyState(batch, special, options, texts, starts)
     while not state.all_done:
         answer = state.advance(step)
-        yield Emitted(state.length - 1, state.sources, state.tokens, state.parents, answer, state.done)
+        yield Emitted(
+            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
+        )
         if state.done_count and (rows := staying_rows(state.done)) is not None:
             step.keep(rows)
             state.keep(rows)
-    return state.hypotheses()
+    return state.hypotheses(np.arange(batch))
 
 
 class GreedyState:
@@ -78,13 +80,17 @@ class GreedyState:
         """One step: the likeliest allowed token of every source; those that are done are fed the end token."""
         answer = step(self.tokens, self.parents)
         self.length += 1
-        normaliser = finite(answer.normaliser, self.sources)
+        # Where nobody asks for the model's own log-probabilities, its best logit tells as well whether all are finite.
+        scored = not self.options.allowed_log_probs or self.options.alternatives
+        normaliser = finite(answer.normaliser if scored else answer.best.logits[..., 0], self.sources)
         allowed = self.rules.answer(answer, self.tokens, self.parents, self.length)
         allowed = self.rules.opened(allowed, normaliser, self.length)
-        best = allowed.candidates
+        best = allowed.best
         self.tokens = best.tokens[..., 0].copy()  # [B, 1]
+        if self.options.allowed_log_probs:
+            normaliser = allowed.normaliser
         # Rules may have changed a logit; without rules a candidate's logit is the model's own.
-        own = allowed is answer or self.unscored
+        own = allowed.own or self.unscored or self.options.allowed_log_probs
         logits = best.logits[..., 0] if own else answer.logits_of(self.tokens)
         log_probs = logits.astype(np.float64) - normaliser
         if self.options.alternatives:
@@ -115,11 +121,13 @@ class GreedyState:
         self.tokens, self.parents = self.tokens[rows], self.parents[rows]
         self.here, self.done_count = self.sources, int(np.count_nonzero(self.done))
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        ended = self.chosen == self.end
+    def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
+        """Of sources that are done, by their numbers in the whole batch."""
+        chosen = self.chosen[sources]
+        ended = chosen == self.end
         lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, self.options.max_length)
-        lengths[self.absent] = 0
-        rows = zip(self.chosen, self.log_probs, self.attended, lengths[:, None], strict=True)
+        lengths[self.absent[sources]] = 0
+        rows = zip(chosen, self.log_probs[sources], self.attended[sources], lengths[:, None], strict=True)
         return [
             hypotheses_of(tokens[None], log_probs[None], attended[None], length, self.options)
             for tokens, log_probs, attended, length in rows

@@ -10,6 +10,7 @@ import numpy as np
 from .option_fields import OptionFields
 from .phrases import MOST, contains, phrase_table
 
+MOST_BEAMS = 4096  # every beam is a row of every step; beyond, a number is a slip or a damaged file
 BEAM_STYLES = ("huggingface", "ctranslate2")  # whose beam search; beam_styles.py says what differs
 
 
@@ -31,6 +32,9 @@ def problems_of_numbers(options: OptionFields) -> Iterator[str]:
         yield f"max length {options.max_length}, expected at least 1"
     if options.beam < 1:
         yield f"beam {options.beam}, expected at least 1"
+    for name in ("beam", "nbest"):
+        if getattr(options, name) > MOST_BEAMS:
+            yield f"{name} {getattr(options, name)}, expected at most {MOST_BEAMS}"
     counts = "sample" if options.sample else "alternative" if options.alternatives else ""
     if not counts and not 1 <= options.nbest <= max(options.beam, 1):
         yield f"nbest {options.nbest}, expected 1 to the beam size {options.beam}"
@@ -195,7 +199,13 @@ def unknown_tokens(options: OptionFields, vocab: int) -> list[int]:
     """Token ids asked for that a vocabulary of this size does not have."""
     named = [token for token in (options.start, options.forced_bos, options.forced_eos) if token is not None]
     named += [token for sequence in (*options.banned, *options.phrases) for token in sequence]
-    named += [*options.prefix, *options.first_banned, *(options.allowed or ()), *(options.shortlist or ())]
+    named += [
+        *options.prompt,
+        *options.prefix,
+        *options.first_banned,
+        *(options.allowed or ()),
+        *(options.shortlist or ()),
+    ]
     if options.trie is not None:
         known = options.trie.tokens
         named += np.unique(known[known >= vocab]).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .timestamps import Timestamps
 from .trie import Trie
 
 LEAST_CANDIDATES = 2  # of one beam: its best and, if that is the end token, the next
@@ -22,6 +23,7 @@ class OptionFields:
     start: int | None = None  # what the decoder is fed first; None: the model's own start token
     forced_bos: int | None = None
     forced_eos: int | None = None
+    prompt: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
     first_banned: tuple[int, ...] = ()
@@ -40,10 +42,12 @@ class OptionFields:
     coverage_penalty: float = 0.0
     phrases: tuple[tuple[int, ...], ...] = ()
     trie: Trie | None = None
+    timestamps: Timestamps | None = None
     alternatives: bool = False
     min_alternative_expansion_prob: float = 0.0
     alignments: bool = False
     scores: bool = True
+    allowed_log_probs: bool = False
     ignore_eos: bool = False
 
     @property
@@ -68,11 +72,21 @@ class OptionFields:
 
         Rules that ban tokens by name ban no more than those, and a forced token needs no candidates.
         """
-        listed = self.allowed is not None or self.phrases or self.trie is not None
+        listed = self.allowed is not None or self.phrases or self.trie is not None or self.timestamps is not None
         repeating = self.no_repeat_ngram or self.source_no_repeat_ngram or self.repetition_penalty != 1.0
         if listed or repeating or any(len(tokens) > 1 for tokens in self.banned):
             return 0
         return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + self.bars_eos
+
+    @property
+    def best(self) -> int:
+        """How many of a beam's likeliest tokens, with their scores, are all that is read where no token is forced; 0 if
+        no number is: then searches read all logits."""
+        # over what the rules leave:
+        renormalises = (self.beam_style == "ctranslate2" or self.allowed_log_probs) and not self.unruled
+        if self.sample or self.alternatives or renormalises or not self.candidates:
+            return 0
+        return self.beam - 1 + self.candidates
 
     @property
     def bars_eos(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seq2engine.common.json_files import fields_from_json, hints_of
 from seq2engine.errors import ConfigError, UsageError
 
 from .option_checks import problems_of
@@ -20,8 +20,10 @@ class SearchOptions(OptionFields):
 
     `max_length` and `min_length` count new tokens, the end token included. `forced_bos` is the token that every output
     begins with (the target language, in models that have several), `forced_eos` the one it ends with if it is cut at
-    the maximum length. `prefix` are tokens that every output begins with; they are forced like `forced_bos`, cost beam
-    search nothing, and are part of the output. `banned` are tokens, and sequences of tokens, that never occur;
+    the maximum length. `prompt` are tokens that the decoder is fed after its start token, before it emits anything:
+    they are read at once and are no part of the output. `prefix` are tokens that every output begins with; they are
+    forced like `forced_bos`, cost beam search nothing, and are part of the output. `banned` are tokens, and
+    sequences of tokens, that never occur;
     `first_banned` tokens that may not come first, after the forced ones; `allowed`, if given, the only ones beside the
     end token. `shortlist`, if given, is the whole vocabulary beside the end token: other tokens are not only forbidden,
     as with `allowed`, but have no probability, and need not be computed. A repeated n-gram is one that the output
@@ -52,6 +54,10 @@ class SearchOptions(OptionFields):
     possible outputs: after each of its prefixes only tokens that continue it are allowed, and the end token where a
     sequence ends. It starts after `forced_bos`.
 
+    `timestamps` are tokens that stand in pairs around pieces of text, by the rules of Whisper (timestamps.py). With
+    `allowed_log_probs`, the log-probabilities of a hypothesis are those among the tokens that the rules leave, not the
+    model's own; beam search still adds up the model's own.
+
     With `alternatives`, each of the `nbest` likeliest tokens after the prefix begins one hypothesis, which greedy or
     beam search completes; none for tokens less likely than `min_alternative_expansion_prob`. The score is the token's
     log-probability plus the score of what follows, as in CTranslate2.
@@ -62,9 +68,17 @@ class SearchOptions(OptionFields):
             raise ConfigError("search options: " + "; ".join(problems))
 
 
-TOKEN_LISTS = ("prefix", "first_banned", "allowed", "shortlist")  # fields that are lists in JSON
-SEQUENCE_LISTS = ("banned", "phrases")  # and lists of lists
+# The types of the fields in JSON: as they are here, but a trie is the list of its sequences.
+KINDS: dict[str, Any] = {**hints_of(OptionFields), "trie": tuple[tuple[int, ...], ...] | None, "timestamps": None}
 FORMER_NAMES = {"semantics": "beam_style"}  # in generation.json of bundles written before the field was renamed
+
+
+def checked_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fields of search options from parsed JSON; one error lists everything that is of a wrong type."""
+    try:
+        return fields_from_json(KINDS, {FORMER_NAMES.get(name, name): value for name, value in values.items()})
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; expected fields of SearchOptions") from error
 
 
 def options_from_values(
@@ -80,16 +94,10 @@ def options_from_values(
     sampling; what the user gives is taken as it is. `also` returns further problems of options, for example those of a
     session: all problems are raised together.
     """
-    values = {FORMER_NAMES.get(name, name): value for name, value in values.items()}
-    known = {field.name for field in dataclasses.fields(SearchOptions)}
-    if unknown := sorted(values.keys() - known):
-        raise ConfigError(f"{where}: unknown field {unknown[0]!r}; expected fields of SearchOptions")
-    merged = {"max_length": longest, **values}
+    merged: dict[str, Any] = {"max_length": longest, **checked_values(values, where)}
     merged["max_length"] = min(merged["max_length"], longest)
-    merged.update({name: tuple(tuple(tokens) for tokens in merged.get(name, ())) for name in SEQUENCE_LISTS})
     if merged.get("trie") is not None:
         merged["trie"] = trie_from_sequences(merged["trie"])
-    merged.update({name: tuple(merged[name]) for name in TOKEN_LISTS if merged.get(name) is not None})
     if given.get("sample"):
         merged["beam"] = 1
     merged.update({name: value for name, value in given.items() if value is not None})

@@ -19,6 +19,7 @@ from .options import SearchOptions
 from .phrases import PhraseConstraint
 from .step import Special, Start
 from .step_output import Candidates, Reduced, StepOutput
+from .timestamps import TimestampConstraint
 from .trie import TrieConstraint
 
 
@@ -68,6 +69,8 @@ class Rules:
         if options.trie is not None:
             place = offset_of(options), room_of(options), barred_of(options)
             self.constraints.append(TrieConstraint(options.trie, special.end, *place))
+        if options.timestamps is not None:  # last: it weighs what the other rules leave
+            self.constraints.append(TimestampConstraint(options.timestamps, special.end))
         self.idle = options.unruled and not self.starts.size
         self.history: np.ndarray | None = None  # [B, K, T]
         self.barred: np.ndarray | None = None  # [V] tokens that are not in `allowed`, once V is known
@@ -83,25 +86,37 @@ class Rules:
         """The logits that the rules leave (see `allowed`). Without rules no whole row of logits is read."""
         if self.idle:
             return answer
-        if not answer.raw.shape[-1]:
+        if self.candidates_suffice(answer, length):
             return self.among(answer, length)
-        return StepOutput(self.allowed(answer.logits, tokens, parents, length, normaliser))
+        return StepOutput(self.allowed(answer.logits, tokens, parents, length, normaliser), own=False)
+
+    def candidates_suffice(self, answer: StepOutput, length: int) -> bool:
+        """Whether the rules need no logits beside the candidates of this answer.
+
+        The score of a forced token needs its own logit, which may not be among them.
+        """
+        if not answer.raw.shape[-1] or isinstance(answer.raw, np.ndarray):
+            return not answer.raw.shape[-1]
+        forced = not self.options.unscored and (self.forced_at(length, len(answer.candidates.tokens)) >= 0).any()
+        return not forced and 0 < self.options.best <= answer.candidates.tokens.shape[-1]
 
     def among(self, answer: StepOutput, length: int) -> StepOutput:
-        """The same for an answer that has only candidates, as many as `SearchOptions.candidates` says are enough."""
+        """The same for an answer that has only candidates, as many as the options say are enough."""
         best = answer.candidates
         barred = np.isin(best.tokens, self.always)
         opening = self.start_lengths + 1 == length
         barred |= opening[:, None, None] & np.isin(best.tokens, self.first)
         if self.options.bars_eos and length < self.options.min_length:
             barred |= best.tokens == self.special.end
+        forced = self.forced_at(length, len(best.tokens))
+        barred[forced >= 0] = False  # no rule bars what is forced
         order = np.argsort(barred, axis=-1, kind="stable")
         tokens = np.take_along_axis(best.tokens, order, axis=-1)
-        forced = self.forced_at(length, len(tokens))
         tokens[forced >= 0] = forced[forced >= 0, None, None]
         assert answer.reduced is not None
-        found = Candidates(tokens, np.take_along_axis(best.logits, order, axis=-1))
-        return StepOutput(answer.raw, Reduced(found, answer.reduced.exp_sum))
+        logits = np.where(barred, -np.inf, best.logits).astype(best.logits.dtype)
+        found = Candidates(tokens, np.take_along_axis(logits, order, axis=-1))
+        return StepOutput(answer.raw, Reduced(found, answer.reduced.exp_sum), rows=answer.rows)
 
     def allowed(
         self,
@@ -190,7 +205,7 @@ class Rules:
         result[rows] = -np.inf
         rows, tokens = rows[likely], tokens[likely]
         result[rows, :, tokens] = logits[rows, :, tokens]
-        return StepOutput(result)
+        return StepOutput(result, own=False)
 
     def check_that_some_are_allowed(self, logits: np.ndarray, ended: np.ndarray) -> None:
         """Raises if a source has no allowed token left. Beams that have ended [B,K] need none.

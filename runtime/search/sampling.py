@@ -20,7 +20,7 @@ import numpy as np
 from .greedy import hypotheses_of
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Search, Special, Start, Step, staying_rows
+from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
 from .step_output import finite
 
 
@@ -46,6 +46,10 @@ def sampling_search(
     log_probs = np.zeros((batch, count, options.max_length))
     lengths = np.zeros((batch, count), dtype=np.int64)
 
+    def hypotheses(numbers: np.ndarray) -> list[list[Hypothesis]]:
+        found = (chosen[numbers], log_probs[numbers], attended[numbers], lengths[numbers])
+        return [hypotheses_of(*rows, options) for rows in zip(*found, strict=True)]
+
     sources = np.arange(batch)
     done = np.zeros((batch, count), dtype=bool)
     tokens = np.full((batch, count), special.start, dtype=np.int64)
@@ -57,7 +61,10 @@ def sampling_search(
         normaliser = finite(answer.normaliser, sources)
         allowed = rules.answer(answer, tokens, parents, length)
         tokens = drawn(probabilities(allowed.logits, options), draws[sources, :, length - 1])
-        gained = answer.logits_of(tokens) - normaliser
+        if options.allowed_log_probs:
+            gained = allowed.logits_of(tokens) - allowed.normaliser
+        else:
+            gained = answer.logits_of(tokens) - normaliser
         tokens[done] = special.end
 
         chosen[sources, :, length - 1] = tokens
@@ -66,7 +73,7 @@ def sampling_search(
             attended[sources, :, length - 1] = step.attention().argmax(axis=-1)
         lengths[sources] += ~done
         done = done | (tokens == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1))
+        yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1), hypotheses)
 
         rows = staying_rows(done.all(axis=1))
         if rows is not None:
@@ -74,7 +81,7 @@ def sampling_search(
             rules.keep(rows)
             sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
 
-    return [hypotheses_of(*rows, options) for rows in zip(chosen, log_probs, attended, lengths, strict=True)]
+    return hypotheses(np.arange(batch))
 
 
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:

@@ -69,7 +69,8 @@ class Emitted:
     """One step of a search: the sources it decoded, the tokens it chose, and the logits it chose from.
 
     `sources` [B] are indices into the original batch, `tokens` and `parents` [B,K] the beams that run on, `answer` the
-    model's output (valid until the next step), `done` [B] the sources that need no more steps.
+    model's output (valid until the next step), `done` [B] the sources that need no more steps. `hypotheses` of sources
+    that are done, by their indices into the original batch, are what the search returns of them at its end.
     """
 
     step: int
@@ -78,6 +79,7 @@ class Emitted:
     parents: np.ndarray
     answer: StepOutput
     done: np.ndarray
+    hypotheses: Callable[[np.ndarray], list[list[Hypothesis]]] = field(repr=False)
 
 
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,23 +55,44 @@ class Reduced:
     exp_sum: np.ndarray
 
 
+class Logits(Protocol):
+    """An array, or one on a device that is copied to the host once an item of it is asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: Any) -> np.ndarray: ...
+
+
+class NoLogits:
+    """The logits of steps that leave them where they are: whoever needs them must say so before the first step."""
+
+    def __init__(self, rows: int):
+        self.shape = (rows, 1, 0)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        raise RequestError("the logits of these steps were not kept; decode with: generate(..., logits=True)")
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """Logits of the next token of K beams of B sources, and what is derived from them; valid until the next step.
 
     With a `shortlist`, `raw` has only its columns, and candidates that the graph has `reduced` are column numbers; what
-    the graph has not reduced is reduced here. `rows` selects sources if `raw` has others too.
+    the graph has not reduced is reduced here. `rows` selects sources if `raw` has others too. Logits are the
+    model's `own` until a rule changes them.
     """
 
-    raw: np.ndarray
+    raw: Logits
     reduced: Reduced | None = None
     shortlist: Shortlist | None = None
     rows: np.ndarray | None = None
+    own: bool = True
 
     @cached_property
     def columns(self) -> np.ndarray:
         """[B,K,W]: the logits of the shortlist, or of all tokens."""
-        return self.raw if self.rows is None else self.raw[self.rows]
+        return self.raw[...] if self.rows is None else self.raw[self.rows]
 
     @cached_property
     def logits(self) -> np.ndarray:
@@ -95,6 +117,15 @@ class StepOutput:
         best = candidates_from(self.columns) if self.reduced is None else self.reduced.candidates
         return best if self.shortlist is None else Candidates(self.shortlist.ids[best.tokens], best.logits)
 
+    @cached_property
+    def best(self) -> Candidates:
+        """The likeliest token of every beam, first among as many as are known: all that greedy search reads."""
+        if self.reduced is not None:
+            return self.candidates
+        columns = self.columns.argmax(axis=-1)[..., None]  # of equals the first
+        tokens = columns if self.shortlist is None else self.shortlist.ids[columns]
+        return Candidates(tokens, np.take_along_axis(self.columns, columns, axis=-1))
+
     def logits_of(self, tokens: np.ndarray, beams: np.ndarray | None = None) -> np.ndarray:
         """Tokens [B,C] (of the shortlist, if there is one) that continue `beams` [B,C] -> their logits [B,C].
 
@@ -111,7 +142,7 @@ class StepOutput:
         if reduced is not None:
             best = Candidates(reduced.candidates.tokens[rows], reduced.candidates.logits[rows])
             reduced = Reduced(best, reduced.exp_sum[rows])
-        return StepOutput(self.raw, reduced, self.shortlist, rows)
+        return StepOutput(self.raw, reduced, self.shortlist, rows, self.own)
 
 
 class NotFiniteError(RequestError):

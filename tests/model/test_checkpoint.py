@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -146,21 +147,24 @@ def test_weights_of_another_format(saved: Path) -> None:
 def test_a_config_that_is_not_json(saved: Path, content: bytes) -> None:
     (saved / "config.json").write_bytes(content)
     message = error_of(saved)
-    assert message.startswith(f"{saved}/config.json is not JSON (")
+    assert message.startswith(f"{saved}/config.json cannot be used (not ")
     assert message.endswith("); copy the checkpoint again")
 
 
-@pytest.mark.parametrize(("content", "kind"), [("[]", "list"), ("3", "int"), ("null", "NoneType")])
+@pytest.mark.parametrize(("content", "kind"), [("[]", "[]"), ("3", "3"), ("null", "None")])
 def test_a_config_that_holds_no_fields(saved: Path, content: str, kind: str) -> None:
     (saved / "config.json").write_text(content)
-    assert error_of(saved) == f"{saved}/config.json holds a {kind}; expected the fields of a seq2engine config"
+    assert (
+        error_of(saved)
+        == f"{saved}/config.json cannot be used (it is {kind}, expected an object); copy the checkpoint again"
+    )
 
 
 @pytest.mark.parametrize(
     ("foreign", "kind"),
     [
-        ({"model_type": "marian", "architectures": ["MarianMTModel"], "d_model": 512}, "marian"),
-        ({"architectures": ["T5ForConditionalGeneration"]}, "another library"),
+        ({"model_type": "marian", "architectures": ["MarianMTModel"], "d_model": 512}, "'marian'"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "'another library'"),
     ],
 )
 def test_the_config_of_another_library(saved: Path, foreign: dict[str, object], kind: str) -> None:
@@ -191,9 +195,34 @@ def test_weights_that_do_not_fit_are_all_listed(saved: Path) -> None:
     save_file(weights, saved / "model.safetensors")
     assert error_of(saved) == (
         f"{saved}/model.safetensors does not fit its config: missing decoder.0.cross_attn.q.bias; "
-        "missing output.weight; unexpected encoder.1.extra; "
+        "missing output.weight; unexpected 'encoder.1.extra'; "
         "encoder.0.feed_forward.up.weight is [8, 12], expected [12, 8]"
     )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"source_vocab": 10**7, "target_vocab": 10**7},
+        {"encoder_layers": 10**6},
+        {"encoder_layers": 1000},
+        {"d_model": 10**9},
+        {"d_ff": 2**62},
+        {"d_ff": 2**20},
+        {"max_source": 10**6},
+        {"heads": 1024, "d_kv": 2**17},
+    ],
+)
+def test_sizes_are_held_against_the_file_before_anything_is_made(
+    saved: Path, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(config: ModelConfig) -> Transformer:
+        raise AssertionError(f"a model of {config} was made")
+
+    monkeypatch.setattr(checkpoint, "build_model", never)
+    values = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**values, "positions": "learned", **sizes}))
+    assert re.search("does not fit its config|expected at most|expected", error_of(saved))
 
 
 def test_a_tied_name_in_the_file_is_unexpected(tmp_path: Path) -> None:
@@ -201,7 +230,7 @@ def test_a_tied_name_in_the_file_is_unexpected(tmp_path: Path) -> None:
     saved = save_checkpoint(small_model(), tmp_path / "tied")
     weights = load_file(saved / "model.safetensors") | {"output.weight": torch.zeros(11, 8)}
     save_file(weights, saved / "model.safetensors")
-    assert error_of(saved).endswith(" does not fit its config: unexpected output.weight")
+    assert error_of(saved).endswith(" does not fit its config: unexpected 'output.weight'")
 
 
 def test_a_long_list_of_problems_is_cut_and_counted() -> None:
@@ -263,7 +292,7 @@ def test_a_preset_is_a_name_or_a_config() -> None:
 def test_an_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         random_model("huge")
-    assert str(caught.value) == "unknown preset 'huge', expected one of tiny, base, big"
+    assert str(caught.value) == f"unknown preset 'huge', expected one of {', '.join(PRESETS)}"
 
 
 # Saving over something

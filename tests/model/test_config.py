@@ -45,7 +45,7 @@ def test_big_is_the_big_model_of_the_paper() -> None:
 
 def test_tiny_is_tiny() -> None:
     tiny = PRESETS["tiny"]
-    assert set(PRESETS) == {"tiny", "base", "big"}
+    assert set(PRESETS) == {"tiny", "base", "big", "t5-small", "flan-t5-base", "whisper-tiny.en"}
     assert (tiny.encoder_layers, tiny.decoder_layers, tiny.d_model) == (2, 2, 64)
     assert tiny.source_vocab == tiny.target_vocab == 256
 
@@ -188,3 +188,27 @@ def test_any_json_gives_a_config_or_a_config_error(changes: dict[str, object]) -
         return
     assert config.head_dim * config.heads == config.d_model
     assert 0 <= max(config.pad_id, config.start_id, config.end_id) < config.target_vocab
+
+
+def test_a_model_of_audio_has_no_source_tokens():
+    audio = {
+        "source_vocab": 0,
+        "share_embeddings": False,
+        "positions": "learned",
+        "front_end": "mel",
+        "pad_id": 2,  # audio is never padded, so this may be the end token
+    }
+    config = ModelConfig(**audio)
+    assert config.takes_audio
+    assert config.frames == 2 * config.max_source
+    assert "80 mel bands, vocabulary 32000" in config.shape
+    wrong = {"mels": 0, "source_vocab": 7, "positions": "sinusoidal"}
+    with pytest.raises(ConfigError, match=r"mels is 0.*expected source_vocab 0.*positions are 'sinusoidal'"):
+        ModelConfig(**{**audio, **wrong})
+
+
+def test_configs_of_earlier_versions_are_read():
+    values = dataclasses.asdict(ModelConfig())
+    for name in ("front_end", "mels"):
+        del values[name]
+    assert config_from_dict(values) == ModelConfig()

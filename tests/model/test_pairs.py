@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from seq2engine.errors import RequestError
 from seq2engine.model.pairs import read_pairs
 
 
@@ -16,3 +21,9 @@ def test_a_last_line_needs_no_newline(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_bytes(b"a\tA\nb\tB")
     assert read_pairs(path) == [("a", "A"), ("b", "B")]
+
+
+@pytest.mark.parametrize("folder", [".", "/", ".."])
+def test_a_folder_without_a_name_is_no_data(folder):
+    with pytest.raises(RequestError, match="expected a TSV of source and target, or two files"):
+        read_pairs(Path(folder))

@@ -76,7 +76,9 @@ def step(
 ) -> Tensor:
     """Logits [B, V] of one token a source, each at its own place of a static cache."""
     self_mask = (torch.arange(cache[0][0].shape[2]) <= at[:, None])[:, None]
-    return model.decode_step(tokens[:, None], at, at, self_mask, source_mask, cross, cache)[0][:, 0]
+    slots = torch.arange(cache[0][0].shape[2])[None]
+    arguments = tokens[:, None], at, at, self_mask, source_mask, cross, cache
+    return model.decode_step(*arguments, slot_position=slots)[0][:, 0]
 
 
 def test_the_static_cache_is_written_in_place_and_the_growing_one_is_not() -> None:
@@ -112,7 +114,8 @@ def beam_logits(model: Transformer, tokens: Tensor, masks: list[Tensor], store: 
         unwritten = 0 if store is append_slots else (steps - t - 1) * beams
         self_mask = nn.functional.pad(masks[t], (0, unwritten))
         at = torch.full((batch,), t)
-        logits, cache = model.decode_step(tokens[t], at, at * beams, self_mask, source_mask, cross, cache, store)
+        slots = torch.arange(self_mask.shape[-1])[None] // beams
+        logits, cache = model.decode_step(tokens[t], at, at * beams, self_mask, source_mask, cross, cache, store, slots)
         found.append(logits)
     return found
 

@@ -134,7 +134,7 @@ def ours_already(folder):
 
 
 def an_unknown_type(folder):
-    (folder / "config.json").write_text('{"model_type": "t5"}')
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
     return folder
 
 
@@ -170,8 +170,8 @@ def no_weights(folder):
         (nothing, "nothing at "),
         (an_empty_folder, "holds no checkpoint that is understood; expected a Hugging Face folder"),
         (ours_already, "is a seq2engine checkpoint already; export it with: seq2engine export"),
-        (an_unknown_type, "model_type is 't5', expected one of marian, bart, mbart, m2m_100, pegasus, blenderbot"),
-        (a_damaged_config, "config.json is not JSON"),
+        (an_unknown_type, "model_type is 'gpt2', expected one of marian, bart, mbart, m2m_100, pegasus, blenderbot"),
+        (a_damaged_config, "config.json cannot be used (not JSON"),
         (other_keys, "holds weights, which is not understood"),
         (no_dict, "holds list, which is not understood"),
         (cut_short, "cannot be read"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.hugging_face_models import END, LENGTH, batch_of, library_outputs, saved, small_model, sources
+from support.hugging_face_models import END, LENGTH, batch_of, in_double, library_outputs, saved, small_model, sources
 from support.rounding import double_error
 
 from seq2engine.export.to_onnx import onnx_from_model
@@ -23,6 +24,7 @@ from seq2engine.runtime.torch_session import TorchSession
 
 UNTIED = {"tie_word_embeddings": False}
 SCALED = {"scale_embedding": True}
+GATED = {"feed_forward_proj": "gated-gelu"}
 # name -> family, seed (those whose outputs wander), fields of the config, fields of the generation config
 CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "marian, starts on its padding": (
@@ -72,6 +74,14 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "pegasus, untied": ("pegasus", 1, {"biased": True, **UNTIED}, {}),
     "blenderbot": ("blenderbot", 0, {"biased": True}, {"encoder_no_repeat_ngram_size": 3, "min_length": 3}),
     "blenderbot, scaled": ("blenderbot", 3, {"activation_function": "silu", **SCALED}, {"early_stopping": "never"}),
+    "t5": ("t5", 0, {}, {"length_penalty": 0.8}),
+    "t5, untied but scaled": ("t5", 1, {"tied": False, "feed_forward_proj": "gelu"}, {}),
+    "t5 v1.1": ("t5", 2, {"tied": False, **UNTIED, **GATED}, {"no_repeat_ngram_size": 2}),
+    "t5, tied but not scaled": ("t5", 3, {**UNTIED, "feed_forward_proj": "gated-silu", "num_layers": 2}, {}),
+    "mt5": ("mt5", 4, {"tied": False}, {"early_stopping": True}),
+    "mt5, tied": ("mt5", 5, {"d_kv": 8, "feed_forward_proj": "relu"}, {}),
+    "umt5": ("umt5", 1, {"tied": False}, {}),
+    "umt5, tied": ("umt5", 6, {"relative_attention_max_distance": 9}, {"forced_bos_token_id": 9}),
 }
 MAX_LENGTH, BEAM = 14, 4
 GREEDY = {"num_beams": 1}
@@ -84,6 +94,11 @@ class Pair:
     theirs: Any
     folder: Path
     imported: Imported
+
+    @cached_property
+    def expected(self) -> dict[int | None, list[list[int]]]:
+        """The library's outputs by beam: greedy, and with its own number of beams."""
+        return {1: library_outputs(self.theirs, self.rows, **GREEDY), None: library_outputs(self.theirs, self.rows)}
 
     @property
     def rows(self) -> list[list[int]]:
@@ -104,7 +119,7 @@ def test_states_and_logits_are_the_library_s_in_fp64(pair: Pair) -> None:
     ids, mask = batch_of(pair.rows, config.pad_id)
     forced = torch.randint(8, config.target_vocab, (len(ids), LENGTH), generator=torch.Generator().manual_seed(5))
     forced[:, 0] = config.start_id
-    theirs, ours = pair.theirs.double(), checkpoint_from_hugging_face(pair.folder).model
+    theirs, ours = in_double(pair.theirs), checkpoint_from_hugging_face(pair.folder).model
     with torch.inference_mode():
         rounded_states, rounded_logits = ours.encode(ids, mask.bool())[0], ours(ids, mask.bool(), forced)
         ours = ours.double()
@@ -141,7 +156,7 @@ def outputs(session: Session, pair: Pair, beam: int | None) -> list[list[int]]:
 
 
 def test_outputs_are_the_library_s_token_for_token(pair: Pair, tmp_path: Path) -> None:
-    expected = {1: library_outputs(pair.theirs, pair.rows, **GREEDY), None: library_outputs(pair.theirs, pair.rows)}
+    expected = pair.expected
     save_checkpoint(pair.imported.model, tmp_path / "checkpoint")
     with TorchSession(load_checkpoint(tmp_path / "checkpoint")) as session:
         assert {beam: outputs(session, pair, beam) for beam in expected} == expected
@@ -151,7 +166,7 @@ def test_outputs_are_the_library_s_token_for_token(pair: Pair, tmp_path: Path) -
 
 def test_the_outputs_compared_are_worth_comparing(pair: Pair) -> None:
     """They depend on the source, use many tokens, and end at various lengths."""
-    said = [row for options in ({}, GREEDY) for row in library_outputs(pair.theirs, pair.rows, **options)]
+    said = [row for rows in pair.expected.values() for row in rows]
     assert len({tuple(row) for row in said}) >= 4
     assert len({len(row) for row in said}) >= 2
     assert len({token for row in said for token in row}) >= 5

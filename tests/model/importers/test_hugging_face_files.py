@@ -214,9 +214,9 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     torch.save({"weight": NotATensor()}, path)
     assert "NotATensor, and nothing but tensors is ever unpickled; save the model as safetensors" in refusal()
     torch.save({"weights": {"inner": torch.zeros(2)}}, path)
-    assert "holds 'weights', a dict, expected named tensors" in refusal()
+    assert "('weights' is not a tensor but a dict); expected names and tensors" in refusal()
     torch.save([torch.zeros(2)], path)
-    assert "holds a list, expected named tensors" in refusal()
+    assert "holds a list; expected names and tensors of a state dict" in refusal()
     for content in (b"", b"not a pickle at all"):
         path.write_bytes(content)
         assert "pytorch_model.bin cannot be read (" in refusal()
@@ -236,7 +236,7 @@ def test_an_index_must_name_files_of_its_own_folder(tmp_path: Path) -> None:
     index = write_sharded(folder, weights, "safetensors")
     for outside in ("../outside.safetensors", str(tmp_path / "outside.safetensors"), 7):
         index.write_text(json.dumps({"weight_map": {SHARED: outside}}))
-        with pytest.raises(CheckpointError, match="expected a file in its own folder"):
+        with pytest.raises(CheckpointError, match=r"expected (a file in its own folder|text)"):
             read_weights(folder)
     index.write_text(json.dumps({"weight_map": {SHARED: "model-00003-of-00002.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"names model-00003-of-00002\.safetensors, which is not in the folder"):

@@ -128,14 +128,24 @@ def test_a_pickle_that_is_no_checkpoint(tmp_path: Path) -> None:
     ("values", "problem"),
     [
         ([1], "holds a list; expected names and tensors of a state dict"),
-        ({"a": 1}, "does not hold a state dict (a is not a tensor); expected names and tensors"),
-        ({}, "does not hold a state dict (nothing is in it); expected names and tensors"),
+        ({"a": 1}, "'a' is not a tensor but a int"),
+        ({"a": torch.ones(2, device="meta")}, "'a' is a tensor on meta, without numbers"),
+        (
+            {"a": torch.ones(2).to_sparse()},
+            "'a' is a tensor of torch.float32 in torch.sparse_coo, expected plain numbers",
+        ),
+        ({"a": torch.ones(2) * 1j}, "'a' is a tensor of torch.complex64 in torch.strided, expected plain numbers"),
+        ({"\ud800": torch.ones(2)}, r"'\ud800' is no name"),
+        ({}, "nothing is in it"),
     ],
 )
 def test_what_is_not_a_state_dict(tmp_path: Path, values: Any, problem: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         tensors(values, tmp_path)
-    assert str(caught.value) == f"{tmp_path} {problem}"
+    whole = (
+        f"does not hold a state dict ({problem}); expected names and tensors" if isinstance(values, dict) else problem
+    )
+    assert str(caught.value) == f"{tmp_path} {whole}"
 
 
 def test_options_of_no_known_kind(tmp_path: Path) -> None:

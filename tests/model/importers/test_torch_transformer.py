@@ -59,7 +59,9 @@ error_of = partial(refusal_of, checkpoint_from_torch)
 
 
 def test_post_norm_with_final_norms_as_torch_makes_it(tmp_path: Path) -> None:
-    reference = lively_reference(1, 2, LENGTH, vocab=(30, 26), layers=(1, 3), final_norms=True, output_bias=True)
+    reference = lively_reference(
+        1, 2, LENGTH, seed=10, vocab=(30, 26), layers=(1, 3), final_norms=True, output_bias=True
+    )
     folder = write(tmp_path / "saved", reference, final_norms=True, output_bias="output.bias")
     imported = checkpoint_from_torch(folder)
     config = imported.model.config
@@ -73,7 +75,7 @@ def test_post_norm_with_final_norms_as_torch_makes_it(tmp_path: Path) -> None:
 def test_pre_norm_without_biases_and_with_one_table(tmp_path: Path) -> None:
     shape = {"norm_first": True, "final_norms": True, "activation": "gelu", "bias": False}
     positions = (sinusoids(LENGTH, 16),) * 2
-    reference = lively_reference(1, 2, LENGTH, positions=positions, share=True, tie=True, epsilon=1e-4, **shape)
+    reference = lively_reference(1, 2, LENGTH, seed=6, positions=positions, share=True, tie=True, epsilon=1e-4, **shape)
     names = {"positions": "sinusoidal", "source_positions": None, "target_positions": None}
     ignored = ["source_positions", "target_positions"]
     changes = {"weights": "model.safetensors", "norm_epsilon": 1e-4, "ignored": ignored}
@@ -86,7 +88,7 @@ def test_pre_norm_without_biases_and_with_one_table(tmp_path: Path) -> None:
 
 def test_post_norm_inside_an_entry_with_one_long_table_of_positions(tmp_path: Path) -> None:
     table = torch.randn(40, 16, generator=torch.Generator().manual_seed(5))
-    reference = lively_reference(1, 2, LENGTH, positions=(table, table), scale=False)
+    reference = lively_reference(1, 2, LENGTH, seed=37, positions=(table, table), scale=False)
     reference.register_buffer("pe", table[:, None])  # [length, 1, D], as tutorials have it
     ignored = ["source_positions", "target_positions"]
     names = {"source_positions": "pe", "target_positions": "pe", "ignored": ignored, "scale_embeddings": False}
@@ -109,7 +111,7 @@ def test_a_folder_without_a_description(tmp_path: Path) -> None:
     assert error_of(tmp_path).startswith(f"no seq2engine.json in {tmp_path}; expected next to the weights")
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[]", "holds a list; expected fields by name")])
+@pytest.mark.parametrize(("text", "problem"), [("{", "not JSON"), ("[]", "it is [], expected an object")])
 def test_a_description_that_is_none(saved: Path, text: str, problem: str) -> None:
     (saved / "seq2engine.json").write_text(text)
     assert problem in error_of(saved)
@@ -135,7 +137,7 @@ def test_all_fields_that_are_wrong_are_listed(saved: Path) -> None:
         ({"positions": "sinusoidal"}, "source_positions is 'source_positions', expected a name with learned positions"),
         ({"target_positions": None}, "target_positions is None, expected a name with learned positions and null"),
         ({"heads": 3}, "d_model 16 is not divisible by heads 3"),
-        ({"activation": "tanh"}, "activation is 'tanh', expected one of relu, gelu, silu"),
+        ({"activation": "tanh"}, "activation is 'tanh', expected one of relu, gelu, gelu_tanh, silu"),
     ],
 )
 def test_fields_that_do_not_go_together(saved: Path, changes: dict[str, Any], problem: str) -> None:

@@ -79,6 +79,12 @@ def test_opennmts_words(tmp_path: Path) -> None:
         tokenizer_from_opennmt(tmp_path / "model.pt", source, source, ["<unk>", "<blank>"])
 
 
+def test_ids_that_have_no_symbol_are_shown_as_numbers() -> None:
+    count = len(example().target.symbols)
+    assert example().target_tokens([count, -1]) == [f"<{count}>", "<-1>"]
+    assert example().source_tokens([10**9]) == ["<1000000000>"]
+
+
 def test_no_languages() -> None:
     for ask in (lambda: example().encode_source("hello", "fra"), lambda: example().language_id("fra")):
         with pytest.raises(RequestError, match="'fra' asked for, but this model's tokenizer has no languages"):
@@ -94,14 +100,14 @@ def change(**values: object) -> str:
 @pytest.mark.parametrize(
     ("about", "error"),
     [
-        ('{"kind": "symbols"', "Expecting ',' delimiter"),
+        ('{"kind": "symbols"', "not JSON: it ends in the middle"),
         ('{"kind": "runes"}', "kind 'runes', expected one of symbols, sentencepiece, huggingface, fairseq"),
-        ('{"kind": "symbols"}', "'source'"),
-        ("[1]", "list indices must be integers"),
+        ('{"kind": "symbols"}', "missing field source; missing field target"),
+        ("[1]", "it is [1], expected an object"),
         (change(split="lines"), "splits by 'lines', expected one of characters, words"),
-        (change(symbols=None), "'NoneType' object is not iterable"),
-        (change(end="<none>"), "'<none>'"),
-        (change(specials=[]), "'<unk>'"),
+        (change(symbols=None), "target.symbols is None, expected a list"),
+        (change(end="<none>"), "target has no symbol '<none>', expected"),
+        (change(specials=[]), "target has no symbol '<unk>', expected"),
     ],
 )
 def test_damaged_files(tmp_path: Path, about: str, error: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -48,8 +49,8 @@ def copy_pairs(count, seed=0):
     return [([*word, END], [*word, END]) for word in words]
 
 
-def train(folder, epochs=3, seed=0, **options):
-    model = initial_model(CONFIG, seed)
+def train(folder, epochs=3, seed=0, config=CONFIG, **options):
+    model = initial_model(config, seed)
     pairs = copy_pairs(300)
     settings = TrainOptions(**{"epochs": epochs, "batch_tokens": 300, "warmup": 60, "average": 2, **options})
     history = train_model(model, pairs, copy_pairs(40, seed=1), folder, settings)
@@ -79,6 +80,18 @@ def test_the_trained_model_says_it(trained):
     with torch.inference_mode():
         decoded = greedy_ids(model, batch.source, batch.source_mask, 8)
     assert sum(ids == target for ids, (_, target) in zip(decoded, pairs, strict=True)) >= 16
+
+
+def test_relative_positions_are_learnt(tmp_path):
+    config = dataclasses.replace(CONFIG, positions="relative", max_distance=4)
+    before = initial_model(config, 0)
+    model, history = train(tmp_path / "a", epochs=6, config=config)
+    epochs = [entry for entry in history if "dev_loss" in entry]
+    assert epochs[-1]["dev_loss"] < 0.8 * epochs[0]["dev_loss"]
+    for name in ("encoder_distances", "decoder_distances"):
+        for own, other in zip(getattr(model, name).parameters(), getattr(before, name).parameters(), strict=True):
+            assert own.shape == other.shape
+            assert not torch.equal(own, other)
 
 
 def test_same_seed_same_model(tmp_path):

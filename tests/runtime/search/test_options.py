@@ -280,3 +280,9 @@ def test_a_callback_stops_the_decode_and_the_session_goes_on(session: Session, o
         generate(session, [[5, 6, 7], [8]], search, stop_at_the_third)
     assert seen == [0, 1, 2]
     assert generate(session, [[5, 6, 7], [8]], search) == expected
+
+
+def test_candidates_do_not_suffice_where_probabilities_are_among_what_rules_leave() -> None:
+    assert SearchOptions(banned=((5,),)).best > 0
+    assert SearchOptions(banned=((5,),), allowed_log_probs=True).best == 0
+    assert SearchOptions(allowed_log_probs=True).best > 0  # all are left

@@ -50,6 +50,8 @@ def test_an_answer_has_the_best_of_every_beam_and_what_makes_probabilities_of_th
     order = np.argsort(-logits, axis=-1, kind="stable")[..., : beams + 1]
     assert (answer.candidates.tokens == order).all()
     assert (answer.candidates.logits == np.take_along_axis(logits, order, axis=-1)).all()
+    assert (answer.best.tokens == order[..., :1]).all()
+    assert (answer.best.logits == logits.max(axis=-1, keepdims=True)).all()
     assert (answer.logits_of(order[..., 0]) == logits.max(axis=-1)).all()
     assert answer.normaliser.dtype == np.float64
     exact = np.logaddexp.reduce(logits.astype(np.float64), axis=-1)

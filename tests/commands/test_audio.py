@@ -1,0 +1,121 @@
+"""Commands on a bundle that takes audio: those that work, and what the others say to use instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.rounding import rounding_from_session
+from support.whisper_models import audio_config
+
+from seq2engine import exporting
+from seq2engine.benchmarks.cases import Case, case_problems, cases_for, sources_for
+from seq2engine.benchmarks.options import BenchOptions
+from seq2engine.benchmarks.runner import bench_bundle
+from seq2engine.errors import BundleError, UsageError
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.model.checkpoint import random_model
+from seq2engine.packaging.package import package_from_bundle
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.parity.locate.locate import locate_sources
+from seq2engine.runtime.parity.options import ParityOptions
+from seq2engine.runtime.parity.run import parities_of
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.scoring import score_targets
+from seq2engine.runtime.text.sources import random_sources
+
+CONFIG = audio_config()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """With a prompt of the model's own, as Whisper has."""
+    folder = tmp_path_factory.mktemp("audio")
+    (folder / "generation.json").write_text(json.dumps({"prompt": [7, 8]}))
+    model = random_model(CONFIG, 4)
+    return exporting.onnx_from_model(model, folder / "bundle", ("fp32", "fp16", "w8a8"), companions=folder)
+
+
+def test_calibration_decodes_features(bundle: Bundle) -> None:
+    assert bundle.manifest.calibration["corpus"] == "random audio features"
+    with pytest.raises(UsageError, match="--calibrate reads lines of text, but this model takes audio"):
+        exporting.add_precisions(bundle, ("int8",), calibrate=Path("lines.txt"))
+
+
+@pytest.mark.parametrize("words", [["run", "hello"], ["score"], ["attention", "hello"]])
+def test_commands_for_text_name_the_one_for_audio(words, bundle, cli) -> None:
+    command, *rest = words
+    code, _, error = cli(command, str(bundle.root), *rest)
+    assert code == 1
+    assert error == f"error: this model takes audio; use: seq2engine transcribe {bundle.root} file.wav\n"
+
+
+def test_a_package_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="takes audio, and the scripts of a package take tokens"):
+        package_from_bundle(bundle, tmp_path / "package")
+
+
+def test_parity_compares_features_at_all_levels(bundle: Bundle) -> None:
+    options = ParityOptions(count=3, beam=2, max_length=8)
+    for result in parities_of(bundle, ("fp32", "fp16"), options=options):
+        assert result, result.reason
+        assert result.sources == 3
+        assert all(result.graphs)
+        assert result.tensors
+        assert result.invariance
+
+
+def test_faults_are_located_on_features() -> None:
+    found = locate_sources(CONFIG, random_sources(CONFIG, 6), [1])
+    assert len(found) == 4
+    assert all(source.features.shape == (CONFIG.mels, CONFIG.frames) for source in found)
+
+
+def test_scores_are_those_of_a_decode(bundle: Bundle) -> None:
+    """Behind the model's own prompt, as the decode was."""
+    sources = random_sources(CONFIG, 2)
+    with open_session(bundle) as session:
+        decoded = [best for best, *_ in generate(session, sources, SearchOptions(max_length=8, prompt=(7, 8)))]
+        near = rounding_from_session(session, sources, CONFIG.max_target).log_prob
+        scores = score_targets(session, sources, [best.tokens for best in decoded])
+    for best, score in zip(decoded, scores, strict=True):
+        np.testing.assert_allclose(score.log_probs, best.log_probs, rtol=0, atol=near)
+
+
+def test_bench_times_features(bundle: Bundle) -> None:
+    assert {case.source for case in cases_for(CONFIG)} == {CONFIG.max_source}
+    short = Case("short", 1, 1, 4, 8)
+    assert "a window of audio has 24" in case_problems([short], CONFIG)[0]
+    case = Case("one", 2, 2, CONFIG.max_source, 6)
+    first, again = (sources_for(case, CONFIG)[1].features for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    result = bench_bundle(bundle, BenchOptions(backends=("onnxruntime",), cases=(case,), rounds=1, quick=True))
+    assert result.cases
+
+
+@pytest.mark.parametrize(
+    ("opening", "changes"),
+    [
+        ({"draft": "w8a8"}, {}),
+        ({"deterministic": True}, {}),
+        ({"attention": True}, {"alignments": True}),
+        ({}, {"shortlist": tuple(range(60))}),
+        ({}, {"scores": False}),
+        ({}, {"beam": 3}),
+    ],
+)
+def test_kinds_of_sessions_and_searches_emit_what_pytorch_does(opening, changes, bundle: Bundle) -> None:
+    sources = random_sources(CONFIG, 2, seed=3)
+    beam = changes.get("beam", 1)
+    with open_session(bundle, "torch", "fp32") as session:
+        plain = SearchOptions(max_length=16, prompt=(7, 8), beam=beam)
+        expected = [best.tokens for best, *_ in generate(session, sources, plain)]
+    with open_session(bundle, precision="fp32", **opening) as session:
+        asked = SearchOptions(**{"max_length": 16, "prompt": (7, 8), **changes})
+        found = [generate(session, [source], asked)[0][0] for source in sources]
+    assert [best.tokens for best in found] == expected
+    if changes.get("alignments"):
+        assert all(0 <= place < CONFIG.max_source for best in found for place in best.alignments)
