@@ -16,8 +16,8 @@ from .precision.census import SMALL, dtype_of, without_weight_data
 # Sizes that no layer has and that differ from each other and between the two sets: an axis that was baked in as a
 # constant cannot agree with both. The second set is large, because a cut to some length shows only beyond it.
 PROBES = (
-    {"B": 2, "K": 3, "S": 5, "L": 23, "M": 26},
-    {"B": 1009, "K": 97, "S": 10007, "L": 100003, "M": 100100},
+    {"B": 2, "K": 3, "S": 5, "F": 10, "L": 23, "M": 26},
+    {"B": 1009, "K": 97, "S": 10007, "F": 20014, "L": 100003, "M": 100100},
 )
 FORBIDDEN = {"If": "branches do not build in TensorRT", "Loop": "the decode loop is ours", "Scan": "the loop is ours"}
 

@@ -1,17 +1,20 @@
 """The graph contract: what goes into and comes out of the two graphs, declared once.
 
 Shape alphabet: B sources, K beams, S source length, L cache slots, M slots attended to (L in the static cache, L+K in
-the growing one), H heads, E head dim, D model, V vocab. Axes named by a letter are dynamic; numbers are fixed.
+the growing one), H heads, E head dim, D model, V vocab, F frames of audio features (2S). Axes named by a letter are
+dynamic; numbers are fixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from seq2engine.errors import ConfigError
 from seq2engine.model.config import ModelConfig
 
 OPSET = {"static": 24, "growing": 20}  # the lowest that has the cache's ops: TensorScatter is in 24
+RMS_OPSET = 23  # the first with RMSNormalization
 # Precision -> the type its graphs compute in, which is that of the caches, and the type its products' weights have.
 PRECISIONS = {
     "fp32": "float32",
@@ -22,6 +25,7 @@ PRECISIONS = {
     "fp8": "float16",
     "w8a8": "float32",
 }
+HALF = ("float16", "bfloat16")  # types that a model is not exported in before calibration
 DEFAULT_PRECISIONS = ("fp32", "fp16")  # what an export writes
 STORED = {**PRECISIONS, "int8": "int8", "w8a8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
 # What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
@@ -30,6 +34,22 @@ QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISION
 FOR_CPUS = ("w8a8",)  # no engines are built of these
 CACHE_FORMS = tuple(OPSET)
 GRAPHS = ("encoder", "decoder_step")
+# Cache form -> tiny graphs without weights that engines have beside these (export/device_graphs/).
+DEVICE_GRAPHS = {
+    "static": ("candidates", "gather_slots", "next_greedy", "next_greedy_unscored", "tree_mask"),
+    "growing": ("candidates", "gather_slots"),
+}
+
+
+class Census(TypedDict):
+    """What a graph is made of, by type (precision/census.py)."""
+
+    nodes: int
+    weight_bytes: dict[str, int]
+    tensors: dict[str, int]
+    products: dict[str, int]
+    product_weights: dict[str, int]
+    attentions: int
 
 
 @dataclass(frozen=True)
@@ -77,10 +97,13 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
     cache = layer_tensors(config, "self", real, ("B", heads, "L", head_dim))
     attended = "L" if cache_form == "static" else "M"
     updated = layer_tensors(config, "new_self", real, ("B", heads, attended, head_dim))
+    source = TensorSpec("source_ids", "int64", ("B", "S"))
+    if config.takes_audio:
+        source = TensorSpec("features", "float32", ("B", config.mels, "F"))
     source_mask = TensorSpec("source_mask", "bool", ("B", "S"))
     encoder = GraphSpec(
         "encoder",
-        inputs=(TensorSpec("source_ids", "int64", ("B", "S")), source_mask),
+        inputs=(source, source_mask),
         outputs=(*cross, TensorSpec("encoder_states", real, ("B", "S", config.d_model))),
     )
     decoder_step = GraphSpec(
@@ -91,6 +114,8 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
             # The growing cache appends, so it has no use for a place to write to.
             *([TensorSpec("write_index", "int64", ("B",))] if cache_form == "static" else []),
             TensorSpec("self_mask", "bool", ("B", "K", attended)),
+            # The position of the token in every slot, the new ones included: distances are relative positions.
+            *([TensorSpec("slot_position", "int64", ("B", attended))] if config.relative else []),
             source_mask,
             *cross,
             *cache,
@@ -98,6 +123,11 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
         outputs=(TensorSpec("logits", "float32", ("B", "K", config.target_vocab)), *updated),
     )
     return {"encoder": encoder, "decoder_step": decoder_step}
+
+
+def opset_for(config: ModelConfig, cache_form: str) -> int:
+    """The opset of a model's graphs: the lowest that has all their ops."""
+    return max(OPSET[cache_form], RMS_OPSET) if config.norm_kind == "rms" else OPSET[cache_form]
 
 
 def layer_tensors(config: ModelConfig, prefix: str, dtype: str, axes: tuple[str | int, ...]) -> list[TensorSpec]:

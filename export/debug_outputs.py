@@ -39,6 +39,26 @@ def exposed_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelPro
     return made
 
 
+def cut_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Only what these tensors are made of, with them as outputs; weights stay where they are."""
+    wanted = list(names)
+    types = element_types(model)
+    needed: set[str] = set(wanted)
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(model.graph.node):
+        if needed.intersection(node.output):
+            needed |= set(node.input)
+            nodes.append(node)
+    graph = helper.make_graph(
+        nodes[::-1],
+        model.graph.name,
+        [value for value in model.graph.input if value.name in needed],
+        [helper.make_tensor_value_info(name, types[name], None) for name in wanted],
+        [weight for weight in model.graph.initializer if weight.name in needed],
+    )
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
     """The type of every tensor that a node makes."""
     inferred = shape_inference.infer_shapes(without_weight_data(model)).graph

@@ -63,13 +63,15 @@ def drop_unread_weights(graph: onnx.GraphProto) -> None:
 
 @dataclass(frozen=True)
 class PrimitiveAttention:
-    """softmax(where(mask, (q * scale) @ k^T, masked)) @ v, as the indices of its nodes and the names of its inputs."""
+    """softmax(where(mask, (q * scale) @ k^T + bias, masked)) @ v, as the indices of its nodes and the names of its
+    inputs; `bias` is empty where nothing is added."""
 
     nodes: tuple[int, ...]
     q: str
     k: str
     v: str
     mask: str
+    bias: str
     scale: float
     output: str
 
@@ -90,18 +92,22 @@ def find_attentions(model: onnx.ModelProto) -> list[PrimitiveAttention]:
             continue
         where = maker[node.input[0]]
         scores = maker[nodes[where].input[1]]
+        adding = [scores] if nodes[scores].op_type == "Add" else []  # of relative positions
+        if adding:
+            scores = maker[nodes[scores].input[0]]
         transposed, product = maker[nodes[scores].input[1]], reader[node.output[0]]
         chain = [nodes[j].op_type for j in (transposed, scores, where, product)]
         assert chain == ["Transpose", "MatMul", "Where", "MatMul"], f"{node.name}: not an attention of ours: {chain}"
         q = nodes[scores].input[0]
-        scaling = [maker[q]] if nodes[maker[q]].op_type == "Mul" else []  # a folded query is scaled by its weights
+        scaling = [maker[q]] if nodes[maker[q]].op_type == "Mul" else []  # by its weights, where it is folded
         found.append(
             PrimitiveAttention(
-                nodes=(*scaling, transposed, scores, where, i, product),
+                nodes=(*scaling, transposed, scores, *adding, where, i, product),
                 q=nodes[scaling[0]].input[0] if scaling else q,
                 k=nodes[transposed].input[0],
                 v=nodes[product].input[1],
                 mask=nodes[where].input[0],
+                bias=nodes[adding[0]].input[1] if adding else "",
                 scale=float(numpy_helper.to_array(constants[nodes[scaling[0]].input[1]])) if scaling else 1.0,
                 output=nodes[product].output[0],
             )

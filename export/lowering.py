@@ -114,6 +114,28 @@ def lower_layer_norm(w: GraphWriter, path: str, module: nn.LayerNorm, x: Value) 
     return w.node("LayerNormalization", [x, scale, bias], (x.dtype, x.shape), axis=-1, epsilon=module.eps)
 
 
+def lower_conv(w: GraphWriter, path: str, module: nn.Conv1d, x: Value) -> Value:
+    """x [B,C,F] -> Conv(x, weight, bias); the number of frames stays symbolic."""
+    assert module.bias is not None, "the model's convolutions have a bias"
+    weight, bias = w.weight(f"{path}.weight", module.weight), w.weight(f"{path}.bias", module.bias)
+    (kernel,), (stride,), padding = module.kernel_size, module.stride, module.padding
+    assert isinstance(padding, tuple), "the model's padding is a number"
+    frames = x.shape[2] if stride == 1 and kernel == 2 * padding[0] + 1 else None
+    return w.node(
+        "Conv",
+        [x, weight, bias],
+        (x.dtype, (x.shape[0], module.out_channels, frames)),
+        kernel_shape=[kernel],
+        strides=[stride],
+        pads=[padding[0], padding[0]],
+    )
+
+
+def lower_rms_norm(w: GraphWriter, path: str, module: nn.RMSNorm, x: Value) -> Value:
+    scale = w.weight(f"{path}.weight", module.weight)
+    return w.node("RMSNormalization", [x, scale], (x.dtype, x.shape), axis=-1, epsilon=module.eps)
+
+
 def lower_relu(w: GraphWriter, path: str, module: nn.ReLU, x: Value) -> Value:
     return w.node("Relu", [x], (x.dtype, x.shape))
 
@@ -135,7 +157,9 @@ def lower_identity(w: GraphWriter, path: str, module: nn.Identity, x: Value) -> 
 MODULES: dict[type, Callable[..., Value]] = {
     nn.Linear: lower_linear,
     nn.Embedding: lower_embedding,
+    nn.Conv1d: lower_conv,
     nn.LayerNorm: lower_layer_norm,
+    nn.RMSNorm: lower_rms_norm,
     nn.ReLU: lower_relu,
     nn.GELU: lower_gelu,
     nn.SiLU: lower_silu,
@@ -173,6 +197,10 @@ def negate(w: GraphWriter, x: Value) -> Value:
 
 def where(w: GraphWriter, condition: Value, a: Value, b: float) -> Value:
     return w.node("Where", [condition, a, w.scalar(b, a.dtype)], (a.dtype, broadcast(condition.shape, a.shape)))
+
+
+def clamp(w: GraphWriter, x: Value, least: int, most: int) -> Value:
+    return w.node("Clip", [x, w.scalar(least, x.dtype), w.scalar(most, x.dtype)], (x.dtype, x.shape))
 
 
 def softmax(w: GraphWriter, x: Value, dim: int) -> Value:
@@ -225,6 +253,10 @@ def transpose(w: GraphWriter, x: Value, first: int, second: int) -> Value:
     return w.node("Transpose", [x], (x.dtype, tuple(x.shape[i] for i in order)), perm=order)
 
 
+def permute(w: GraphWriter, x: Value, *order: int) -> Value:
+    return w.node("Transpose", [x], (x.dtype, tuple(x.shape[i] for i in order)), perm=list(order))
+
+
 def gather_rows(w: GraphWriter, table: Value, ids: Value) -> Value:
     return w.node("Gather", [table, ids], (table.dtype, (*ids.shape, *table.shape[1:])), axis=0)
 
@@ -270,6 +302,7 @@ def scatter_slots(w: GraphWriter, cache: Value, new: Value, write_index: Value) 
 
 CALLS: dict[Any, Callable[..., Any]] = {
     operator.add: elementwise("Add"),
+    operator.sub: elementwise("Sub"),
     operator.mul: elementwise("Mul"),
     operator.matmul: matmul,
     operator.neg: negate,
@@ -279,11 +312,13 @@ CALLS: dict[Any, Callable[..., Any]] = {
     torch.where: where,
     torch.cat: concat,
     torch.arange: arange,
+    "clamp": clamp,
     "softmax": softmax,
     "chunk": chunk,
     "unflatten": unflatten,
     "flatten": flatten,
     "transpose": transpose,
+    "permute": permute,
     write_slots: scatter_slots,
 }
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
@@ -20,9 +22,9 @@ from torch import Tensor, nn
 from seq2engine.common.atomic_folders import keep_files, new_folder, sha256_of
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import BundleError, ExportError
-from seq2engine.model.checkpoint import CONFIG, copy_companions, load_checkpoint, write_checkpoint
+from seq2engine.model.checkpoint import CONFIG, copy_companions, load_checkpoint, read_origin, write_checkpoint
 from seq2engine.model.config import ModelConfig
-from seq2engine.model.layers import append_slots, write_slots
+from seq2engine.model.layers import KeyValue, append_slots, write_slots
 from seq2engine.model.transformer import Transformer
 
 from .artifact.bundle import (
@@ -37,11 +39,11 @@ from .artifact.bundle import (
     write_text,
 )
 from .audit import audit_graph
-from .contract import DEFAULT_PRECISIONS, GRAPHS, OPSET, PRECISIONS, GraphSpec, check_choices, graph_specs
+from .contract import DEFAULT_PRECISIONS, GRAPHS, HALF, PRECISIONS, GraphSpec, check_choices, graph_specs, opset_for
 from .lowering import onnx_from_module
 from .precision.census import audit_precision, census_of
 from .precision.fp32_nodes import Calibration, fp32_nodes_of
-from .precision.passes import PASSES
+from .precision.passes import PASSES, SMOOTHED
 
 Calibrate = Callable[[dict[str, onnx.ModelProto]], Calibration]  # decodes with the fp32 graphs, records magnitudes
 
@@ -53,30 +55,25 @@ class EncoderGraph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, source_ids: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        states, cross = self.model.encode(source_ids, source_mask)
+    def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        states, cross = self.model.encode(source, source_mask)
         return (*(tensor for pair in cross for tensor in pair), states)
 
 
 class StaticStepGraph(nn.Module):
-    """`decode_step` over a cache that is written in place; `layers` are cross_k.0, cross_v.0, ..., self_k.0, ..."""
+    """`decode_step` over a cache that is written in place. `others` are slot_position where the model has relative
+    positions, source_mask, then cross_k.0, cross_v.0, ..., self_k.0, ..."""
 
     def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
 
     def forward(
-        self,
-        tokens: Tensor,
-        position: Tensor,
-        write_index: Tensor,
-        self_mask: Tensor,
-        source_mask: Tensor,
-        *layers: Tensor,
+        self, tokens: Tensor, position: Tensor, write_index: Tensor, self_mask: Tensor, *others: Tensor
     ) -> tuple[Tensor, ...]:
-        cross, cache = layer_pairs(layers, len(self.model.decoder))
+        slot_position, source_mask, cross, cache = other_inputs(others, self.model)
         logits, updated = self.model.decode_step(
-            tokens, position, write_index, self_mask, source_mask, cross, cache, record_write
+            tokens, position, write_index, self_mask, source_mask, cross, cache, record_write, slot_position
         )
         return (logits, *(tensor for pair in updated for tensor in pair))
 
@@ -88,12 +85,10 @@ class GrowingStepGraph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, tokens: Tensor, position: Tensor, self_mask: Tensor, source_mask: Tensor, *layers: Tensor
-    ) -> tuple[Tensor, ...]:
-        cross, cache = layer_pairs(layers, len(self.model.decoder))
+    def forward(self, tokens: Tensor, position: Tensor, self_mask: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        slot_position, source_mask, cross, cache = other_inputs(others, self.model)
         logits, updated = self.model.decode_step(
-            tokens, position, position, self_mask, source_mask, cross, cache, append_slots
+            tokens, position, position, self_mask, source_mask, cross, cache, append_slots, slot_position
         )
         return (logits, *(tensor for pair in updated for tensor in pair))
 
@@ -101,10 +96,14 @@ class GrowingStepGraph(nn.Module):
 STEP_GRAPHS = {"static": StaticStepGraph, "growing": GrowingStepGraph}
 
 
-def layer_pairs(layers: Sequence[Tensor], count: int) -> tuple[list[tuple[Tensor, Tensor]], ...]:
-    """The flat tensors of the contract as cross pairs and cache pairs, one of each per decoder layer."""
-    pairs = [(layers[2 * i], layers[2 * i + 1]) for i in range(2 * count)]
-    return pairs[:count], pairs[count:]
+def other_inputs(
+    others: Sequence[Tensor], model: Transformer
+) -> tuple[Tensor | None, Tensor, list[KeyValue], list[KeyValue]]:
+    """The flat tensors of the contract: slot_position, source_mask, cross pairs and cache pairs of every layer."""
+    first, count = int(model.config.relative), len(model.decoder)
+    places = range(first + 1, first + 1 + 4 * count, 2)
+    pairs = [(others[place], others[place + 1]) for place in places]
+    return others[0] if first else None, others[first], pairs[:count], pairs[count:]
 
 
 def record_write(cache: Any, new: Any, write_index: Any) -> Any:
@@ -115,11 +114,17 @@ def record_write(cache: Any, new: Any, write_index: Any) -> Any:
 def graphs_from_model(model: Transformer, cache_form: str = "static") -> dict[str, onnx.ModelProto]:
     """Both graphs in fp32, in memory, audited against the contract."""
     specs = graph_specs(model.config, "fp32", cache_form)
-    modules = {"encoder": EncoderGraph(model), "decoder_step": STEP_GRAPHS[cache_form](model)}
-    graphs = {name: onnx_from_module(modules[name], specs[name], OPSET[cache_form]) for name in GRAPHS}
+    graphs = {name: graph_from_model(model, name, cache_form) for name in GRAPHS}
     for name in GRAPHS:
         audit_graph(graphs[name], specs[name])
     return graphs
+
+
+def graph_from_model(model: Transformer, name: str, cache_form: str) -> onnx.ModelProto:
+    """One graph in fp32, in memory, not audited. The same model gives the same bytes."""
+    module = EncoderGraph(model) if name == "encoder" else STEP_GRAPHS[cache_form](model)
+    spec = graph_specs(model.config, "fp32", cache_form)[name]
+    return onnx_from_module(module, spec, opset_for(model.config, cache_form))
 
 
 def onnx_from_model(
@@ -139,8 +144,9 @@ def onnx_from_model(
     ones are stale, and none is run.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `calibrate` runs
-    the fp32 graphs (runtime/calibration.py) where a precision computes in fp16: nodes whose numbers fp16 cannot hold
-    stay in fp32. Without it, only weights are checked.
+    the fp32 graphs (runtime/calibration.py) where a precision computes in fp16 or bf16: nodes whose numbers fp16 cannot
+    hold stay in fp32. Without it, only weights are checked, and a model with RMS norms is refused. For w8a8 it finds
+    the channels that are smoothed; without it, none is.
     """
     if not precisions:
         raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")
@@ -171,6 +177,7 @@ def onnx_from_model(
             graphs=entries,
             calibration=made.calibration,
             made_by=versions(),
+            origin=read_origin(companions),
         )
         (beside / MANIFEST).write_text(manifest.to_json())
     return open_bundle(target)
@@ -201,7 +208,7 @@ def added(
     entries = dict(bundle.manifest.graphs)
     for precision in made.precisions:
         # What is there without being in the manifest was left when an export was killed.
-        with new_folder(bundle.root / "onnx" / precision, force=True, marker=f"{GRAPHS[0]}.onnx") as beside:
+        with new_folder(bundle.place("onnx", precision), force=True, marker=f"{GRAPHS[0]}.onnx") as beside:
             entries[precision] = made.write(precision, beside)
     manifest = dataclasses.replace(
         bundle.manifest, graphs=entries, calibration=made.calibration or bundle.manifest.calibration
@@ -250,7 +257,8 @@ class Graphs:
     precisions: tuple[str, ...]
     fp32: dict[str, onnx.ModelProto]
     fp32_nodes: dict[str, dict[str, str]]  # graph -> nodes that stay in fp32 where the rest is fp16 -> why
-    calibration: dict[str, Any]  # which decodes chose them
+    channels: dict[str, dict[str, np.ndarray]]  # graph -> tensor -> the largest magnitude of each channel
+    calibration: dict[str, Any]  # which decodes chose and measured them
     progress: Progress
 
     def write(self, precision: str, folder: Path) -> dict[str, GraphEntry]:
@@ -261,7 +269,8 @@ class Graphs:
         for done, name in enumerate(GRAPHS):
             self.progress(f"export: {precision}", done / len(GRAPHS))
             kept = self.fp32_nodes[name] if PRECISIONS[precision] == "float16" else {}
-            entries[name] = write_graph(self.fp32[name], specs[name], precision, folder, kept)
+            graph = PASSES[precision](self.fp32[name], kept, self.channels[name])
+            entries[name] = write_graph(graph, specs[name], precision, folder, kept)
         self.progress(f"export: {precision}", 1.0)
         return entries
 
@@ -272,21 +281,41 @@ def graphs_in(
     progress("export: graphs", 0.0)
     fp32 = graphs_from_model(model, cache_form)
     progress("export: graphs", 1.0)
-    half = any(PRECISIONS[precision] == "float16" for precision in precisions)
-    found = calibrate(fp32) if calibrate is not None and half else None
+    half = any(PRECISIONS[precision] in HALF for precision in precisions)
+    if half and calibrate is None and model.config.norm_kind == "rms":  # T5's residual leaves fp16's range
+        raise ExportError(
+            f"{' '.join(precisions)} of a T5 without calibration: nobody knows which of its numbers fp16 can hold; "
+            "export it with seq2engine.onnx_from_model or: seq2engine export CHECKPOINT DIR"
+        )
+    found = calibrate(fp32) if calibrate is not None and needs_calibration(precisions) else None
+    if found is not None and (lost := not_numbers(found)):
+        raise ExportError(f"{lost} is no number when the model decodes {found.corpus} in fp32; check its weights")
     fp32_nodes = {
         name: fp32_nodes_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
     }
     calibration = {"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {}
     once = tuple(dict.fromkeys(precisions))  # one asked for twice is written once
-    return Graphs(model.config, cache_form, once, fp32, fp32_nodes, calibration, progress)
+    channels = {name: found.channels[name] if found else {} for name in GRAPHS}
+    return Graphs(model.config, cache_form, once, fp32, fp32_nodes, channels, calibration, progress)
+
+
+def needs_calibration(precisions: Sequence[str]) -> bool:
+    """Whether magnitudes matter: fp16 may not hold them, and smoothing for int8 activations looks at channels."""
+    return any(PRECISIONS[precision] in HALF or precision in SMOOTHED for precision in precisions)
+
+
+def not_numbers(calibration: Calibration) -> str:
+    """A tensor that was infinite or not a number in fp32 already; '' if none was."""
+    measured = (
+        (f"{graph} {name}", size) for graph, found in calibration.largest.items() for name, size in found.items()
+    )
+    return next((name for name, size in measured if not isfinite(size)), "")
 
 
 def write_graph(
-    fp32: onnx.ModelProto, spec: GraphSpec, precision: str, folder: Path, fp32_nodes: dict[str, str]
+    graph: onnx.ModelProto, spec: GraphSpec, precision: str, folder: Path, fp32_nodes: dict[str, str]
 ) -> GraphEntry:
-    """One graph in one precision: rewritten, audited, saved with its weights in a second file, checked as saved."""
-    graph = PASSES[precision](fp32, fp32_nodes)
+    """One graph in one precision: audited, saved with its weights in a second file, checked as saved."""
     audit_graph(graph, spec)
     audit_precision(graph, precision, fp32_nodes)
     census = census_of(graph)

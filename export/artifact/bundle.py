@@ -3,7 +3,7 @@
     run7/  manifest.json  config.json  model.safetensors        the reference, for parity
            generation.json  tokenizer/                          how it is decoded, and its text; where a model has them
            onnx/<precision>/{encoder,decoder_step}.onnx + .data
-           engines/<name>/{encoder,decoder_step}.engine + passport.json
+           engines/<name>/{encoder,decoder_step,...}.engine + passport.json
            reports/
 
 Loading checks what it uses: a file whose hash is not the manifest's is refused with the command that repairs it.
@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from seq2engine.common.atomic_folders import new_file, sha256_of
+from seq2engine.common.hub import is_hub_name
+from seq2engine.common.inner_paths import path_inside, place_inside, problem_with_path
+from seq2engine.common.json_files import read_object, shortened, typed_from_json
 from seq2engine.errors import BundleError, ConfigError
 from seq2engine.model.config import ModelConfig, config_from_dict
 from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
 from seq2engine.model.tokenizers.base import Tokenizer
 
-from ..contract import CACHE_FORMS, GRAPHS, PRECISIONS, GraphSpec, check_choices, graph_specs
+from ..contract import CACHE_FORMS, GRAPHS, PRECISIONS, Census, GraphSpec, check_choices, graph_specs
+from .from_hub import bundle_folder_from_hub
 
 FORMAT = 4
 MANIFEST = "manifest.json"
@@ -45,7 +49,7 @@ class GraphEntry:
     opset: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    census: dict[str, Any]
+    census: Census
     fp32_nodes: dict[str, str]  # nodes that stay in fp32 where the rest is narrower -> why
 
     @property
@@ -64,9 +68,26 @@ class Manifest:
     calibration: dict[str, Any]  # which decodes chose the fp32 fallback nodes: corpus, sources, steps; empty if none
     made_by: dict[str, str]
     format: int = FORMAT
+    # Where the model comes from, if that is known: name on the hub, revision, commit, license
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class ManifestFields:
+    """The same as JSON has it: the config is checked by its own rules."""
+
+    config: dict[str, Any]
+    cache_form: str
+    checkpoint_sha256: str
+    companions: dict[str, str]
+    graphs: dict[str, dict[str, GraphEntry]]
+    calibration: dict[str, Any]
+    made_by: dict[str, str]
+    format: int
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # bundles of before have none
 
 
 @dataclass(frozen=True)
@@ -137,27 +158,29 @@ class Bundle:
             return {}
         self.check_file(GENERATION, self.manifest.companions[GENERATION])
         try:
-            values = json.loads((self.root / GENERATION).read_text())
-        except ValueError as error:
-            raise BundleError(f"{self.root / GENERATION} is not JSON ({error}); {repair_of(self.root)}") from error
-        if not isinstance(values, dict):
-            raise BundleError(f"{self.root / GENERATION} is no JSON object; {repair_of(self.root)}")
-        return values
+            return read_object(self.root / GENERATION)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{self.root / GENERATION} cannot be used ({error}); {repair_of(self.root)}") from error
 
     def check_file(self, relative: str, expected: str) -> None:
         path = self.inside(relative)
         repair = repair_of(self.root)
         if not path.is_file():
-            raise BundleError(f"{path} is missing, though the manifest lists it; {repair}")
+            lost = "is no regular file" if path.exists() else "is missing"
+            raise BundleError(f"{path} {lost}, though the manifest lists it; {repair}")
         if sha256_of(path) != expected:
             raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {repair}")
 
     def inside(self, relative: str) -> Path:
         """A path of the manifest, which may not lead out of the bundle."""
-        path = (self.root / relative).resolve()
-        if not path.is_relative_to(self.root.resolve()):
-            raise BundleError(f"{self.root / MANIFEST} names {relative}, which lies outside; {repair_of(self.root)}")
-        return path
+        try:
+            return path_inside(self.root, relative)
+        except ValueError as error:
+            raise BundleError(f"{self.root / MANIFEST} names {error}; {repair_of(self.root)}") from error
+
+    def place(self, *names: str) -> Path:
+        """A place in the bundle to write to, through no link."""
+        return place_inside(self.root, *names)
 
 
 def repair_of(root: Path) -> str:
@@ -166,8 +189,11 @@ def repair_of(root: Path) -> str:
 
 
 def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
-    """Reads a bundle's manifest; graphs and engines are checked when they are used."""
-    root = Path(folder)
+    """Reads a bundle's manifest; graphs and engines are checked when they are used.
+
+    A bundle on the Hugging Face hub, hf:NAME or hf:NAME@REVISION, is downloaded unless it is in the cache.
+    """
+    root = bundle_folder_from_hub(folder) if is_hub_name(folder) else Path(folder)
     if not root.is_dir():
         raise BundleError(f"no bundle at {root}; make one with: seq2engine export CHECKPOINT {root}")
     path = root / MANIFEST
@@ -176,36 +202,46 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
             f"{root} has no {MANIFEST}, so it is not a bundle; make one with: seq2engine export CHECKPOINT DIR"
         )
     try:
-        return Bundle(root, manifest_from_dict(json.loads(path.read_text())))
-    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        return Bundle(root, manifest_from_dict(read_object(path)))
+    except (OSError, ValueError, ConfigError) as error:
         raise BundleError(f"{path} cannot be used ({error}); {repair_of(root)}") from error
 
 
 def manifest_from_dict(values: dict[str, Any]) -> Manifest:
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']}, this version reads {FORMAT}")
-    graphs = {
-        precision: {
-            name: GraphEntry(**{**entry, "inputs": tuple(entry["inputs"]), "outputs": tuple(entry["outputs"])})
-            for name, entry in by_name.items()
-        }
-        for precision, by_name in values["graphs"].items()
-    }
-    if values["cache_form"] not in CACHE_FORMS:
-        raise ValueError(f"unknown cache form {values['cache_form']!r}")
-    if unknown := [p for p in graphs if p not in PRECISIONS]:
-        raise ValueError(f"unknown precision {unknown[0]!r}")
-    if any(set(by_name) != set(GRAPHS) for by_name in graphs.values()):
-        raise ValueError(f"every precision needs the graphs {', '.join(GRAPHS)}")
-    return Manifest(
-        config=config_from_dict(values["config"]),
-        cache_form=values["cache_form"],
-        checkpoint_sha256=values["checkpoint_sha256"],
-        companions=dict(values["companions"]),
-        graphs=graphs,
-        calibration=dict(values["calibration"]),
-        made_by=values["made_by"],
-    )
+    """From parsed JSON; a ValueError or a ConfigError lists what is wrong with it."""
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format {shortened(values.get('format'))}, this version reads {FORMAT}")
+    fields = typed_from_json(ManifestFields, values)
+    manifest = Manifest(**{**shallow(fields), "config": config_from_dict(fields.config)})
+    if problems := problems_with(manifest):
+        raise ValueError("; ".join(problems))
+    return manifest
+
+
+def shallow(fields: ManifestFields) -> dict[str, Any]:
+    return {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+
+
+def problems_with(manifest: Manifest) -> list[str]:
+    """What fields of the right types have wrong."""
+    found = [f"unknown precision {shortened(name)}" for name in manifest.graphs if name not in PRECISIONS]
+    if manifest.cache_form not in CACHE_FORMS:
+        found.append(f"unknown cache form {shortened(manifest.cache_form)}")
+    if any(set(graphs) != set(GRAPHS) for graphs in manifest.graphs.values()):
+        return [*found, f"every precision needs the graphs {', '.join(GRAPHS)}"]
+    for precision, graphs in manifest.graphs.items():
+        # Sessions make buffers and names for every layer of the config: it may not have others than the graphs.
+        layers = sum(name.startswith("cross_k.") for name in graphs["encoder"].outputs)
+        if layers != manifest.config.decoder_layers:
+            found.append(
+                f"decoder_layers is {manifest.config.decoder_layers}, but the {precision} graphs have {layers}"
+            )
+    named = [*manifest.companions, *(path for e in entries_of(manifest) for path in (e.path, e.data_path))]
+    return found + [f"{shortened(path)} {problem}" for path in named if (problem := problem_with_path(path))]
+
+
+def entries_of(manifest: Manifest) -> list[GraphEntry]:
+    return [entry for graphs in manifest.graphs.values() for entry in graphs.values()]
 
 
 def write_text(path: Path, text: str) -> None:

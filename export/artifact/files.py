@@ -7,12 +7,12 @@ passport.json    engines: by hash and size
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import sha256_of
+from seq2engine.common.json_files import read_object
 from seq2engine.errors import BundleError, ConfigError
 from seq2engine.model.config import config_from_dict
 
@@ -52,8 +52,6 @@ def listed_files(bundle: Bundle) -> list[ListedFile]:
             files.append(ListedFile(entry.path, f"{name} {precision}", entry.sha256))
             files.append(ListedFile(entry.data_path, f"{name} {precision} weights", entry.data_sha256))
     for folder in engine_folders(bundle.root):
-        if not (folder / PASSPORT).is_file():
-            continue
         try:
             passport = read_passport(folder / PASSPORT)
         except BundleError:
@@ -101,8 +99,8 @@ def config_problems(bundle: Bundle) -> Iterator[FileProblem]:
         yield FileProblem(CONFIG, "is missing")
         return
     try:
-        same = config_from_dict(json.loads(path.read_text())) == bundle.config
-    except (OSError, ValueError, AttributeError, TypeError, ConfigError):
+        same = config_from_dict(read_object(path)) == bundle.config
+    except (OSError, ValueError, ConfigError):
         same = False
     if not same:
         yield FileProblem(CONFIG, "is not the config that the manifest has")
@@ -112,7 +110,7 @@ def passport_problems(bundle: Bundle) -> Iterator[FileProblem]:
     for folder in engine_folders(bundle.root):
         path = folder / PASSPORT
         where = path.relative_to(bundle.root).as_posix()
-        if not path.is_file():
+        if not path.exists():
             yield FileProblem(where, "is missing")
             continue
         try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..contract import FOR_CPUS, STORED
+from ..contract import FOR_CPUS, STORED, Census
 
 # Target -> what a graph may not hold there -> why. "float32" is meant of products: other fp32 nodes run everywhere.
 LACKS = {
@@ -48,7 +47,7 @@ def unknown_target(target: str, known: Sequence[str]) -> str:
     return f"unknown target {target!r}, expected one of {', '.join(known)}"
 
 
-def unsupported(target: str, precision: str, censuses: Sequence[Mapping[str, Any]] = ()) -> str | None:
+def unsupported(target: str, precision: str, censuses: Sequence[Census] = ()) -> str | None:
     """Why a target cannot run a precision, or graphs with these censuses: fp32 fallback nodes need kernels, too."""
     if precision in FOR_CPUS:
         return "it is a form for CPUs"

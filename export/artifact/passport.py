@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.inner_paths import problem_with_path
+from seq2engine.common.json_files import read_object, shortened, typed_from_json
+from seq2engine.common.tensorrt_module import FLAVOURS
 from seq2engine.errors import BundleError
 
+from ..contract import CACHE_FORMS, DEVICE_GRAPHS, GRAPHS, PRECISIONS
 from .build_flags import PLAIN, BuildFlags
 from .profiles import FLAGS, Range, ShapeRanges, short
 
-FORMAT = 2
+FORMAT = 3
+LOGITS = "logits"  # a reduction that needs no engine
+LARGEST = 2**24  # of a size: beyond, a passport is damaged
+AXES = ("B", "K", "S", "L", "M", "F", "R", "T")  # those of the contract, and the rows and slots of gather_slots
+DTYPES = ("bool", "float16", "bfloat16", "int32", "float32", "int64")
+SM = re.compile(r"sm\d{2,3}")
+BEFORE_DEVICE_GRAPHS = 2  # the format of engines that had nothing beside encoder and decoder step
 PASSPORT = "passport.json"
 
 
@@ -51,6 +62,14 @@ class EngineEntry:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """What becomes of a step's logits: how many candidates of a beam are looked at, and which searches that serves."""
+
+    candidates: int
+    serves: str
+
+
+@dataclass(frozen=True)
 class Passport:
     """`ranges` are those of the widest profile, which is TensorRT's profile 0; `narrower` the profiles 1, 2, ..."""
 
@@ -61,7 +80,8 @@ class Passport:
     cache_form: str
     ranges: ShapeRanges
     slots: int
-    engines: dict[str, EngineEntry]  # encoder, decoder_step
+    engines: dict[str, EngineEntry]  # encoder, decoder_step, and the tiny ones beside it (contract.DEVICE_GRAPHS)
+    reductions: dict[str, Reduction]  # by engine, or "logits"; a search takes the first that serves it
     narrower: tuple[ShapeRanges, ...] = ()
     flags: BuildFlags = PLAIN
     device: str = ""  # the GPU it was built on, where only that one can run it
@@ -83,42 +103,86 @@ class Passport:
 def read_passport(path: Path) -> Passport:
     repair = f"build the engine again with: seq2engine build {shlex.quote(str(path.parents[2]))} --force"
     try:
-        return passport_from_dict(json.loads(path.read_text()))
+        values = read_object(path)
+        if values.get("format") == BEFORE_DEVICE_GRAPHS:
+            command = rebuild_of_older(path, values)
+            raise BundleError(
+                f"{path} is of format {BEFORE_DEVICE_GRAPHS}, of engines that can only put out all logits, expected "
+                f"{FORMAT}; build them again with: {command}"
+            )
+        passport = passport_from_dict(values)
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); {repair}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise BundleError(f"{path} cannot be used ({' '.join(str(error).split())}); {repair}") from error
+    expected = (*GRAPHS, *DEVICE_GRAPHS[passport.cache_form])
+    if set(passport.engines) != set(expected):
+        command = command_of_passport(path.parents[2], passport, passport.targets)
+        raise BundleError(
+            f"{path} describes {', '.join(passport.engines) or 'nothing'}, expected {', '.join(expected)}; "
+            f"rebuild with: {command} --force"
+        )
+    return passport
+
+
+def rebuild_of_older(path: Path, values: dict[str, Any]) -> str:
+    """The command that builds such engines in their place."""
+    passport = passport_from_dict({**values, "format": FORMAT, "engines": {}, "reductions": {}})
+    command = command_of_passport(path.parents[2], passport, passport.targets)
+    return f"{command} --name {shlex.quote(path.parent.name)} --force"
 
 
 def passport_from_dict(values: dict[str, Any]) -> Passport:
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']}, this version reads {FORMAT}")
+    """From parsed JSON; a ValueError lists everything that is wrong with it."""
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format {shortened(values.get('format'))}, this version reads {FORMAT}")
     if missing := [field.name for field in dataclasses.fields(Passport) if field.name not in values]:
         raise ValueError(f"missing {', '.join(missing)}")
-    return Passport(
-        **{
-            **values,
-            "targets": tuple(values["targets"]),
-            "ranges": ranges_from_dict(values["ranges"]),
-            "narrower": tuple(ranges_from_dict(ranges) for ranges in values["narrower"]),
-            "flags": BuildFlags(**values["flags"]),
-            "engines": {name: entry_from_dict(entry) for name, entry in values["engines"].items()},
-        }
-    )
+    passport = typed_from_json(Passport, values)
+    if problems := problems_with(passport):
+        raise ValueError("; ".join(problems))
+    return passport
 
 
-def ranges_from_dict(values: dict[str, Any]) -> ShapeRanges:
-    return ShapeRanges(**{name: Range(**r) for name, r in values.items()})
+def problems_with(passport: Passport) -> list[str]:
+    """What fields of the right types have wrong."""
+    found = []
+    for what, value, known in (
+        ("flavour", passport.flavour, FLAVOURS),
+        ("precision", passport.precision, PRECISIONS),
+        ("cache form", passport.cache_form, CACHE_FORMS),
+    ):
+        if value not in known:
+            found.append(f"{what} {shortened(value)}, expected one of {', '.join(known)}")
+    found += [f"target {shortened(name)}, expected such as sm89" for name in passport.targets if not SM.fullmatch(name)]
+    for ranges in passport.profiles:
+        for name in FLAGS:
+            one: Range = getattr(ranges, name)
+            if not 1 <= one.min <= one.opt <= one.max <= LARGEST:
+                found.append(f"{name} {one}, expected it to rise from 1 to at most {LARGEST}")
+    if not 1 <= passport.slots <= LARGEST**2:
+        found.append(f"slots {passport.slots}, expected 1 to {LARGEST**2}")
+    for name in passport.reductions:
+        if name != LOGITS and name not in passport.engines:
+            found.append(f"reduction {shortened(name)} without its engine")
+    for name, entry in passport.engines.items():
+        found += problems_with_engine(name, entry)
+    return found
 
 
-def entry_from_dict(values: dict[str, Any]) -> EngineEntry:
-    tensors = {side: tuple(tensor_from_dict(t) for t in values[side]) for side in ("inputs", "outputs")}
-    return EngineEntry(**{**values, **tensors, "narrower_launches": tuple(values["narrower_launches"])})
-
-
-def tensor_from_dict(values: dict[str, Any]) -> EngineTensor:
-    shapes = tuple(tuple(shape) for shape in values["shapes"])
-    return EngineTensor(values["name"], values["dtype"], tuple(values["axes"]), shapes)
+def problems_with_engine(name: str, entry: EngineEntry) -> list[str]:
+    found = []
+    if problem_with_path(entry.file) or Path(entry.file).name != entry.file:
+        found.append(f"the file of {name} is {shortened(entry.file)}, expected a file beside the passport")
+    for tensor in (*entry.inputs, *entry.outputs):
+        if tensor.dtype not in DTYPES:
+            found.append(f"{shortened(tensor.name)} is of {shortened(tensor.dtype)}, expected {', '.join(DTYPES)}")
+        sizes = [size for size in tensor.axes if isinstance(size, int)]
+        if any(not 0 <= size <= LARGEST for size in [*sizes, *(size for shape in tensor.shapes for size in shape)]):
+            found.append(f"{shortened(tensor.name)} has an axis beyond 0 to {LARGEST}")
+        if unknown := [axis for axis in tensor.axes if isinstance(axis, str) and axis not in AXES]:
+            found.append(f"{shortened(tensor.name)} has the axis {shortened(unknown[0])}, expected {', '.join(AXES)}")
+    return found
 
 
 def command_of_passport(root: Path, passport: Passport, targets: Sequence[str], **changed: Range | int) -> str:

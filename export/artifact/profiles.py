@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seq2engine.errors import BuildError
-from seq2engine.model.config import ModelConfig
+from seq2engine.model.config import FRAMES, ModelConfig
 
 from ..contract import GraphSpec
 
@@ -108,7 +108,7 @@ def rising_range(text: str, name: str) -> Range:
     """The same, refused where it cannot be one of any model."""
     found = range_from_text(text, name)
     if not 1 <= found.min <= found.opt <= found.max:
-        raise BuildError(f"{name} {found} must rise from at least 1")
+        raise BuildError(f"{name} {text}, expected a number of at least 1, or rising numbers such as 1:8:64")
     return found
 
 
@@ -169,8 +169,11 @@ def sizes_from_ranges(ranges: ShapeRanges, cache_form: str, slots: int) -> tuple
                 "B": getattr(ranges.batch, kind),
                 "K": beam,
                 "S": getattr(ranges.source, kind),
+                "F": FRAMES * getattr(ranges.source, kind),
                 "L": cache,
                 "M": attended,
+                "R": getattr(ranges.batch, kind),  # rows and slots that a gather takes
+                "T": cache,
             }
         )
     return tuple(sizes)

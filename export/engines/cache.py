@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import new_folder, remove_if_free, remove_leftovers, sha256_of
+from seq2engine.common.json_files import read_object, typed_from_json
 from seq2engine.errors import BundleError
 
 from ..artifact.build_flags import BuildFlags
@@ -82,10 +83,10 @@ class EngineCache:
         """Copies the engine of that key to `into`, if there is a sound one."""
         entry = self.folder / key
         try:
-            facts = EngineFacts(**json.loads((entry / FACTS).read_text()))
+            facts = typed_from_json(EngineFacts, read_object(entry / FACTS))
             shutil.copyfile(entry / ENGINE, into)
             os.utime(entry / FACTS)  # used now: the last to be removed
-        except (OSError, ValueError, TypeError):  # not there, removed by another process right now, or damaged
+        except (OSError, ValueError):  # not there, removed by another process right now, or damaged
             into.unlink(missing_ok=True)
             return None
         if facts.describe(into):

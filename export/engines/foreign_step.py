@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from seq2engine.common.tensorrt_module import load_tensorrt
-from seq2engine.errors import BuildError
+from seq2engine.errors import BuildError, GraphError
 
 from ..artifact.passport import Passport
 from ..artifact.profiles import KINDS, ShapeRanges, Shapes
+from ..graph_files import graph_from_file
 from .build import build_engine
 from .kernels import kernels_from_engine
 
@@ -46,10 +46,10 @@ def foreign_step_of(path: Path, engines: dict[str, Passport], root: Path) -> For
         command = f"seq2engine build {shlex.quote(str(root))} --flavour {FLAVOUR}"
         raise BuildError(f"{root} has no engine of {FLAVOUR} to compare {path} with; build one with: {command}")
     try:
-        model = onnx.load(path, load_external_data=False)
-    except (OSError, DecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no ONNX file"
-        raise BuildError(f"{path} cannot be read ({reason}); give the decoder of another exporter as .onnx") from error
+        model = graph_from_file(path)
+    except GraphError as error:
+        reason = str(error).removesuffix("; export the checkpoint again")
+        raise BuildError(f"{reason}; give the decoder of another exporter as .onnx") from error
     shapes = shapes_from_symbols(model, path, ours.ranges)
     engine = build_engine(load_tensorrt(FLAVOUR), model, path, shapes, ours.targets, lambda fraction: None)
     kernels = kernels_from_engine(engine)

@@ -59,10 +59,16 @@ class EngineJob:
 
 
 def build_jobs(trt: Any, jobs: Sequence[EngineJob], workers: int, progress: Progress) -> list[EngineFacts]:
-    """Builds all, with up to `workers` at once as far as memory goes. On failure files may be left."""
-    if min(workers, len(jobs)) < 2 or not fits_memory(jobs):
-        return [build_here(trt, job, partial(progress, job.stage)) for job in jobs]
-    return build_side_by_side(trt.__name__, jobs, workers, progress)
+    """Builds all, with up to `workers` at once as far as memory goes. On failure files may be left.
+
+    A graph without weights is built here in any case: to start a process for it takes longer.
+    """
+    large = [job for job in jobs if job.weight_bytes]
+    built: dict[Path, EngineFacts] = {}
+    if min(workers, len(large)) > 1 and fits_memory(large):
+        facts = build_side_by_side(trt.__name__, large, workers, progress)
+        built = {job.file: one for job, one in zip(large, facts, strict=True)}
+    return [built.get(job.file) or build_here(trt, job, partial(progress, job.stage)) for job in jobs]
 
 
 def fits_memory(jobs: Sequence[EngineJob]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from ..artifact.bundle import Bundle, open_bundle
 from ..artifact.engines import ENGINES
 from ..artifact.passport import PASSPORT, EngineEntry, Passport, command_of_passport, read_passport
 from ..artifact.profiles import shapes_from_ranges
-from ..contract import GRAPHS
+from ..contract import DEVICE_GRAPHS, GRAPHS
+from ..graph_files import graph_from_file
 from .build import logger_class, parse_errors
 from .cache import engine_key
 from .memory import peak_memory
@@ -56,13 +58,16 @@ def refit_engines(
     name = folder.name
     if name == name_of(passport):  # and not one that somebody gave it
         name = engine_name(passport.flavour, passport.targets, passport.precision, passport.ranges, keys)
-    with new_folder(new.root / ENGINES / name, force, marker=PASSPORT) as beside:
+    with new_folder(new.place(ENGINES, name), force, marker=PASSPORT) as beside:
         entries = {}
         for graph in GRAPHS:
             stage = f"refit: {graph} {passport.precision}"
             progress(stage, 0.0)
             entries[graph] = refitted(trt, new, folder, passport, graph, beside, keys[graph])
             progress(stage, 1.0)
+        for graph in DEVICE_GRAPHS[passport.cache_form]:  # without weights: as they are
+            entries[graph] = passport.engines[graph]
+            shutil.copyfile(folder / entries[graph].file, beside / entries[graph].file)
         made = dataclasses.replace(passport, engines=entries)
         (beside / PASSPORT).write_text(made.to_json())
     return made
@@ -100,18 +105,19 @@ def check_refit(new: Bundle, old: Bundle, folder: Path, passport: Passport) -> N
     if not passport.flags.refit:
         raise BuildError(f"engine {folder.name} was built without --refit, so its weights are fixed; {rebuild}")
     new.require(passport.precision)
-    for graph, entry in passport.engines.items():
-        if entry.onnx_fingerprint != old.graph(passport.precision, graph).fingerprint:
-            raise BuildError(f"engine {folder.name} is stale: {old.root} now holds another {graph} graph; {rebuild}")
+    for entry in passport.engines.values():
         if not facts_of(entry).describe(folder / entry.file):
             raise BuildError(f"{folder / entry.file} is not the file its passport describes; {rebuild}")
+    for graph in GRAPHS:
+        if passport.engines[graph].onnx_fingerprint != old.graph(passport.precision, graph).fingerprint:
+            raise BuildError(f"engine {folder.name} is stale: {old.root} now holds another {graph} graph; {rebuild}")
         if structure_of(new, passport.precision, graph) != structure_of(old, passport.precision, graph):
             raise BuildError(f"{new.root} is of another architecture than {old.root}: their {graph} differs; {rebuild}")
 
 
 def structure_of(bundle: Bundle, precision: str, graph: str) -> bytes:
     """A graph with the names, types and sizes of its weights, but not their numbers: small ones lie in the graph."""
-    model = onnx.load(bundle.graph_path(precision, graph), load_external_data=False)
+    model = graph_from_file(bundle.graph_path(precision, graph))
     for weight in model.graph.initializer:
         shell = onnx.TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)
         weight.CopyFrom(shell)

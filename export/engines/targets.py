@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seq2engine.errors import BuildError
+from seq2engine.errors import BuildError, UsageError
 
 from ..artifact.gpu_support import NEAREST, PORTABLE, unknown_target, unsupported
+from ..contract import Census
 
 APART = ("sm75",)  # targets that share an engine with no other
 
 
 def check_targets(
-    trt: Any, targets: Sequence[str], precision: str, root: Path, censuses: Sequence[dict[str, Any]] = ()
+    trt: Any, targets: Sequence[str], precision: str, root: Path, censuses: Sequence[Census] = ()
 ) -> None:
     """Refuses targets that are unknown, or that cannot run the graphs, before anything is built."""
     if not hasattr(trt, "ComputeCapability"):
@@ -41,7 +43,8 @@ def check_targets(
         if not targets:  # none can, for the same reason
             break
     if problems:
-        raise BuildError("; ".join(problems))
+        unnamed = any(not re.fullmatch(r"sm\d+", target) for target in targets)  # no GPU has such a name
+        raise (UsageError if unnamed else BuildError)("; ".join(problems))
 
 
 def target_groups(targets: Sequence[str]) -> list[list[str]]:

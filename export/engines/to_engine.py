@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import onnx
 
 from seq2engine.common.atomic_folders import new_folder, remove_leftovers
 from seq2engine.common.progress import Progress, silent
@@ -26,6 +25,8 @@ from ..artifact.gpu_support import target_from_text
 from ..artifact.passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from ..artifact.profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
 from ..contract import GRAPHS, PRECISIONS, GraphSpec
+from ..device_graphs.of_engine import graphs_of_engine, reductions_of_engine
+from ..graph_files import graph_from_file, graph_of_ours
 from ..precision.census import check_engine
 from ..trt_forms.step import step_for_tensorrt
 from .build_options import DEFAULT_OPTIONS, BuildOptions
@@ -35,6 +36,8 @@ from .kernels import kernels_by_profile, weights_from_engine
 from .reuse import engines_of_jobs, passport_with, timings_path
 from .targets import check_targets, target_groups
 
+NO_WEIGHTS = ""  # in place of their hash
+AUDIO_BATCH = 8  # most windows of audio of such a build: each has as many positions as fifty sentences
 BEAMS = 4  # most of a build that nobody asked otherwise: what `run` and `parity` decode with by default fits
 
 
@@ -42,9 +45,18 @@ def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str
     """Ranges that suit short texts: batches of 1 to 32, up to 4 beams, lengths up to 256 where the model goes that far.
 
     TensorRT fuses attention over a range of beams in fp16 and bf16, but in fp32 only over a fixed number of them; a
-    session pads what has fewer (runtime/trt/session.py), which a growing cache does not allow.
+    session pads what has fewer (runtime/trt/session.py), which a growing cache does not allow. For audio the number is
+    fixed in fp16, too, so that the source's keys and values are never copied; all sources have one length, and outputs
+    as many tokens as the model has positions, because a prompt counts.
     """
-    fixed = PRECISIONS[precision] == "float32" and cache_form == "static"
+    fixed = (PRECISIONS[precision] == "float32" or config.takes_audio) and cache_form == "static"
+    if config.takes_audio:
+        return ShapeRanges(
+            batch=Range(1, 1, AUDIO_BATCH),
+            beam=Range(BEAMS, BEAMS, BEAMS) if fixed else Range(1, BEAMS, BEAMS),
+            source=Range(config.max_source, config.max_source, config.max_source),
+            target=Range(1, min(64, config.max_target), config.max_target),
+        )
     source, target = min(config.max_source, 256), min(config.max_target, 256)
     return ShapeRanges(
         batch=Range(1, 8, 32),
@@ -62,18 +74,18 @@ def engines_from_onnx(
     options: BuildOptions = DEFAULT_OPTIONS,
     progress: Progress = silent,
 ) -> Passport:
-    """Builds both engines of a precision into the bundle and returns their passport.
+    """Builds the engines of a precision into the bundle, and tiny ones beside them, and returns their passport.
 
     `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable). An engine that was built
     before from the same graph, weights, TensorRT, targets, shapes and flags is taken from the bundle or from the cache.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     request = checked_request(opened, targets, ranges, precision, options)
-    plans = {graph: engine_plan(request, graph) for graph in GRAPHS}
+    plans = {graph: engine_plan(request, graph) for graph in GRAPHS} | device_plans(request)
     keys = {graph: plan.key for graph, plan in plans.items()}
-    folder = opened.root / ENGINES / (check_name(options.name) or name_of_request(request, keys))
+    folder = opened.place(ENGINES, check_name(options.name) or name_of_request(request, keys))
     if not options.rebuild and (there := passport_with(folder, keys)) is not None:
-        for graph in GRAPHS:
+        for graph in plans:
             progress(f"build: {graph} {request.precision}", 1.0, "it was there")
         return there
     remove_leftovers(folder.parent)
@@ -142,14 +154,15 @@ def shared_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """All that is known of an engine before it is built."""
+    """All that is known of an engine before it is built. A tiny graph has no `entry`: the bundle does not hold it."""
 
     graph: str
     spec: GraphSpec
-    entry: GraphEntry
+    entry: GraphEntry | None
     model: bytes
     shapes: tuple[Shapes, ...]
     key: str
+    flags: BuildFlags
 
 
 def engine_plan(request: BuildRequest, graph: str) -> EnginePlan:
@@ -160,7 +173,22 @@ def engine_plan(request: BuildRequest, graph: str) -> EnginePlan:
     model = graph_for_tensorrt(bundle, request.precision, graph, request.profiles, request.slots)
     built_by = (trt.__name__, trt.__version__, request.device, request.targets)
     key = engine_key(model, entry.data_sha256, *built_by, shapes, request.flags)
-    return EnginePlan(graph, spec, entry, model, shapes, key)
+    return EnginePlan(graph, spec, entry, model, shapes, key, request.flags)
+
+
+def device_plans(request: BuildRequest) -> dict[str, EnginePlan]:
+    """Those of the tiny graphs. They have no weights to swap or to stream."""
+    bundle, trt = request.bundle, request.trt
+    step = bundle.specs(request.precision)["decoder_step"]
+    flags = dataclasses.replace(request.flags, refit=False, weight_streaming=False)
+    built_by = (trt.__name__, trt.__version__, request.device, request.targets)
+    plans = {}
+    for graph, (made, spec) in graphs_of_engine(step, bundle.cache_form, request.profiles[0], request.slots).items():
+        shapes = tuple(shapes_from_ranges(spec, one, bundle.cache_form, request.slots) for one in request.profiles)
+        model = made.SerializeToString(deterministic=True)
+        key = engine_key(model, NO_WEIGHTS, *built_by, shapes, flags)
+        plans[graph] = EnginePlan(graph, spec, None, model, shapes, key, flags)
+    return plans
 
 
 def built_engines(
@@ -173,19 +201,20 @@ def built_engines(
     def check(key: str, file: Path) -> None:
         check_precision(by_key[key], request.precision, file)
 
-    facts = engines_of_jobs(request.trt, jobs, request.bundle.root / ENGINES, options, progress, check)
+    facts = engines_of_jobs(request.trt, jobs, request.bundle.place(ENGINES), options, progress, check)
     return {graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()}
 
 
 def job_of(request: BuildRequest, plan: EnginePlan, folder: Path, options: BuildOptions) -> EngineJob:
+    bundle, entry = request.bundle, plan.entry
     return EngineJob(
         stage=f"build: {plan.graph} {request.precision}",
         model=plan.model,
-        path=request.bundle.graph_path(request.precision, plan.graph),
-        weight_bytes=request.bundle.inside(plan.entry.data_path).stat().st_size,
+        path=folder / f"{plan.graph}.onnx" if entry is None else bundle.graph_path(request.precision, plan.graph),
+        weight_bytes=0 if entry is None else bundle.inside(entry.data_path).stat().st_size,
         profiles=plan.shapes,
         targets=request.targets,
-        flags=request.flags,
+        flags=plan.flags,
         timings=timings_path(request.trt, request.device, options.cache),
         file=folder / f"{plan.graph}.engine",
     )
@@ -201,6 +230,9 @@ def passport_of(request: BuildRequest, engines: Mapping[str, EngineEntry]) -> Pa
         ranges=request.profiles[0],
         slots=request.slots,
         engines=dict(engines),
+        reductions=reductions_of_engine(
+            request.bundle.specs(request.precision)["decoder_step"], request.bundle.cache_form, request.profiles[0]
+        ),
         narrower=request.profiles[1:],
         flags=request.flags,
         device=request.device,
@@ -212,10 +244,13 @@ def graph_for_tensorrt(
 ) -> bytes:
     """The graph as TensorRT gets it, with its weights left where they are."""
     path = bundle.graph_path(precision, graph)
-    model = onnx.load(path, load_external_data=False)
+    model = graph_from_file(path)
     if graph == "decoder_step":
         beam = profiles[0].beam
-        model = step_for_tensorrt(model, bundle.cache_form, beam.max if beam.fixed else None, slots, path.parent)
+        beams = beam.max if beam.fixed else None
+        long_sources = bundle.config.takes_audio
+        with graph_of_ours(path):
+            model = step_for_tensorrt(model, bundle.cache_form, beams, slots, path.parent, long_sources)
     return model.SerializeToString(deterministic=True)
 
 
@@ -259,7 +294,7 @@ def check_name(name: str | None) -> str | None:
 def check_precision(plan: EnginePlan, precision: str, file: Path) -> None:
     """Raises if an engine's weights are not of the precision asked for. Only TensorRT-RTX writes what it holds."""
     engine = file.read_bytes()
-    if kernels_by_profile(engine, len(plan.shapes))[0].statements:
+    if plan.entry is not None and kernels_by_profile(engine, len(plan.shapes))[0].statements:
         check_engine(weights_from_engine(engine), plan.entry.census, precision, file.name)
 
 
@@ -268,19 +303,19 @@ def entry_of(plan: EnginePlan, file: Path, facts: EngineFacts) -> EngineEntry:
     engine = file.read_bytes()
     widest, *narrower = kernels_by_profile(engine, len(plan.shapes))
     spec, shapes = plan.spec, plan.shapes[0]
-    in_place = [o.name for o in spec.outputs if o.name.startswith("new_")]
+    in_place = [] if plan.entry is None else [o.name for o in spec.outputs if o.name.startswith("new_")]
     static = any(t.name == "write_index" for t in spec.inputs)
     return EngineEntry(
         file=file.name,
         bytes=facts.bytes,
         sha256=facts.sha256,
-        onnx_fingerprint=plan.entry.fingerprint,
+        onnx_fingerprint=hashlib.sha256(plan.model).hexdigest() if plan.entry is None else plan.entry.fingerprint,
         inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, shapes[t.name]) for t in spec.inputs),
         outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
         aliases={name: name.removeprefix("new_") for name in in_place} if static else {},
         launches=widest.launches,
         fused_attentions=min(program.fused_attentions for program in (widest, *narrower)),
-        attentions=plan.entry.census["attentions"],
+        attentions=0 if plan.entry is None else plan.entry.census["attentions"],
         build_seconds=facts.build_seconds,
         peak_memory=facts.peak_memory,
         key=plan.key,

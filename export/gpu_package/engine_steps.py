@@ -13,7 +13,8 @@ import numpy as np
 from model_engines import Cache, ModelEngines
 from package_files import PackageError
 
-# Logits [N,K,V] of the real sources and the number of the step, from 1 -> tokens and the beams they continue, [N,K]
+# Logits [N,K,V] of the real sources, or their best tokens [N,K,C], and the number of the step, from 1 -> tokens and the
+# beams they continue, [N,K]
 Choose = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -34,8 +35,9 @@ def run(
     steps: int,
     choose: Choose,
     finished: Callable[[], bool] = lambda: False,
+    best: bool = False,
 ) -> None:
-    """Steps until `finished`, or as many as `steps`.
+    """Steps until `finished`, or as many as `steps`. With `best`, only the best tokens leave the GPU.
 
     Engines that take no single source, or more beams, get copies of the last source and of the first beam. Copies of a
     beam see what that beam sees; what they write into a static cache the next step overwrites.
@@ -51,6 +53,7 @@ def run(
     places = np.minimum(np.arange(len(rows)), count - 1)  # the source that each row is, or is a copy of
     tokens = np.full((len(rows), width), start, dtype=np.int64)
     seen = np.zeros((len(rows), width, cache.length), dtype=bool)
+    slot_position = np.minimum(np.arange(cache.length) // stride, steps)[None].repeat(len(rows), axis=0)
     for step in range(steps):
         seen[:, np.arange(width), stride * step + copied] = True
         given = {
@@ -58,11 +61,16 @@ def run(
             "position": np.full(len(rows), step, dtype=np.int64),
             "write_index": np.full(len(rows), stride * step, dtype=np.int64),
             "self_mask": np.ascontiguousarray(seen[:, :, : cache.attended]),
+            "slot_position": np.ascontiguousarray(slot_position[:, : cache.attended]),  # unless positions are absolute
         }
-        logits = model.step(encoded, cache, given)[:count, :beams]
+        if best:
+            tokens, logits = model.best(encoded, cache, given)
+        else:
+            logits = model.step(encoded, cache, given)
+        logits = logits[:count, :beams]
         if not np.isfinite(logits.max(axis=-1)).all():
             raise PackageError(f"the engines' logits of step {step + 1} are no numbers; see: python verify.py")
-        chosen, parents = choose(logits, step + 1)
+        chosen, parents = choose(tokens[:count, :beams] if best else logits, step + 1)
         if finished():
             return
         tokens = np.ascontiguousarray(chosen[places][:, copied])

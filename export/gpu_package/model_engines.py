@@ -1,4 +1,4 @@
-"""The model on the GPU: both engines, the device memory of their inputs and outputs, and the decoder's cache.
+"""The model on the GPU: its engines, the device memory of their inputs and outputs, and the decoder's cache.
 
 Shapes: B sources, K beams, S source length, L cache slots, V vocab.
 """
@@ -68,7 +68,29 @@ class ModelEngines:
 
     def step(self, encoded: Places, cache: Cache, given: Mapping[str, np.ndarray]) -> np.ndarray:
         """One decoder step -> logits [B,K,V]. `given` are tokens [B,K], position [B], write_index [B] (which a growing
-        cache has no use for) and self_mask [B,K,slots attended to]."""
+        cache has no use for), self_mask [B,K,slots attended to] and slot_position [B,slots attended to] (which only
+        a model with relative positions has a use for)."""
+        address, shape = self.queued_step(encoded, cache, given)
+        self.cuda.wait()
+        return self.downloaded("logits", address, shape)
+
+    def best(self, encoded: Places, cache: Cache, given: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The same -> the best few tokens of every beam and their logits [B,K,C]. All logits stay on the GPU."""
+        address, shape = self.queued_step(encoded, cache, given)
+        addresses, shapes = {"logits": address}, {}
+        for tensor in self.graphs["candidates"]["outputs"]:
+            name = tensor["name"]
+            shapes[name] = shape_of(tensor, dict(zip("BK", shape, strict=False)))
+            addresses[name] = self.place(name, self.nbytes(name, shapes[name]))
+        self.engines["candidates"].run({"logits": shape}, addresses)
+        self.cuda.wait()
+        tokens, logits = (self.downloaded(n, addresses[n], shapes[n]) for n in ("best_tokens", "best_logits"))
+        return tokens, logits
+
+    def queued_step(
+        self, encoded: Places, cache: Cache, given: Mapping[str, np.ndarray]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Queues one decoder step; where its logits will be, and their shape."""
         graph = self.graphs["decoder_step"]
         shapes, addresses = {}, {}
         for tensor in graph["inputs"]:
@@ -84,9 +106,8 @@ class ModelEngines:
         addresses["logits"] = self.place("logits", self.nbytes("logits", shape))
         addresses |= {f"new_{name}": cache.written[name] for name in cache.names}
         self.engines["decoder_step"].run(shapes, addresses)
-        self.cuda.wait()
         cache.advance()
-        return self.downloaded("logits", addresses["logits"], shape)
+        return addresses["logits"], shape
 
     def place(self, name: str, size: int) -> int:
         """The address of at least so much memory under that name; what was there is lost when it must grow."""

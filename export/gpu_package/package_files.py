@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PackageError(f"{path} cannot be read ({error.strerror}); {COPY_AGAIN}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackageError(f"{path} is damaged ({error}); {COPY_AGAIN}") from error
 
 

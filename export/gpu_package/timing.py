@@ -1,7 +1,7 @@
 """How long encoder, decoder step and a whole greedy decode take on this GPU, at a few batch sizes.
 
-Plain launches from Python; tokens go to the GPU and logits come back in every step: so a step takes longer here than in
-a program that keeps both on the GPU and replays its launches.
+Plain launches from Python; tokens and the mask go to the GPU and the best tokens come back in every step: so a step
+takes longer here than in a program that keeps them on the GPU and replays its launches.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ def timed_batch(model: ModelEngines, batch: int, length: int, steps: int, rounds
         encoded = time.perf_counter()
         ends: list[float] = []
 
-        def choose(logits: np.ndarray, step: int, ends: list[float] = ends) -> tuple[np.ndarray, np.ndarray]:
-            tokens = logits.argmax(axis=-1)
+        def choose(best: np.ndarray, step: int, ends: list[float] = ends) -> tuple[np.ndarray, np.ndarray]:
             ends.append(time.perf_counter())
-            return tokens, np.zeros_like(tokens)
+            return best[..., 0], np.zeros_like(best[..., 0])
 
-        run(model, sources, 1, config["start_id"], steps, choose)
+        run(model, sources, 1, config["start_id"], steps, choose, best=True)
         if number >= WARM_UP:
             encoder.append(encoded - started)
             whole.append(time.perf_counter() - encoded)

@@ -1,6 +1,6 @@
 """Text to token ids and back, from the folder tokenizer/ of this package.
 
-kinds (tokenizer/about.json): symbols and fairseq are read here; sentencepiece and huggingface by the libraries
+kinds (tokenizer/about.json): symbols, fairseq and bytes are read here; sentencepiece and huggingface by the libraries
 `sentencepiece` and `tokenizers`. A package without a tokenizer takes and gives token ids, such as `17 4 250`.
 """
 
@@ -88,6 +88,20 @@ def symbols(about: Any) -> Tokenizer:
         return ("" if target["split"] == "characters" else " ").join(part for part in parts if part not in special)
 
     return Tokenizer(encode, decode, numbers["<unk>"], no_language)
+
+
+def byte_level(about: Any) -> Tokenizer:
+    """The bytes of a text, three special tokens before them; sentinels are not among them here."""
+
+    def encode(text: str, language: str | None) -> list[int]:
+        if language is not None:
+            no_language(language)
+        return [*(3 + byte for byte in text.encode()), 1]
+
+    def decode(ids: Sequence[int]) -> str:
+        return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", errors="ignore")
+
+    return Tokenizer(encode, decode, None, no_language)
 
 
 def fairseq(about: Any) -> Tokenizer:
@@ -219,6 +233,7 @@ def hugging_face(about: Any) -> Tokenizer:
 KINDS: dict[str, Callable[[Any], Tokenizer]] = {
     "symbols": symbols,
     "fairseq": fairseq,
+    "bytes": byte_level,
     "sentencepiece": sentencepieces,
     "huggingface": hugging_face,
 }

@@ -90,6 +90,8 @@ class Verification:
         for step in range(len(batch["tokens"])):
             given = {name: batch[name][step] for name in ("tokens", "position", "write_index")}
             given["self_mask"] = np.ascontiguousarray(batch["self_mask"][step][:, :, : cache.attended])
+            if "slot_position" in batch:
+                given["slot_position"] = np.ascontiguousarray(batch["slot_position"][step][:, : cache.attended])
             logits = self.model.step(encoded, cache, given)
             self.gather_logits(batch, step, logits)
             agreed = self.agreed(batch, step, logits)

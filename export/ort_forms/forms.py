@@ -1,6 +1,6 @@
 """The one chain of forms by which every ONNX Runtime session gets its graphs from the portable ones.
 
-    encoder       transposed keys -> int8 products
+    encoder       transposed keys -> flash attention -> int8 products
     decoder step  transposed keys -> beam positions -> attention outputs -> shortlist -> int8 products
                   -> top candidates -> screened argmax
 
@@ -20,6 +20,7 @@ import onnx
 from ..contract import GraphSpec
 from .attention_outputs import attention_graph
 from .beam_positions import beam_positions, spec_with_beam_positions
+from .flash_attention import flash_attention
 from .int8_matmul import row_products
 from .screened_argmax import screened_graph
 from .shortlist import shortlist_graph
@@ -32,11 +33,15 @@ class OrtForm:
     """Which forms a session's graphs take."""
 
     transposed_keys: bool = False
+    flash_heads: int = 0  # heads of an encoder that has no padding, whose attention is one operator; 0: it is primitive
     int8_products: bool = False
     beam_positions: bool = False  # a position for every beam: speculative decoding
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
     screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
+    counted: bool = False  # a further input: how many candidates to put out, so that no node computes a shape
+    greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
+    keeps_mask: bool = False  # in front of all: the step makes its mask of the latest one (device_graphs/whole_step.py)
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
         """What goes into and comes out of the two graphs, as far as the contract has it."""
@@ -52,13 +57,15 @@ class OrtForm:
 
     @property
     def changes_encoder(self) -> bool:
-        return self.transposed_keys or self.int8_products
+        return self.transposed_keys or self.flash_heads > 0 or self.int8_products
 
 
 def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
     """The portable encoder -> the one that a session runs."""
     if form.transposed_keys:
         model = transposed_keys(model)
+    if form.flash_heads:
+        model = flash_attention(model, form.flash_heads)
     return row_products(model) if form.int8_products else model
 
 
@@ -74,5 +81,7 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = shortlist_graph(model, form.shortlist, folder)
     if form.int8_products:
         model = row_products(model)
-    model = candidate_graph(model)
+    if form.greedy:
+        return model
+    model = candidate_graph(model, form.counted)
     return screened_graph(model, folder) if form.screened else model

@@ -4,30 +4,70 @@
     x / m -----QuantizeLinear---> u8 --MatMulIntegerToFloat with weight.int8, weight.scale--> * m --> y [.., out]
 
 The portable graph dequantises the weights and multiplies in fp32; this form is made when a session opens. A row's scale
-is its own largest magnitude, so a source's output depends on no other source. Weights of `w8a8` stay within +-63: sums
-of two products then fit the 16 bits in which processors without VNNI add them.
+is its own largest magnitude, so a source's output depends on no other source. No two neighbouring weights of an output
+exceed 128 together (precision/quantise.py): sums of two products then fit the 16 bits in which processors without VNNI
+add them. What an activation function makes has few numbers below zero or none, so most steps are above it.
 
 Of a table that is gathered from, only the rows that are read are dequantised.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from ..graph_index import copy_of, names_read, replace_nodes
+from ..graph_index import copy_of, makers_of, names_read, replace_nodes
 
 CONTRIB = "com.microsoft"
-STEPS = 127  # an activation is one of so many steps to either side of ZERO
-ZERO = 128
-CONSTANTS = {
-    "last": np.array([-1]),
-    "step": np.array(1 / STEPS, dtype=np.float32),
-    "zero": np.array(ZERO, dtype=np.uint8),
+
+
+def path(name: str) -> str:
+    return f"row_products/{name}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a row becomes integers: `above` steps from 0 to its largest number, `zero` steps below 0.
+
+    `lowest` is the lowest number that an activation function makes, which these must hold; None: any number may come,
+    and a row's largest magnitude is its scale.
+    """
+
+    name: str
+    above: int
+    zero: int
+    lowest: float | None = None
+
+    @property
+    def least(self) -> float:
+        """The scale that a row has at least, so that the lowest number fits."""
+        return -self.lowest * self.above / self.zero if self.lowest else 0.0
+
+    def constants(self) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {
+            "step": np.array(1 / self.above, dtype=np.float32),
+            "zero": np.array(self.zero, dtype=np.uint8),
+        }
+        if self.least:
+            found["least"] = np.array([self.least], dtype=np.float32)
+        return {self.path(name): array for name, array in found.items()}
+
+    def path(self, name: str) -> str:
+        return path(f"{self.name}{name}")
+
+
+SIGNED = Steps("", above=127, zero=128)
+# A quarter of the steps below zero: a row that stays small still has finer steps than with half of them there.
+STEPS_OF = {
+    "Relu": Steps("relu/", above=255, zero=0, lowest=0.0),
+    "Gelu": Steps("gelu/", above=191, zero=64, lowest=-0.1701),
+    "Silu": Steps("silu/", above=191, zero=64, lowest=-0.2785),  # Mul(x, Sigmoid(x))
 }
+CONSTANTS = {path("last"): np.array([-1])}
 
 
 def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -39,20 +79,21 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
         node.output[0]: node for node in graph.node if node.op_type == "Transpose" and node.input[0] in restored
     }
     rounded: set[str] = set()
-    positive = {node.output[0] for node in graph.node if node.op_type == "Relu"}
+    activations = activations_of(graph)
+    used = {SIGNED} | set(activations.values())
     nodes: list[NodeProto] = []
     for node in graph.node:
         weight = node.input[1] if node.op_type == "MatMul" else node.input[0] if node.op_type == "Gather" else ""
         if node.op_type == "MatMul" and weight in restored:
             stored, scale = restored[weight].input[:2]
-            nodes += product(node, stored, scale, rounded, node.input[0] in positive)
+            nodes += product(node, stored, scale, rounded, activations.get(node.input[0], SIGNED))
         elif node.op_type == "MatMul" and weight in transposed:
             stored, scale = restored[transposed[weight].input[0]].input[:2]
             name = f"{stored}/transposed"
             if name not in rounded:  # the same tensor for every product that reads it
                 nodes.append(helper.make_node("Transpose", [stored], [name], name=f"{name}/Transpose", perm=[1, 0]))
                 rounded.add(name)
-            nodes += product(node, name, scale, rounded, node.input[0] in positive)
+            nodes += product(node, name, scale, rounded, activations.get(node.input[0], SIGNED))
         elif node.op_type == "Gather" and weight in restored:
             nodes += gathered(node, *restored[weight].input[:2])
         else:
@@ -61,22 +102,32 @@ def row_products(model: onnx.ModelProto) -> onnx.ModelProto:
         read = names_read(nodes)
         nodes = [node for node in nodes if node.output[0] not in unread or node.output[0] in read]
     replace_nodes(graph, nodes)
-    graph.initializer.extend(numpy_helper.from_array(array, path(name)) for name, array in CONSTANTS.items())
+    constants = dict(CONSTANTS)
+    for steps in used:
+        constants |= steps.constants()
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     return made
 
 
-def path(name: str) -> str:
-    return f"row_products/{name}"
+def activations_of(graph: onnx.GraphProto) -> dict[str, Steps]:
+    """Tensor -> its steps, of the tensors that an activation function makes."""
+    makers = makers_of(graph.node)
+    found = {node.output[0]: STEPS_OF[node.op_type] for node in graph.node if node.op_type in STEPS_OF}
+    for node in graph.node:
+        gate = makers.get(node.input[1]) if node.op_type == "Mul" else None
+        if gate is not None and gate.op_type == "Sigmoid" and gate.input[0] == node.input[0]:
+            found[node.output[0]] = STEPS_OF["Silu"]
+    return found
 
 
-def product(node: NodeProto, weight: str, scale: str, rounded: set[str], positive: bool) -> list[NodeProto]:
+def product(node: NodeProto, weight: str, scale: str, rounded: set[str], steps: Steps) -> list[NodeProto]:
     x, y = node.input[0], node.output[0]
     made = []
     if x not in rounded:  # q|k|v of one x, or several products of it, share its rounding
         rounded.add(x)
-        made += rounding(x, positive)
-    inputs = [f"{x}/uint8", weight, path("step"), scale, path("zero")]
+        made += rounding(x, steps)
+    inputs = [f"{x}/uint8", weight, steps.path("step"), scale, steps.path("zero")]
     return [
         *made,
         op("MatMulIntegerToFloat", inputs, f"{y}/unit", domain=CONTRIB),
@@ -84,16 +135,19 @@ def product(node: NodeProto, weight: str, scale: str, rounded: set[str], positiv
     ]
 
 
-def rounding(x: str, positive: bool = False) -> list[NodeProto]:
+def rounding(x: str, steps: Steps = SIGNED) -> list[NodeProto]:
     """x -> x/scale, the largest of every row; x/unit, divided by that; x/uint8, rounded to steps.
 
     A row of zeros has the scale 0 and becomes some integers, which times 0 are zeros again.
     """
+    size = x if steps.lowest is not None else f"{x}/size"
+    largest = f"{x}/largest" if steps.least else f"{x}/scale"
     return [
-        *([] if positive else [op("Abs", [x], f"{x}/size")]),
-        op("ReduceMax", [x if positive else f"{x}/size", path("last")], f"{x}/scale", keepdims=1),
+        *([] if size == x else [op("Abs", [x], size)]),
+        op("ReduceMax", [size, path("last")], largest, keepdims=1),
+        *([op("Max", [largest, steps.path("least")], f"{x}/scale")] if steps.least else []),
         op("Div", [x, f"{x}/scale"], f"{x}/unit"),
-        op("QuantizeLinear", [f"{x}/unit", path("step"), path("zero")], f"{x}/uint8"),
+        op("QuantizeLinear", [f"{x}/unit", steps.path("step"), steps.path("zero")], f"{x}/uint8"),
     ]
 
 

@@ -11,8 +11,8 @@ among the best are multiplied again in fp32:
                       x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
 
 The bound (Cauchy-Schwarz): with u = x / max|x| and its int8 form v, a row w of the table and its int8 form q,
-|u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A form for ONNX
-Runtime on the CPU.
+|u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A bias of the
+projection is divided by max|x| too, which is one more row of the same product. A form for ONNX Runtime on the CPU.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from seq2engine.model.config import ModelConfig
 
 from ..contract import TensorSpec
-from ..graph_index import copy_of, replace_nodes
+from ..graph_files import array_of
+from ..graph_index import copy_of, makers_of, replace_nodes
 from ..precision.quantise import quantised, scheme_of
 from . import int8_matmul as row_products
-from .shortlist import loaded
 from .top_candidates import CANDIDATES
 from .top_candidates import path as candidate_path
 
@@ -49,20 +49,25 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """
     made = copy_of(model)
     graph = made.graph
-    product = next(node for node in graph.node if node.output[0] == "logits")
+    last = next(node for node in graph.node if node.output[0] == "logits")
     reducing = [node for node in graph.node if node.name.startswith(candidate_path(""))]
-    before = [node for node in graph.node if node is not product and node not in reducing]
-    if product.op_type == "Mul":  # of int8 steps and every row's scale
-        shortcut = best_of_steps(*product.input)
+    stored = {weight.name: weight for weight in graph.initializer}
+    makers = makers_of(graph.node)
+    if last.op_type == "Mul":  # of int8 steps and every row's scale
+        whole = [last]
+        shortcut = best_of_steps(*last.input)
         constants = PLACES
     else:
-        (transposed,) = [node for node in before if node.output[0] == product.input[1]]
-        (weight,) = [one for one in graph.initializer if one.name == transposed.input[0]]
-        shortcut = screening(product.input[0], weight.name)
-        constants = tables(loaded(weight, folder))
+        bias = next((name for name in last.input if name in stored), None) if last.op_type == "Add" else None
+        product = last if bias is None else makers[next(name for name in last.input if name != bias)]
+        whole = [product] if bias is None else [product, last]
+        weight = stored[makers[product.input[1]].input[0]]
+        shortcut = screening(product.input[0], weight.name, bias)
+        constants = tables(array_of(weight, folder), None if bias is None else array_of(stored[bias], folder))
+    before = [node for node in graph.node if node not in whole and node not in reducing]
     outputs = ["logits", *(tensor.name for tensor in CANDIDATES)]
     sides = {
-        "then_branch": branch("all", [product, *reducing], outputs),
+        "then_branch": branch("all", [*whole, *reducing], outputs),
         "else_branch": branch("best", shortcut, outputs),
     }
     # Not in their branch: ONNX Runtime would hold them twice.
@@ -78,9 +83,12 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def worth_screening(config: ModelConfig, precision: str) -> bool:
-    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast."""
-    fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
-    return fits and not config.output_bias and config.target_vocab * config.d_model >= WORTH_IT
+    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast.
+
+    In int8 not with a bias: logits are not ranked as their steps then, and what is left to save is little.
+    """
+    fits = (precision == "w8a8" and not config.output_bias) or (precision == "fp32" and config.tie_output)
+    return fits and config.target_vocab * config.d_model >= WORTH_IT
 
 
 def path(name: str) -> str:
@@ -95,8 +103,9 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> N
     return helper.make_node(op, inputs, outputs, name=f"{outputs[0]}/{op}", **attributes)
 
 
-def tables(table: np.ndarray) -> dict[str, np.ndarray]:
-    """What screening reads of a table [V,D]: its int8 form, bounds of what that is wrong by, and constants."""
+def tables(table: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """What screening reads of a table [V,D] and a bias [V]: its int8 form, bounds of what that is wrong by, and
+    constants."""
     vocab, width = table.shape
     steps = np.empty((width, vocab), dtype=np.int8)
     scales, wrong, norms = (np.empty(vocab, dtype=np.float32) for _ in range(3))
@@ -108,22 +117,30 @@ def tables(table: np.ndarray) -> dict[str, np.ndarray]:
         wrong[part] = np.linalg.norm(rows - numbers * scales[part, None], axis=1)
         norms[part] = np.linalg.norm(rows, axis=1)
     slack = 4 * width * ULP * norms.max()  # of fp32 sums of D products: the rough one, two exact ones, and t
-    constants: dict[str, np.ndarray] = {
+    bounds = [wrong + slack, norms, np.ones_like(norms)]  # times |v|, |u - v| and -t
+    constants: dict[str, np.ndarray] = {}
+    if bias is not None:
+        wide = 8 * ULP * np.abs(bias)  # a bias is divided, multiplied and added, here and in the exact sum
+        bounds.append(bias + wide)  # times 1 / max|x|
+        constants["least_bias"] = bias - wide
+    constants |= {
         "int8": steps,
         "scale": scales,
-        "bounds": np.stack([wrong + slack, norms, np.ones_like(norms)]).astype(np.float32),  # times |v|, |u - v| and -t
+        "bounds": np.stack(bounds).astype(np.float32),
         "always": (np.arange(vocab) < MOST).astype(np.float32),
         "none": np.array(0, dtype=np.float32),
         "plus": np.array([1], dtype=np.float32),
         "rows": np.array([-1, width]),
     }
-    rounding = {row_products.path(name): array for name, array in row_products.CONSTANTS.items()}
+    rounding = row_products.CONSTANTS | row_products.SIGNED.constants()
     return {path(name): array for name, array in constants.items()} | rounding | PLACES
 
 
-def screening(x: str, table: str) -> list[NodeProto]:
+def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
     u = path("x")
     step, zero = row_products.path("step"), row_products.path("zero")
+    products, exact = ("known", "exact") if bias is None else ("known_products", "exact_products")
+    factors = [path("length"), path("missed_length"), path("below"), *([] if bias is None else [path("inverse")])]
     return [
         node("Reshape", [x, path("rows")], [u]),  # [B, K, D] -> [R, D]
         *row_products.rounding(u),
@@ -139,7 +156,8 @@ def screening(x: str, table: str) -> list[NodeProto]:
         node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
         node("Unsqueeze", [f"{u}/unit", LAST], [path("columns")]),
         node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
-        node("Squeeze", [path("likely_logits"), LAST], [path("known")]),
+        node("Squeeze", [path("likely_logits"), LAST], [path(products)]),
+        *([] if bias is None else known_with_bias(f"{u}/scale")),
         node("ReduceMin", [path("known"), LAST], [path("least")], keepdims=1),
         node("Neg", [path("least")], [path("below")]),
         # rough + bound - t
@@ -147,7 +165,7 @@ def screening(x: str, table: str) -> list[NodeProto]:
         node("Sub", [f"{u}/unit", path("rounded")], [path("missed")]),
         node("ReduceL2", [path("rounded"), LAST], [path("length")], keepdims=1),
         node("ReduceL2", [path("missed"), LAST], [path("missed_length")], keepdims=1),
-        node("Concat", [path("length"), path("missed_length"), path("below")], [path("factors")], axis=1),
+        node("Concat", factors, [path("factors")], axis=1),
         node("Gemm", [path("factors"), path("bounds"), path("rough")], [path("margin")]),
         # in any row: a sum is a product, which is several times faster here than a maximum over rows
         node("Relu", [path("margin")], [path("above")]),
@@ -161,7 +179,8 @@ def screening(x: str, table: str) -> list[NodeProto]:
         node("Squeeze", [path("places"), path("first")], [path("candidates")]),
         # the exact ones
         node("Gather", [table, path("candidates")], [path("candidate_rows")]),
-        node("Gemm", [u, path("candidate_rows")], [path("exact")], transB=1),
+        node("Gemm", [u, path("candidate_rows")], [path(exact)], transB=1),
+        *([] if bias is None else exact_with_bias(bias)),
         node("TopK", [path("exact"), WANTED.name], [path("best"), path("spots")], axis=-1),
         node("Gather", [path("candidates"), path("spots")], [path("best_ids")]),
         *summing(path("exact"), path("best"), path("sum")),
@@ -171,6 +190,23 @@ def screening(x: str, table: str) -> list[NodeProto]:
         node("Identity", ["best_logits"], ["logits"]),
         node("Reshape", [path("best_ids"), path("wide")], ["best_tokens"]),
         node("Reshape", [path("sum"), path("shape")], ["exp_sum"]),
+    ]
+
+
+def known_with_bias(scale: str) -> list[NodeProto]:
+    """What is known of the roughly best: their products, and at least their bias, divided as x is."""
+    return [
+        node("Reciprocal", [scale], [path("inverse")]),
+        node("Gather", [path("least_bias"), path("likely")], [path("likely_bias")]),
+        node("Mul", [path("likely_bias"), path("inverse")], [path("divided_bias")]),
+        node("Add", [path("known_products"), path("divided_bias")], [path("known")]),
+    ]
+
+
+def exact_with_bias(bias: str) -> list[NodeProto]:
+    return [
+        node("Gather", [bias, path("candidates")], [path("candidate_bias")]),
+        node("Add", [path("exact_products"), path("candidate_bias")], [path("exact")]),
     ]
 
 

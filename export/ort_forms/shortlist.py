@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from seq2engine.errors import ExportError
 
+from ..graph_files import array_of
 from ..graph_index import copy_of, names_read, rename_inputs, replace_nodes
 from .top_candidates import vocab_of
 
@@ -69,15 +69,4 @@ def own_restoring(graph: onnx.GraphProto) -> None:
 def rows_of(weight: TensorProto, vocab: int, tokens: Sequence[int], name: str, folder: Path) -> TensorProto:
     """The part of a weight that belongs to these tokens, along the axis of the vocabulary."""
     axis = list(weight.dims).index(vocab)
-    return numpy_helper.from_array(np.take(loaded(weight, folder), tokens, axis=axis), name)
-
-
-def loaded(weight: TensorProto, folder: Path) -> np.ndarray:
-    """The numbers of a weight, from the graph or its external data."""
-    copy = TensorProto()
-    copy.CopyFrom(weight)
-    if copy.data_location == TensorProto.EXTERNAL:
-        load_external_data_for_tensor(copy, str(folder))
-        copy.data_location = TensorProto.DEFAULT
-        del copy.external_data[:]
-    return numpy_helper.to_array(copy)
+    return numpy_helper.from_array(np.take(array_of(weight, folder), tokens, axis=axis), name)

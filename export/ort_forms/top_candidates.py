@@ -29,18 +29,23 @@ CANDIDATES = (
     TensorSpec("best_logits", "float32", ("B", "K", "C")),
     TensorSpec("best_tokens", "int64", ("B", "K", "C")),
 )
+COUNT = TensorSpec("candidate_count", "int64", (1,))
 
 
-def candidate_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+def candidate_graph(model: onnx.ModelProto, counted: bool = False) -> onnx.ModelProto:
     """A decoder step, with or without its weights loaded -> the same with the outputs of CANDIDATES.
 
     C is K+1, or all of the vocabulary where that is less: no search needs more of one beam (runtime/search/).
-    Candidates are ranked by larger logit, then lower token, as ONNX has TopK do it.
+    Candidates are ranked by larger logit, then lower token, as ONNX has TopK do it. With `counted`, C is a further
+    input: then no node computes a shape, which providers of GPUs would leave to the CPU.
     """
     vocab = vocab_of(model)
     blocks = -(-vocab // BLOCK)
     made = copy_of(model)
-    made.graph.node.extend([*top_nodes(), *sum_nodes(vocab)])
+    top = [top_node(COUNT.name)] if counted else [*count_nodes(), top_node(path("count"))]
+    made.graph.node.extend([*top, *sum_nodes(vocab)])
+    if counted:
+        made.graph.input.append(helper.make_tensor_value_info(COUNT.name, TensorProto.INT64, COUNT.axes))
     constants = {
         "zero": [0],
         "one": [1],
@@ -70,28 +75,38 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> N
     return helper.make_node(op, inputs, outputs, name=path(outputs[0].removeprefix(path(""))), **attributes)
 
 
-def top_nodes() -> list[NodeProto]:
-    """The K+1 best of every beam; K is the width of the input `tokens`."""
+def count_nodes() -> list[NodeProto]:
+    """K+1, where K is the width of the input `tokens`; at most the vocabulary."""
     return [
         node("Shape", ["tokens"], [path("beams")], start=1, end=2),
         node("Add", [path("beams"), path("one")], [path("wanted")]),
         node("Min", [path("wanted"), path("vocab")], [path("count")]),
-        node("TopK", ["logits", path("count")], ["best_logits", "best_tokens"], axis=-1),
     ]
 
 
+def top_node(count: str) -> NodeProto:
+    return node("TopK", ["logits", count], ["best_logits", "best_tokens"], axis=-1)
+
+
 def sum_nodes(vocab: int) -> list[NodeProto]:
-    """The sum of exp(logit - best logit) of every beam: its softmax denominator."""
+    """The sum of exp(logit - best logit) of every beam: its softmax denominator. In blocks, as the CPU wants it."""
     return [
-        node("Slice", ["best_logits", path("zero"), path("one"), path("last")], [path("best")]),
-        node("Sub", ["logits", path("best")], [path("shifted")]),
-        node("Exp", [path("shifted")], [path("exp")]),
+        *exp_nodes(),
         *([node("Pad", [path("exp"), path("short_block")], [path("padded")])] if vocab % BLOCK else []),
         # [B, K, V] -> [B, K, V/BLOCK, BLOCK]
         node("Reshape", [path("padded" if vocab % BLOCK else "exp"), path("blocks")], [path("in_blocks")]),
         node("ReduceSum", [path("in_blocks"), path("last")], [path("block_sums")], keepdims=0),
         node("Pad", [path("block_sums"), path("odd_blocks")], [path("aligned_sums")]),
         node("ReduceSum", [path("aligned_sums"), path("last")], ["exp_sum"], keepdims=0),
+    ]
+
+
+def exp_nodes() -> list[NodeProto]:
+    """exp(logit - best logit) of every beam, by the best that TopK has found."""
+    return [
+        node("Slice", ["best_logits", path("zero"), path("one"), path("last")], [path("best")]),
+        node("Sub", ["logits", path("best")], [path("shifted")]),
+        node("Exp", [path("shifted")], [path("exp")]),
     ]
 
 

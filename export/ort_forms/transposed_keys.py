@@ -75,19 +75,22 @@ def reading(nodes: list[NodeProto]) -> list[NodeProto]:
         transpose = makers.get(product.input[1]) if product.op_type == "MatMul" else None
         if transpose is None or transpose.op_type != "Transpose" or not transpose.input[0].startswith(KEYS):
             continue
-        scaling = makers[product.input[0]]
-        heads = makers.get(scaling.input[0])
+        scaling = makers.get(product.input[0])
+        heads = scaling
+        if scaling is not None and scaling.op_type == "Mul":
+            heads = makers.get(scaling.input[0])
         cut = None if heads is None else makers.get(heads.input[0])
-        kinds = [None if one is None else one.op_type for one in (scaling, heads, cut)]
-        if heads is None or cut is None or kinds != ["Mul", "Transpose", "Reshape"]:
+        kinds = [None if one is None else one.op_type for one in (heads, cut)]
+        if scaling is None or heads is None or cut is None or kinds != ["Transpose", "Reshape"]:
             raise ExportError(
-                f"{product.name} multiplies keys by {kinds}, expected a scaled Transpose of a Reshape: it is no "
-                "decoder step of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+                f"{product.name} multiplies keys by {kinds}, expected a Transpose of a Reshape, scaled or not: it is "
+                "no decoder step of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
             )
         product.input[:] = [heads.output[0], transpose.input[0]]
-        scaling.input[0], cut.input[0] = cut.input[0], scaling.output[0]
         unread.append(transpose)
-        early[cut.name] = scaling
+        if scaling is not heads:
+            scaling.input[0], cut.input[0] = cut.input[0], scaling.output[0]
+            early[cut.name] = scaling
     moved = {scaling.name for scaling in early.values()}
     return [
         one

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import onnx
 from onnx import helper, shape_inference
 
 from seq2engine.errors import BuildError, ExportError
 
-from ..contract import PRECISIONS, STORED, VOCABULARY
+from ..contract import PRECISIONS, STORED, VOCABULARY, Census
 from ..graph_index import makers_of
 
 HEAD = "output/MatMul"  # the product whose weight is the vocabulary's
@@ -71,7 +70,7 @@ def stored_types(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def census_of(model: onnx.ModelProto) -> dict[str, Any]:
+def census_of(model: onnx.ModelProto) -> Census:
     """Bytes of weights and tensors by type, products by the type they compute in and that of their weights."""
     weights: Counter[str] = Counter()
     for weight in model.graph.initializer:
@@ -109,7 +108,7 @@ def audit_precision(model: onnx.ModelProto, precision: str, fp32_nodes: Collecti
         raise ExportError(f"graph {model.graph.name} is not {precision}: {shown}")
 
 
-def check_engine(weights: Mapping[str, int], census: Mapping[str, Any], precision: str, what: str) -> None:
+def check_engine(weights: Mapping[str, int], census: Census, precision: str, what: str) -> None:
     """Raises a BuildError if an engine's constants, bytes by type, are not those of the graph it was built from.
 
     A type that went missing was converted; one that came up shows what it was converted to. Weights of the precision's

@@ -17,6 +17,7 @@ from seq2engine.errors import ExportError
 
 from ..graph_index import find_attentions
 from .census import types_of
+from .smoothing import NORMS
 
 LARGEST, SMALLEST = 65504.0, 2.0**-14  # of fp16: below the latter numbers lose their digits
 MARGIN = 4.0  # texts that were not decoded may reach that much further
@@ -24,12 +25,16 @@ MARGIN = 4.0  # texts that were not decoded may reach that much further
 
 @dataclass(frozen=True)
 class Calibration:
-    """The largest magnitude every float tensor had in real decodes: graph -> tensor -> magnitude."""
+    """The largest magnitude every float tensor had in real decodes: graph -> tensor -> magnitude.
+
+    `channels` has those of each channel [D] of the tensors that smoothing may change (smoothing.py).
+    """
 
     corpus: str
     sources: int
     steps: int
     largest: dict[str, dict[str, float]]
+    channels: dict[str, dict[str, np.ndarray]]
 
 
 def fp32_nodes_of(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[str, str]:
@@ -44,7 +49,7 @@ def fp32_nodes_of(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[
     found: dict[str, str] = {}
     for node in model.graph.node:
         reasons = [wide[name] for name in (*node.input, *node.output) if name in wide]
-        if node.op_type == "LayerNormalization" and largest.get(node.input[0], 0.0) ** 2 > LARGEST / MARGIN:
+        if node.op_type in NORMS and largest.get(node.input[0], 0.0) ** 2 > LARGEST / MARGIN:
             reasons.append(f"the squares of {node.input[0]} reach {largest[node.input[0]] ** 2:.2g}")
         if reasons:
             found[node.name] = reasons[0]

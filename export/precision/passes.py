@@ -1,11 +1,12 @@
 """Precision passes: a graph in fp32 to the same graph in another precision. Precision lives in the graph.
 
 Each pass takes a model and its fp32 fallback nodes and returns a new model that keeps the contract of its precision:
-the logits leave in fp32, ids and masks stay as they are.
+the logits leave in fp32, ids, masks and audio features stay as they are.
 
     fp16, bf16         weights, constants, activations and caches in that type
     int8, int4, fp8    weights of products and embeddings in that type (quantise.py), all the rest in fp16
-    w8a8               weights in int8, all the rest in fp32, for CPUs, which round activations to int8 as well
+    w8a8               weights in int8, all the rest in fp32, for CPUs, which round activations to int8 as well;
+                       large channels of those are smoothed before (smoothing.py)
 
 A fallback node stays in fp32 because fp16 cannot hold its numbers (fp32_nodes.py); its inputs and outputs are cast:
 
@@ -14,7 +15,9 @@ A fallback node stays in fp32 because fp16 cannot hold its numbers (fp32_nodes.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -23,41 +26,64 @@ from onnx import TensorProto, helper, numpy_helper
 from ..graph_index import copy_of, readers_of, rename_inputs, rename_outputs, replace_nodes
 from .census import types_of
 from .quantise import quantised_graph
+from .smoothing import smoothed_graph
 
-KEPT_FLOAT = ("logits",)  # outputs that leave in fp32 whatever the graph computes in
+KEPT_FLOAT = ("logits", "features")  # output and input that are fp32 whatever the graph computes in
+NOT_MEASURED: Mapping[str, np.ndarray] = MappingProxyType({})
 LABEL: dict[int, str] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
-Pass = Callable[[onnx.ModelProto, Collection[str]], onnx.ModelProto]
+Channels = Mapping[str, np.ndarray]  # tensor -> the largest magnitude of each of its channels, by calibration
 
 
-def keep_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+class Pass(Protocol):
+    def __call__(
+        self, model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+    ) -> onnx.ModelProto: ...
+
+
+def keep_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     return model
 
 
-def fp16_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+def fp16_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     return typed(model, TensorProto.FLOAT16, fp32_nodes)
 
 
-def bf16_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+def bf16_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     """bf16 has the range of fp32, so it needs no fallback nodes."""
     return typed(model, TensorProto.BFLOAT16, ())
 
 
-def int8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+def int8_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     return typed(quantised_graph(model, "int8"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def int4_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+def int4_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     return typed(quantised_graph(model, "int4"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def fp8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
+def fp8_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
     return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, fp32_nodes)
 
 
-def w8a8_from_fp32(model: onnx.ModelProto, fp32_nodes: Collection[str] = ()) -> onnx.ModelProto:
-    return quantised_graph(model, "w8a8")
+def w8a8_from_fp32(
+    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+) -> onnx.ModelProto:
+    return quantised_graph(smoothed_graph(model, channels), "w8a8")
 
 
+SMOOTHED = ("w8a8",)  # precisions whose pass reads channels
 PASSES: dict[str, Pass] = {
     "fp32": keep_fp32,
     "fp16": fp16_from_fp32,
@@ -89,7 +115,7 @@ def typed(model: onnx.ModelProto, element: int, fp32_nodes: Collection[str]) -> 
     for value in (*graph.input, *graph.output):
         if value.name in floats and value.name not in KEPT_FLOAT:
             value.type.tensor_type.elem_type = element
-    kinds.update((value.name, element) for value in graph.input if value.name in floats)
+    kinds.update((value.name, value.type.tensor_type.elem_type) for value in graph.input if value.name in floats)
     nodes: list[onnx.NodeProto] = []
     casts: dict[tuple[str, int], str] = {}
     for node in graph.node:

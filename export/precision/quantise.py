@@ -20,6 +20,7 @@ from seq2engine.errors import ExportError
 
 from ..contract import STORED, VOCABULARY
 from ..graph_index import copy_of, replace_nodes
+from .smoothing import smoothing_from_graph
 
 MINIMUM_OPSET = {"int4": 21}  # the first whose DequantizeLinear takes it; the others have been there for longer
 BLOCKS = (32, 16)  # inputs that share a scale in int4: the first that divides their number. docs/LOG.md has the errors
@@ -32,6 +33,7 @@ class Scheme:
     element: int
     largest: float
     rounding: float
+    paired: bool = False  # neighbouring inputs of an output must not exceed the largest together either
 
 
 SCHEMES = {
@@ -39,8 +41,9 @@ SCHEMES = {
     "int4": Scheme(TensorProto.INT4, 7.0, 0.5 / 7),
     "float8_e4m3fn": Scheme(TensorProto.FLOAT8E4M3FN, 448.0, 1 / 16),
 }
-# Weights of w8a8 take one bit less: a CPU without VNNI adds up products of them in 16 bits (int8_matmul.py).
-NARROW = {"w8a8": 63.0}
+# A CPU without VNNI adds the products of inputs 2i and 2i+1 in 16 bits (int8_matmul.py): 255 times the sum of their
+# weights must fit. Where no two neighbours are large, weights have all of int8.
+PAIRED = ("w8a8",)
 HEAD = "output.weight"
 
 
@@ -74,10 +77,7 @@ def quantised_graph(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 
 def scheme_of(precision: str, stored: str) -> Scheme:
     """How weights of a type are rounded in a precision."""
-    if precision not in NARROW:
-        return SCHEMES[stored]
-    largest = NARROW[precision]
-    return dataclasses.replace(SCHEMES[stored], largest=largest, rounding=0.5 / largest)
+    return dataclasses.replace(SCHEMES[stored], paired=precision in PAIRED)
 
 
 def block_of(name: str, inputs: int) -> int:
@@ -98,7 +98,7 @@ def quantised(
     Scales are numbers of fp16, rounded up: none of the weights is cut off, whatever type the scales are stored in.
     """
     parts = blocks_of(array, summed, block)
-    wanted = np.abs(parts).max(axis=summed + 1, keepdims=True) / scheme.largest
+    wanted = magnitudes(parts, summed + 1, scheme.paired) / scheme.largest
     scales = np.maximum(wanted, 2.0**-24).astype(np.float16)  # the least number of fp16, for weights that are all zero
     scales = np.where(scales < wanted, np.nextafter(scales, np.float16(np.inf)), scales).astype(np.float32)
     steps = parts / scales
@@ -106,6 +106,16 @@ def quantised(
     numbers = (np.rint(steps) if scheme.element != TensorProto.FLOAT8E4M3FN else steps).astype(kind)
     scales = scales.squeeze(summed + 1)
     return numbers.reshape(array.shape), scales if block else scales.reshape(-1)
+
+
+def magnitudes(parts: np.ndarray, summed: int, paired: bool) -> np.ndarray:
+    """What a scale must hold: the largest weight, or sum of two neighbours. Rounded, that may be one step more."""
+    found = np.abs(parts).max(axis=summed, keepdims=True)
+    if not paired:
+        return found
+    inputs = parts.shape[summed]
+    even, odd = (parts.take(np.arange(first, inputs - inputs % 2, 2), axis=summed) for first in (0, 1))
+    return np.maximum(found, np.abs(even + odd).max(axis=summed, keepdims=True, initial=0.0))
 
 
 def blocks_of(array: np.ndarray, summed: int, block: int | None) -> np.ndarray:
@@ -116,20 +126,45 @@ def blocks_of(array: np.ndarray, summed: int, block: int | None) -> np.ndarray:
 
 def restored(numbers: np.ndarray, scales: np.ndarray, axis: int, block: int) -> np.ndarray:
     """What DequantizeLinear makes of numbers and scales, in fp32. No block is 0."""
-    if block:
-        return numbers.astype(np.float32) * scales.astype(np.float32).repeat(block, axis=axis)
-    return numbers.astype(np.float32) * np.expand_dims(scales.astype(np.float32), 1 - axis)
+    return numbers.astype(np.float32) * spread(scales, axis, block)
 
 
-def weights_from_graph(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The weights a quantised graph computes with, in fp32, as the reference model stores them: [out, in]."""
+def spread(scales: np.ndarray, axis: int, block: int) -> np.ndarray:
+    """Scales in a shape that multiplies the numbers they belong to."""
+    wide = scales.astype(np.float32)
+    return wide.repeat(block, axis=axis) if block else np.expand_dims(wide, 1 - axis)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight that a quantised graph computes with, in fp32, as the reference model stores it: [out, in].
+
+    `furthest` is how far rounding may have moved each of its numbers.
+    """
+
+    array: np.ndarray
+    furthest: np.ndarray
+
+
+def weights_from_graph(model: onnx.ModelProto) -> dict[str, StoredWeight]:
+    """The weights of a quantised graph, by the names they have in the reference model."""
     arrays = {weight.name: weight for weight in model.graph.initializer}
     multiplied = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
+    smoothing = smoothing_from_graph(model)
     found = {}
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear":
             where = {attribute.name: attribute.i for attribute in node.attribute}
             numbers, scales = (numpy_helper.to_array(arrays[name]) for name in node.input)
-            array = restored(numbers, scales, where["axis"], where.get("block_size", 0))
-            found[node.output[0]] = array.T if node.output[0] in multiplied else array
+            place = where["axis"], where.get("block_size", 0)
+            array, steps = restored(numbers, scales, *place), spread(scales, *place)
+            scheme = next(s for s in SCHEMES.values() if s.element == arrays[node.input[0]].data_type)
+            furthest = scheme.rounding * scheme.largest * steps
+            name = node.output[0]
+            if name in multiplied:
+                array, furthest = array.T, furthest.T
+            factors = smoothing.get(name.removesuffix(".weight"))
+            if factors is not None:
+                array, furthest = array * factors, furthest * factors
+            found[name] = StoredWeight(array, furthest)
     return found

@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..graph_files import array_of
 from ..graph_index import drop_unread_weights, makers_of, readers_of, rename_inputs, replace_nodes
 
 WIDEST = 1024  # d_model; beyond, a step's time goes into reading weights, and more of them cost more than a launch
@@ -67,7 +68,7 @@ def fold_queries(model: onnx.ModelProto, heads: tuple[int, int], folder: Path) -
     for path in paths:
 
         def read(node: onnx.NodeProto, index: int = 1) -> np.ndarray:
-            return numpy_helper.to_array(weights[node.input[index]], str(folder))
+            return array_of(weights[node.input[index]], folder)
 
         added |= folded_weights(path, heads, read)
         instead |= {name: [] for name in path.replaced} | folded_nodes(path, weights[path.q.input[1]].data_type)

@@ -1,7 +1,8 @@
 """The static cache written once a step, for all layers together.
 
 A step's new keys and values need not be in the cache to be attended to: attention reads the old cache and the new slots
-side by side, and the slots they will be written to are masked.
+side by side, and the slots they will be written to are masked. Where positions are relative, slot_position is widened
+likewise.
 
     self_k.i ------------------+
     new keys ----+-------------+--Concat--> attention, under a mask of L+K slots
@@ -27,10 +28,15 @@ SLOT_AXIS = 2
 def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
     """Lets attentions read cache and new slots side by side, in place."""
     graph = model.graph
-    masking = mask_nodes(graph, beams, slots)
+    masking, positions = mask_nodes(graph, beams, slots), position_nodes(graph, beams)
     renamed = {"self_mask": masking[-1].output[0]}
+    if positions:
+        renamed["slot_position"] = positions[-1].output[0]
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
+        if "slot_position" in node.input:
+            nodes += positions
+            positions = []
         if "self_mask" in node.input:  # not earlier: TensorRT then fuses less of the first layer
             nodes += masking
             masking = []
@@ -41,6 +47,18 @@ def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
             renamed[node.output[0]] = joined = f"trt/{node.output[0]}"
             nodes.append(helper.make_node("Concat", [cache, new], [joined], name=f"{joined}/Concat", axis=SLOT_AXIS))
     replace_nodes(graph, nodes)
+
+
+def position_nodes(graph: onnx.GraphProto, beams: int) -> list[onnx.NodeProto]:
+    """slot_position [B,L] -> [B,L+K]: the new slots stand where the step does. None for absolute positions."""
+    if not any(value.name == "slot_position" for value in graph.input):
+        return []
+    new, joined = "trt/new_position", "trt/slot_position"
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), f"{new}/axis"))
+    return [
+        helper.make_node("Unsqueeze", ["position", f"{new}/axis"], [new], name=f"{new}/Unsqueeze"),
+        helper.make_node("Concat", ["slot_position", *[new] * beams], [joined], name=f"{joined}/Concat", axis=1),
+    ]
 
 
 def mask_nodes(graph: onnx.GraphProto, beams: int, slots: int) -> list[onnx.NodeProto]:

@@ -14,6 +14,9 @@ values in a layout of its own, one copy launch for each. So:
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
 
+    K beams over audio,       cross keys and values are so long (1,500 positions) that laying them out in every step
+    K fixed                   takes longer than the launches it saves: grouped queries, as in fp32, which read them as
+                              they are
     K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
                               query heads over the source's shared key heads (grouped-query form) for that of one query
 
@@ -21,18 +24,24 @@ values in a layout of its own, one copy launch for each. So:
       k, v [B,H,L,E] ----------------------+--Attention--> [B,H*K,1,E] -Reshape-> [B,H,K,E]
       mask [B,1,K,L] -Expand,Reshape-> [B,H*K,1,L]
 
+                              what relative positions add to the scores goes into that mask, as a number for every slot.
+                              In fp16 that is not safe: the lowest number and a score below zero are -inf. There, the
+                              bias is added and then the mask applied, which is fused as well
+
 docs/LOG.md has the launch counts of every form that was tried, export/engines/launch_budget.py what each may take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..graph_index import PrimitiveAttention, copy_of, find_attentions, rename_inputs, replace_nodes
+from ..graph_index import PrimitiveAttention, copy_of, find_attentions, makers_of, rename_inputs, replace_nodes
+from ..precision.census import types_of
 from .fold_query import fold_queries
 from .late_write import write_late
 
@@ -49,11 +58,17 @@ def frozen_axes(model: onnx.ModelProto, sizes: dict[str, int]) -> None:
 
 
 def step_for_tensorrt(
-    model: onnx.ModelProto, cache_form: str, beams: int | None, slots: int, folder: Path = Path()
+    model: onnx.ModelProto,
+    cache_form: str,
+    beams: int | None,
+    slots: int,
+    folder: Path = Path(),
+    long_sources: bool = False,
 ) -> onnx.ModelProto:
     """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
 
-    No `beams`: dynamic. Weights that are not in the message lie in `folder`.
+    No `beams`: dynamic. Weights that are not in the message lie in `folder`. If all sources are long, as audio is, keys
+    and values of the source are never copied for a fixed number of beams.
     """
     form = copy_of(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
@@ -62,17 +77,61 @@ def step_for_tensorrt(
     if beams == 1:
         if cache_form == "static":
             write_late(form, beams, slots)
+            mask_distances(form)
         if folded:
             rewrite_attentions(form, [a for a in find_attentions(form) if not a.is_self], heads, beams)
-    elif precision_of(form) != TensorProto.FLOAT and (beams is None or heads[1] >= SMALLEST_HEAD):
+    elif precision_of(form) != TensorProto.FLOAT and (
+        beams is None or (heads[1] >= SMALLEST_HEAD and not long_sources)
+    ):
         if cache_form == "static" and beams:
             write_late(form, beams, slots)
             pack_keys_and_values(form, own=False)
         else:
             pack_keys_and_values(form, own=True)
     elif beams:
-        rewrite_attentions(form, find_attentions(form), heads, beams)
+        whole = precision_of(form) == TensorProto.FLOAT
+        rewrite_attentions(form, [a for a in find_attentions(form) if whole or not a.bias], heads, beams)
     return form
+
+
+def mask_distances(model: onnx.ModelProto) -> None:
+    """Adds nothing for distances of masked slots, in place: bias and mask are then made by one kernel, not by two.
+
+    The mask hides those slots afterwards all the same; a bias below which fp16 has no number would not be safe.
+    """
+    graph = model.graph
+    attentions = [attention for attention in find_attentions(model) if attention.bias]
+    biases = list(dict.fromkeys(attention.bias for attention in attentions))
+    if not biases:
+        return
+    mask, kinds = attentions[0].mask, types_of(model)
+    nothing = {bias: np.zeros((), dtype=helper.tensor_dtype_to_np_dtype(kinds[bias])) for bias in biases}
+    graph.initializer.extend(numpy_helper.from_array(zero, f"{bias}/nothing") for bias, zero in nothing.items())
+    needed = nodes_for(mask, makers_of(graph.node))  # they may stand behind the first reader of a bias
+    waiting = [node for node in graph.node if node.name in needed]
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for bias in [name for name in node.input if name in nothing]:
+            inputs, masked = [mask, bias, f"{bias}/nothing"], f"{bias}/masked"
+            nodes += [*waiting, helper.make_node("Where", inputs, [masked], name=f"{masked}/Where")]
+            waiting = []
+            del nothing[bias]
+        rename_inputs([node], {bias: f"{bias}/masked" for bias in biases if bias not in nothing})
+        if node.name not in needed:
+            nodes.append(node)
+    replace_nodes(graph, nodes)
+
+
+def nodes_for(tensor: str, makers: Mapping[str, onnx.NodeProto]) -> set[str]:
+    """Names of all nodes that a tensor is made by."""
+    found: dict[str, onnx.NodeProto] = {}
+    wanted = [tensor]
+    while wanted:
+        node = makers.get(wanted.pop())
+        if node is not None and node.name not in found:
+            found[node.name] = node
+            wanted += node.input
+    return set(found)
 
 
 def precision_of(model: onnx.ModelProto) -> int:
@@ -146,13 +205,18 @@ def rewrite_attentions(
         shapes |= {"trt/fold": (0, count * beams, 1, size), "trt/unfold": (0, count, beams, size)}
         mask = attention.mask
         if mask_is_per_beam(graph, mask):
-            if mask not in folded_masks:
+            key = attention.bias or mask
+            if key not in folded_masks:
                 shapes |= {"trt/mask_heads": (1, count, 1, 1), "trt/mask_fold": (0, count * beams, 1, -1)}
-                wide, folded_masks[mask] = f"{mask}/heads", f"{mask}/folded"
-                kept.append(helper.make_node("Expand", [mask, "trt/mask_heads"], [wide], name=wide))
-                folded = folded_masks[mask]
+                wide, folded_masks[key] = f"{key}/heads", f"{key}/folded"
+                masked = graph.node[attention.nodes[-3]].input[2]  # of the Where
+                if attention.bias:
+                    kept.append(helper.make_node("Where", [mask, attention.bias, masked], [wide], name=wide))
+                else:
+                    kept.append(helper.make_node("Expand", [mask, "trt/mask_heads"], [wide], name=wide))
+                folded = folded_masks[key]
                 kept.append(helper.make_node("Reshape", [wide, "trt/mask_fold"], [folded], name=folded))
-            mask = folded_masks[mask]
+            mask = folded_masks[key]
         q, out = f"{attention.output}/q", f"{attention.output}/folded"
         kept.append(helper.make_node("Reshape", [attention.q, "trt/fold"], [q], name=q))
         kept.append(attention_node(attention, [q, attention.k, attention.v, mask], out))

@@ -1,32 +1,142 @@
-"""The memory of a decode in ONNX Runtime: the arrays of a state, and the decoder step bound to them."""
+"""The memory of a decode in ONNX Runtime: the arrays of a state, and the decoder step bound to them.
+
+Arrays are numpy's, in host memory, or a device's (device.py, device_state.py). A `Memory` is where they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec, TensorSpec
+from seq2engine.export.ort_forms.forms import OrtForm
 from seq2engine.export.ort_forms.screened_argmax import MOST, WANTED
-from seq2engine.export.ort_forms.top_candidates import CANDIDATES
+from seq2engine.export.ort_forms.top_candidates import CANDIDATES, COUNT
 
 from ..fitting import fitted
-from ..search.step_output import Candidates, Reduced, StepOutput
+from ..search.step_output import Candidates, Logits, Reduced, StepOutput
 from ..session import EVERYTHING, StepForm
-from .graphs import Decoder
+from .graphs import Decoder, run_bound
 from .memory import resized, rows_of, zeros
 
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
+PARENTS = TensorSpec("parents", "int64", ("B", "K"))
 OVER_ALLOCATION = 4  # a cache has so many times its first size reserved, to grow in place; unused pages cost nothing
-SMALL_INPUTS = ("tokens", "position", "write_index", "self_mask")  # copied into bound buffers every step
+SMALL_INPUTS = (
+    "tokens",
+    "position",
+    "write_index",
+    "self_mask",
+    "slot_position",
+)  # copied into bound buffers every step
 
 
-class OrtState(dict[str, np.ndarray]):
+class Crossing(Protocol):
+    """Small arrays that the host gives to every step, or reads after it: `values` are its side of them."""
+
+    values: dict[str, np.ndarray]
+    shapes: dict[str, tuple[int, ...]]
+    array: Any  # all of them as one, where they cross together
+
+    def bind_inputs(self, binding: ort.IOBinding) -> None: ...
+
+    def bind_outputs(self, binding: ort.IOBinding) -> None: ...
+
+    def send(self) -> None: ...
+
+    def fetch(self) -> None: ...
+
+
+class Memory(Protocol):
+    """Where the arrays of a state are: in host memory or on a device."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any: ...
+
+    def logits(self, shape: Sequence[int]) -> Any: ...
+
+    def read_logits(self, array: Any) -> Logits: ...
+
+    def numpy(self, array: Any) -> np.ndarray: ...
+
+    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> Crossing: ...
+
+    def bind_input(self, binding: ort.IOBinding, name: str, array: Any) -> None: ...
+
+    def bind_output(self, binding: ort.IOBinding, name: str, array: Any) -> None: ...
+
+
+class HostArrays:
+    """Small arrays of steps whose memory is the host's: they are bound as they are."""
+
+    def __init__(self, values: dict[str, np.ndarray]):
+        self.values, self.array = values, None
+        self.shapes = {name: array.shape for name, array in values.items()}
+
+    def bind_inputs(self, binding: ort.IOBinding) -> None:
+        for name, array in self.values.items():
+            bind_input(binding, name, array)
+
+    def bind_outputs(self, binding: ort.IOBinding) -> None:
+        for name, array in self.values.items():
+            bind_output(binding, name, array)
+
+    def send(self) -> None:
+        pass
+
+    def fetch(self) -> None:
+        pass
+
+
+class HostMemory:
+    """Numpy's arrays; a graph reads and writes them in place."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        return np.empty(shape, dtype=dtype)
+
+    def logits(self, shape: Sequence[int]) -> np.ndarray:
+        return zeros(shape, "float32")
+
+    def read_logits(self, array: np.ndarray) -> Logits:
+        return array
+
+    def numpy(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> HostArrays:
+        return HostArrays({tensor.name: np.zeros(tensor.shape(sizes), dtype=tensor.dtype) for tensor in tensors})
+
+    def bind_input(self, binding: ort.IOBinding, name: str, array: np.ndarray) -> None:
+        bind_input(binding, name, array)
+
+    def bind_output(self, binding: ort.IOBinding, name: str, array: np.ndarray) -> None:
+        bind_output(binding, name, array)
+
+
+HOST = HostMemory()
+
+
+class KeptMask(Protocol):
+    """The mask of a state's steps, where they make each of the one before."""
+
+    own: np.ndarray  # beams as their own parents
+    where: tuple[Any, ...]  # of the two masks that were bound last
+    places: dict[str, Any]  # further inputs, which stay
+
+    def bind_next(self, binding: ort.IOBinding, mask: np.ndarray | None) -> None:
+        """Binds the mask that the next step reads, and the one that it writes. `mask`: what it is to begin with."""
+
+
+class OrtState(dict[str, Any]):
     """The arrays of one batch. From `reserve` on it has the decoder step that it is decoded with."""
 
+    memory: Memory = HOST
     form: StepForm = EVERYTHING
+    parents: np.ndarray | None = None  # of the next step's beams, where it has been announced; as in `Session.descend`
+    mask: KeptMask | None = None  # where steps make it themselves
     decoder: Decoder
     bound: StepBinding | None = None
 
@@ -36,6 +146,14 @@ class OrtState(dict[str, np.ndarray]):
         for tensor in tensors:
             self[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype, OVER_ALLOCATION)
         self.bound = None
+
+    def kept_mask(self, shape: tuple[int, ...]) -> KeptMask | None:
+        """The mask that steps of this shape make themselves; None: they are given theirs."""
+        return None
+
+    def attend(self, weights: Mapping[str, Any], types: Mapping[str, str]) -> None:
+        """Takes the arrays that steps write their cross-attention weights [B,H,K,S] to."""
+        self.update(weights)
 
     def select(self, cache: Sequence[TensorSpec], rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """As `Session.select`. A step stays bound where neither arrays nor their shapes change."""
@@ -77,62 +195,92 @@ class StepBinding:
     binding that it replaces are used again where their shapes are the same.
     """
 
+    outputs: Crossing
+    logits: Any
+
     def __init__(self, layout: StepLayout, state: OrtState, mask_shape: tuple[int, ...]):
         self.shape, self.session, self.shortlist = mask_shape, state.decoder.session, state.form.shortlist
+        self.memory = state.memory
         batch, beams, attended = mask_shape
         wanted = candidates_of(state)
         columns = layout.vocab if self.shortlist is None else len(self.shortlist.tokens)
-        best = wanted or min(beams + 1, columns)
-        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": wanted or columns, "C": best}
+        best = min(wanted or (max(beams + 1, state.form.best) if state.decoder.form.counted else beams + 1), columns)
+        width = best if wanted and state.decoder.form.screened else columns
+        sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": width, "C": best}
         self.binding = self.session.io_binding()
-        self.bind_inputs(layout.spec, state, sizes, wanted)
+        self.mask = state.kept_mask(mask_shape)
+        self.bind_inputs(layout.spec, state, sizes)
+        self.bind_counts(state.decoder.form, wanted, best)
         self.bind_outputs(sizes, state.bound)
         self.bind_cache(layout, state, sizes)
         shape = (batch, layout.heads, beams, state["source_mask"].shape[1])
-        self.attention = {name: np.zeros(shape, dtype=dtype) for name, dtype in layout.attention.items()}
+        self.attention = {name: self.memory.empty(shape, dtype) for name, dtype in layout.attention.items()}
         for name, array in self.attention.items():
-            bind_output(self.binding, name, array)
-        candidates = Candidates(self.outputs["best_tokens"], self.outputs["best_logits"])
-        self.reduced = Reduced(candidates, self.outputs["exp_sum"])
-        self.logits = self.outputs["logits"][..., :0] if wanted else self.outputs["logits"]
+            self.memory.bind_output(self.binding, name, array)
+        found = self.outputs.values
+        self.reduced = Reduced(Candidates(found["best_tokens"], found["best_logits"]), found["exp_sum"])
+        self.no_logits = np.zeros((batch, beams, 0), dtype=np.float32) if wanted else None
+        self.replays, self.places = state.decoder.replays, ()
+        if self.replays is not None:
+            arrays = [*state.values(), *self.attention.values(), self.logits, self.inputs.array, self.outputs.array]
+            self.places = (best, *(array.place for array in arrays))
 
-    def bind_inputs(self, spec: GraphSpec, state: OrtState, sizes: dict[str, int], wanted: int) -> None:
-        self.inputs: dict[str, np.ndarray] = {}
+    def bind_inputs(self, spec: GraphSpec, state: OrtState, sizes: dict[str, int]) -> None:
+        small = [tensor for tensor in spec.inputs if tensor.name in SMALL_INPUTS]
+        sent = small if self.mask is None else [*(one for one in small if one.name != "self_mask"), PARENTS]
+        self.inputs = self.memory.parcel(sent, sizes)
+        self.inputs.bind_inputs(self.binding)
+        if self.mask is not None:
+            for name, array in self.mask.places.items():
+                self.memory.bind_input(self.binding, name, array)
         for tensor in spec.inputs:
-            if tensor.name in SMALL_INPUTS:
-                array = self.inputs[tensor.name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
-            else:
-                array = state[tensor.name]
-            bind_input(self.binding, tensor.name, array)
-        if state.decoder.form.screened:
-            self.wanted = np.array([wanted])
-            bind_input(self.binding, WANTED.name, self.wanted)
+            if tensor not in small:
+                self.memory.bind_input(self.binding, tensor.name, state[tensor.name])
+
+    def bind_counts(self, form: OrtForm, wanted: int, best: int) -> None:
+        """How many candidates: on the host wherever the graph runs."""
+        self.counts = {WANTED.name: np.array([wanted])} if form.screened else {}
+        if form.counted:
+            self.counts[COUNT.name] = np.array([best])
+        for name, count in self.counts.items():
+            bind_input(self.binding, name, count)
 
     def bind_outputs(self, sizes: dict[str, int], before: StepBinding | None) -> None:
-        tensors = (LOGITS, *CANDIDATES)
-        shapes = {tensor.name: tensor.shape(sizes) for tensor in tensors}
-        outputs = {} if before is None else before.outputs
-        if {name: array.shape for name, array in outputs.items()} != shapes:
-            outputs = {tensor.name: zeros(shapes[tensor.name], tensor.dtype) for tensor in tensors}
-        self.outputs: dict[str, np.ndarray] = outputs
-        for name, array in outputs.items():
-            bind_output(self.binding, name, array)
+        shapes = {tensor.name: tensor.shape(sizes) for tensor in CANDIDATES}
+        shape = LOGITS.shape(sizes)
+        if before is not None and (before.outputs.shapes, before.logits.shape) == (shapes, shape):
+            found = before.outputs, before.logits
+        else:
+            found = self.memory.parcel(CANDIDATES, sizes), self.memory.logits(shape)
+        self.outputs, self.logits = found
+        self.outputs.bind_outputs(self.binding)
+        self.memory.bind_output(self.binding, LOGITS.name, self.logits)
 
     def bind_cache(self, layout: StepLayout, state: OrtState, sizes: dict[str, int]) -> None:
-        self.grown: dict[str, np.ndarray] = {}
+        self.grown: dict[str, Any] = {}
         for cached in layout.cache:
             if layout.grows:
                 tensor = layout.spec.output(f"new_{cached.name}")
-                array = self.grown[cached.name] = np.empty(tensor.shape(sizes), dtype=tensor.dtype)
+                array = self.grown[cached.name] = self.memory.empty(tensor.shape(sizes), tensor.dtype)
             else:
                 array = state[cached.name]
-            bind_output(self.binding, f"new_{cached.name}", array)
+            self.memory.bind_output(self.binding, f"new_{cached.name}", array)
 
-    def run(self, given: Mapping[str, np.ndarray]) -> StepOutput:
-        for name, buffer in self.inputs.items():
+    def run(self, given: Mapping[str, np.ndarray], parents: np.ndarray | None = None) -> StepOutput:
+        """With `parents`, the mask follows from the latest one, where steps make it themselves."""
+        if self.mask is not None:
+            given = {**given, PARENTS.name: self.mask.own if parents is None else parents}
+            self.mask.bind_next(self.binding, given["self_mask"] if parents is None else None)
+        for name, buffer in self.inputs.values.items():
             buffer[...] = given[name]
-        self.session.run_with_iobinding(self.binding)
-        return StepOutput(self.logits, self.reduced, self.shortlist)
+        self.inputs.send()
+        options = None
+        if self.replays is not None and self.mask is not None:
+            options = self.replays.options((*self.places, *self.mask.where))
+        run_bound(self.session, self.binding, options)
+        self.outputs.fetch()
+        logits = self.memory.read_logits(self.logits) if self.no_logits is None else self.no_logits
+        return StepOutput(logits, self.reduced, self.shortlist)
 
     def release(self) -> None:
         """Drops its references to the state's arrays, which are moving; its outputs may serve the next binding."""
@@ -147,8 +295,8 @@ def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
 
 def candidates_of(state: OrtState) -> int:
     """How many candidates a step puts out instead of logits; 0 where it has no shortcut to so many."""
-    wanted = state.form.candidates
-    return wanted if state.decoder.form.screened and wanted <= MOST else 0
+    wanted, form = state.form.candidates, state.decoder.form
+    return wanted if form.counted or (form.screened and wanted <= MOST) else 0
 
 
 def bind_input(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from seq2engine.errors import SessionError
+from seq2engine.errors import ExportError, GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import GraphSpec
+from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
+from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
+from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
 
 from ..search.step_output import Shortlist
+from .device import Replays
 from .memory import HELD, share_arena
-from .providers import arguments_for, check_assignment
+from .providers import PROVIDERS, arguments_for, check_assignment
 
+# What a form may end in on a graph that no export of ours has written: it takes nodes apart as ours are.
+FORM_ERRORS = (AssertionError, LookupError, StopIteration, TypeError, ValueError, RuntimeError)
+NODE = re.compile(r"Name:'([^']*)'")  # of the node that an error of ONNX Runtime is about
+
+# Microseconds for which an idle thread waits in a busy loop before it sleeps. The next node of a step comes within that
+# time; ONNX Runtime's own choice is some 40 ms, in which it takes a shared core from those who work (docs/LOG.md).
+WAIT = 50
+CHAIN_CANDIDATES = 8  # that greedy search on a device looks at: rules may ban six
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
+RUN_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *ORT_ERRORS)  # with bound arrays it is a RuntimeError
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,9 @@ def model_from_bundle(bundle: Bundle, precision: str) -> OrtModel:
             "seq2engine build BUNDLE --precision bf16"
         )
     specs = bundle.specs(precision)
-    graphs = {name: bundle.graph_path(precision, name) for name in specs}
+    with ThreadPoolExecutor(len(specs)) as pool:  # each is hashed, which takes a third of the time to open it
+        paths = pool.map(partial(bundle.graph_path, precision), specs)
+        graphs = dict(zip(specs, paths, strict=True))
     return OrtModel(graphs, specs, bundle.config, precision, bundle.cache_form)
 
 
@@ -52,8 +71,9 @@ def model_from_bundle(bundle: Bundle, precision: str) -> OrtModel:
 class Placement:
     """Where graphs run, and with how many threads.
 
-    The threads of graphs in `resting` sleep when a call ends. Others wait for the next call in a busy loop, for some 40
-    ms, and take a core from the graph that comes next: an encoder's would do so during the first steps of every decode.
+    The threads of graphs in `resting` sleep when a call ends. Others wait for the next call in a busy loop (`WAIT`; in
+    older versions of ONNX Runtime some 40 ms), and take a core from the graph that comes next: an encoder's would do so
+    during the first steps of every decode.
     """
 
     threads: int | None = None  # None: ONNX Runtime's own choice
@@ -62,11 +82,25 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class GraphKind:
+    """What matters of a graph where it is opened."""
+
+    rests: bool = False  # its threads sleep when a call ends
+    strict: bool = False  # no node may be left to the CPU, not even one that computes a shape
+    replayed: bool = False  # its shapes repeat from call to call, so that a CUDA graph serves many
+    precision: str = "fp32"
+
+
+ENCODER = GraphKind()
+
+
+@dataclass(frozen=True)
 class Decoder:
-    """A decoder step in one form, opened."""
+    """A decoder step in one form, opened. `replays`: CUDA graphs of it, where its shapes repeat."""
 
     form: OrtForm
     session: ort.InferenceSession
+    replays: Replays | None = None
 
 
 class Decoders:
@@ -80,6 +114,7 @@ class Decoders:
         self.model, self.form, self.placement = model, form, placement
         self.whole = self.opened(form)
         self.latest: tuple[Shortlist, Decoder] | None = None
+        self.chooser: Decoder | None = None
         self.opening = threading.Lock()
 
     def of(self, shortlist: Shortlist | None) -> Decoder:
@@ -91,33 +126,97 @@ class Decoders:
                 self.latest = shortlist, self.opened(self.form.with_shortlist(shortlist.tokens))
             return self.latest[1]
 
+    def of_chain(self) -> Decoder:
+        """The step that chooses the next tokens by itself, greedily; with weights of its own."""
+        with self.opening:
+            if self.chooser is None:
+                form = dataclasses.replace(self.form, greedy=True, counted=False, attention_layers=0)
+                self.chooser = self.opened(form)
+            return self.chooser
+
     def opened(self, form: OrtForm) -> Decoder:
-        return Decoder(form, open_graph(self.model, "decoder_step", form, self.placement))
+        return Decoder(
+            form, open_graph(self.model, "decoder_step", form, self.placement), Replays() if form.keeps_mask else None
+        )
 
 
 def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) -> ort.InferenceSession:
     path = model.graphs[name]
     HELD.forget()
-    return inference_session(path, placement, name in placement.resting, graph_bytes(name, path, form), model.precision)
+    is_step = name == "decoder_step"
+    kind = GraphKind(name in placement.resting, is_step, is_step and model.cache_form == "static", model.precision)
+    return inference_session(path, placement, kind, graph_bytes(name, path, form))
+
+
+def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placement) -> ort.InferenceSession:
+    """A graph without weights, of those that move a state on its device."""
+    path = model.graphs["decoder_step"].with_name(f"{graph.graph.name}.onnx")  # no such file: what messages name
+    placement = dataclasses.replace(placement, provider=PROVIDERS[placement.provider].moves)
+    return inference_session(path, placement, GraphKind(rests=True, strict=True), graph.SerializeToString())
 
 
 def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
     """A graph in the form that is wanted; its weights stay in the graph's folder. None: the file as it is."""
+    try:
+        return form_bytes(name, path, form)
+    except ExportError as error:
+        raise GraphError(
+            f"{path} cannot be put into ONNX Runtime's form: {error}", name, node_in(str(error))
+        ) from error
+    except FORM_ERRORS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GraphError(
+            f"{path} cannot be put into ONNX Runtime's form ({reason}): it is no graph of this model; export the "
+            "checkpoint again with: seq2engine export CHECKPOINT DIR",
+            name,
+            node_in(reason),
+        ) from error
+
+
+def node_in(reason: str) -> str:
+    """The node that a message is about: ONNX Runtime's say so, ours begin with its name."""
+    named = NODE.search(reason)
+    first = reason.partition(" ")[0].rstrip(":")
+    return named[1] if named else first if "/" in first else ""
+
+
+def run_bound(session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
+    """Runs a graph over bound arrays; where it cannot, the error names the node."""
+    try:
+        session.run_with_iobinding(binding, options)
+    except RUN_ERRORS as error:
+        name = "decoder_step" if any(given.name == "tokens" for given in session.get_inputs()) else "encoder"
+        raise run_error(name, error) from error
+
+
+def run_arrays(
+    session: ort.InferenceSession, outputs: Sequence[str], given: Mapping[str, np.ndarray], name: str
+) -> list[np.ndarray]:
+    """Runs a graph of that name over arrays; where it cannot, the error names the node."""
+    try:
+        return session.run(list(outputs), dict(given))
+    except RUN_ERRORS as error:
+        raise run_error(name, error) from error
+
+
+def run_error(name: str, error: Exception) -> GraphError:
+    reason = " ".join(str(error).split())
+    return GraphError(f"ONNX Runtime {ort.__version__} cannot run the {name}: {reason}", name, node_in(reason))
+
+
+def form_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
     if name == "decoder_step":
-        return step_form(graph_from_file(path), form, path.parent).SerializeToString()
+        step = step_form(graph_from_file(path), form, path.parent)
+        if form.greedy:
+            step = step_with_greedy(step, vocab_of(step), CHAIN_CANDIDATES)
+        elif form.keeps_mask:
+            step = step_with_mask(step)
+        return step.SerializeToString()
     return encoder_form(graph_from_file(path), form).SerializeToString() if form.changes_encoder else None
 
 
-def graph_from_file(path: Path) -> onnx.ModelProto:
-    """Without its weights."""
-    try:
-        return onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise SessionError(f"cannot load {path}: it is no ONNX graph; export the checkpoint again") from error
-
-
 def inference_session(
-    path: Path, placement: Placement, rests: bool = False, changed: bytes | None = None, precision: str = "fp32"
+    path: Path, placement: Placement, kind: GraphKind = ENCODER, changed: bytes | None = None
 ) -> ort.InferenceSession:
     """Opens a graph; `changed` is another form of it in memory, whose weights are beside `path`."""
     options = ort.SessionOptions()
@@ -126,18 +225,23 @@ def inference_session(
     options.log_severity_level = 3
     if placement.provider == "cpu":
         share_arena(options)
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(WAIT))
     # By default it also rounds the activations of products with int8 and int4 weights to int8, without a warning.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if placement.threads is not None:
         options.intra_op_num_threads = placement.threads
-    if rests:
+    if kind.rests:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         session = ort.InferenceSession(
-            changed or str(path), options, **arguments_for(placement.provider, options, path, precision)
+            changed or str(path),
+            options,
+            **arguments_for(placement.provider, options, path, kind.precision, kind.replayed),
         )
     except ORT_ERRORS as error:
         reason = " ".join(str(error).split())
-        raise SessionError(f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}") from error
-    check_assignment(session, placement.provider, path)
+        raise GraphError(
+            f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}", path.stem, node_in(reason)
+        ) from error
+    check_assignment(session, placement.provider, path, kind.strict)
     return session

@@ -1,6 +1,7 @@
 """ONNX Runtime as a session: steps are bound once per shape, and the cache is written in place.
 
-A State is in host memory whatever the provider: a GPU provider gets and gives back the whole cache in every step.
+A state is in the memory that the provider computes in. On the CPU it is numpy's arrays; elsewhere it is a device's, and
+of a step only its small inputs and its candidates cross.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ import numpy as np
 
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.contract import attention_name
+from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
+from seq2engine.export.contract import PRECISIONS, attention_name
 from seq2engine.export.ort_forms.forms import OrtForm
 from seq2engine.export.ort_forms.screened_argmax import worth_screening
 from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED
+from seq2engine.model.config import ModelConfig
 
 from ..fitting import fitted
+from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
-from ..session import EVERYTHING, Limits, Session, StepForm
+from ..session import EVERYTHING, Ahead, Limits, Session, StepForm
 from ..threads import Turns, Workers, rows_per_worker, sensible_threads
 from .binding import OrtState, StepBinding, StepLayout, cache_of
+from .chain import Bans, Chain
+from .device import Device
+from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
-from .graphs import Decoders, OrtModel, Placement, model_from_bundle, open_graph
-from .providers import check_provider
+from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
+from .providers import PROVIDERS, check_provider
+
+AnyEncoder = Encoder | DeviceEncoder
 
 EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
 # Rows from which on a thread is faster with a decode of its own; measured on two cores (docs/LOG.md).
@@ -49,17 +58,27 @@ class OrtSettings:
     beam_positions: bool = False  # the tokens of one step have positions of their own, [B,K]: speculative decoding
     shortcut: bool = True  # to the best candidates, where that is worth it
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
+    tokens_per_wait: int = TOKENS_PER_WAIT  # of greedy search on a device; 1: one by one
+    on_device: bool = False  # the CPU as if it were a GPU: same forms, same memory; other providers have no choice
+
+    @property
+    def host(self) -> bool:
+        """Whether states are numpy's arrays."""
+        return self.provider == "cpu" and not self.on_device
 
     def form(self, model: OrtModel) -> OrtForm:
-        on_cpu = self.provider == "cpu"
+        on_cpu = self.host
         # The shortcut to the best candidates works for all sources at once, so it is not bitwise batch-invariant.
         screened = on_cpu and self.shortcut and not self.deterministic
         return OrtForm(
             transposed_keys=on_cpu,
+            flash_heads=model.config.heads if on_cpu and fuses_encoder(model) else 0,
             int8_products=model.precision == "w8a8",
-            beam_positions=self.beam_positions,
+            beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
             screened=screened and worth_screening(model.config, model.precision),
+            counted=not on_cpu,
+            keeps_mask=not on_cpu and model.cache_form == "static",
         )
 
 
@@ -67,30 +86,45 @@ DEFAULT_SETTINGS = OrtSettings()
 
 
 class OrtSession(Session):
-    """Runs a model's graphs in the form that its settings ask for. A state is numpy arrays, which the graphs read and
-    write in place. `encoder` is another session's, where they share one."""
+    """Runs a model's graphs in the form that its settings ask for.
 
-    def __init__(self, model: OrtModel, settings: OrtSettings = DEFAULT_SETTINGS, encoder: Encoder | None = None):
+    `device` is where its states are; None: they are numpy's arrays. `encoder` is another session's, where they share
+    one.
+    """
+
+    def __init__(self, model: OrtModel, settings: OrtSettings = DEFAULT_SETTINGS, encoder: AnyEncoder | None = None):
         check_provider(settings.provider)
         config, self.form = model.config, settings.form(model)
         self.threads = sensible_threads(config) if settings.threads is None else settings.threads
         self.model, self.settings, self.config = model, settings, config
         self.backend = "onnxruntime" if settings.provider == "cpu" else f"onnxruntime {settings.provider}"
         self.precision, self.cache_form, self.deterministic = model.precision, model.cache_form, settings.deterministic
-        longest = config.max_source // EVEN * EVEN if self.deterministic else config.max_source
+        padded = self.deterministic and not config.takes_audio
+        longest = config.max_source // EVEN * EVEN if padded else config.max_source
+        self.keeps_mask = self.form.keeps_mask
+        ordered = PROVIDERS[settings.provider].ordered and not self.deterministic
+        # The chain of steps feeds itself neither slot positions nor a position for every beam.
+        plain = not config.relative and not self.form.beam_positions
+        if self.keeps_mask and ordered and plain and settings.tokens_per_wait > 1:
+            self.ahead = Ahead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
         self.limits = Limits(None, None, longest, config.max_target, attention=settings.attention)
+        self.prefills = self.form.beam_positions
         specs = self.form.specs(model.specs)
         self.kept = (specs["encoder"].input("source_mask"), *specs["encoder"].outputs)
         placement = Placement(self.threads, settings.provider, settings.resting)
-        on_cpu = settings.provider == "cpu"
+        self.device = None if settings.host else Device(PROVIDERS[settings.provider].device)
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
-            shared = self.threads > 1
-            encoder = Encoder(opened, specs["encoder"], config.d_ff, on_cpu, Turns() if shared else None)
-        self.encoder: Encoder | None = encoder
+            if self.device is None:
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), Turns() if self.threads > 1 else None)
+            else:
+                moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
+                encoder = DeviceEncoder(opened, specs["encoder"], moves)
+        self.encoder: AnyEncoder | None = encoder
+        self.bans: Bans | None = None
         self.decoders: Decoders | None = Decoders(model, self.form, placement)
         self.layout = self.step_layout(self.decoders)
-        if on_cpu and self.threads > 1 and not self.deterministic:
+        if settings.host and self.threads > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
             self.workers = Workers(self.threads, self.threads * least, worker_of(model, settings, encoder))
 
@@ -103,9 +137,10 @@ class OrtSession(Session):
         attention: bool = False,
         deterministic: bool = False,
         provider: str = "cpu",
+        tokens_per_wait: int = TOKENS_PER_WAIT,
     ) -> OrtSession:
         check_provider(provider)
-        settings = OrtSettings(threads, provider, attention, deterministic)
+        settings = OrtSettings(threads, provider, attention, deterministic, tokens_per_wait=tokens_per_wait)
         return cls(model_from_bundle(bundle, precision), settings)
 
     def step_layout(self, decoders: Decoders) -> StepLayout:
@@ -116,15 +151,18 @@ class OrtSession(Session):
         grows = self.cache_form == "growing"
         return StepLayout(spec, cache_of(spec), grows, self.config.target_vocab, self.config.heads, attention)
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> OrtState:
-        width = self.width(source_ids.shape[1])
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         if self.encoder is None:
             raise closed()
-        return self.encoder(fitted(source_ids, 1, width), fitted(source_mask, 1, width))
+        if self.config.takes_audio:  # of one length: no columns are added
+            return self.encoder(source, source_mask)
+        width = self.width(source.shape[1])
+        return self.encoder(fitted(source, 1, width), fitted(source_mask, 1, width))
 
     def width(self, longest: int) -> int:
         """How many columns a batch has whose longest source is so long."""
-        return -(-longest // EVEN) * EVEN if self.deterministic else longest
+        even = self.deterministic and not self.config.takes_audio
+        return -(-longest // EVEN) * EVEN if even else longest
 
     def reserve(self, state: OrtState, slots: int, form: StepForm = EVERYTHING) -> None:
         self.take(state, form)
@@ -137,18 +175,57 @@ class OrtSession(Session):
         state.form, state.decoder = form, self.decoders.of(form.shortlist)
 
     def step(
-        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: OrtState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
     ) -> StepOutput:
         bound = state.bound
         if bound is None or bound.shape != self_mask.shape:
             bound = state.bound = StepBinding(self.layout, state, self_mask.shape)
-            state.update(bound.attention)
+            state.attend(bound.attention, self.layout.attention)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
-        output = bound.run(given)
+        if self.form.beam_positions and position.ndim == 1:  # all beams of a source stand at one position
+            given["position"] = position[:, None]
+        if slot_position is not None:
+            given["slot_position"] = slot_position
+        output = bound.run(given, state.parents)
+        state.parents = None
+        if self.layout.grows:
+            state.update(bound.grown)
+            bound.release()
+        return output
+
+    def descend(self, state: OrtState, parents: np.ndarray) -> None:
+        state.parents = parents
+
+    def prefill(
+        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+    ) -> StepOutput:
+        bound = StepBinding(self.layout, state, self_mask.shape)
+        output = bound.run({"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask})
         if self.layout.grows:
             state.update(bound.grown)
             state.bound = None
         return output
+
+    def choose(
+        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> list[StepOutput]:
+        assert isinstance(state, DeviceState)
+        assert self.device is not None
+        if self.decoders is None:
+            raise closed()
+        chain = state.chain
+        if chain is None or chain.plan is not plan:
+            self.bans = self.bans or Bans(self.device)
+            chain = state.chain = Chain(self.decoders.of_chain(), state, self.layout.cache, plan, self.bans)
+            chain.begin(tokens, position)
+        columns = ahead_columns(position, plan.limit, count)
+        return outputs_of(chain.run(columns), columns, len(tokens))
 
     def select(self, state: OrtState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.select(self.layout.cache, rows, slots)
@@ -157,11 +234,12 @@ class OrtSession(Session):
         state.replace(self.kept, rows, newcomers, self.width(width))
 
     def tensor(self, state: OrtState, name: str) -> np.ndarray:
-        array = state[name]
+        array = state.memory.numpy(state[name])
         tensor = next((kept for kept in self.kept if kept.name == name), None)
         axis = -1 if name in self.layout.attention else None if tensor is None else tensor.axes.index("S")
         if axis is not None and self.deterministic:
-            asked = np.flatnonzero(state["source_mask"].any(axis=0))[-1] + 1  # without the columns that were added
+            mask = state.memory.numpy(state["source_mask"])
+            asked = np.flatnonzero(mask.any(axis=0))[-1] + 1  # without the columns that were added
             array = fitted(array, axis % array.ndim, asked)
         transposed = self.form.transposed_keys and name.startswith(KEYS)
         return np.array(array.transpose(TRANSPOSED) if transposed else array, order="C")
@@ -174,10 +252,20 @@ class OrtSession(Session):
         self.close()
 
 
-def worker_of(model: OrtModel, settings: OrtSettings, encoder: Encoder) -> Callable[[], OrtSession]:
+def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Callable[[], OrtSession]:
     """Opens a session of one thread with the same outputs, for parallel decodes."""
     alone = dataclasses.replace(settings, threads=1, shortcut=model.precision in WORKER_SHORTCUTS)
     return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
+
+
+def fuses_encoder(model: OrtModel) -> bool:
+    """Whether its encoder's attention becomes one operator: there is no padding, and activations are fp32."""
+    return model.config.takes_audio and PRECISIONS[model.precision] == "float32"
+
+
+def widest_of(config: ModelConfig) -> int:
+    """The most numbers that a position of the encoder becomes: inside a feed-forward or, over long audio, as scores."""
+    return max(config.d_ff, config.heads * config.max_source if config.takes_audio else 0)
 
 
 def closed() -> SessionError:

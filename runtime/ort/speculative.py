@@ -11,11 +11,17 @@ ones, each at its own position:
 
 Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
 overwritten. Steps of several beams or several sources are not drafted: they have rows enough to use what they read.
+
+The draft session is opened for the first single source. With `drafting`, drafts are made only as long as they are worth
+their time (drafting.py).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -26,10 +32,12 @@ from ..search.option_fields import LEAST_CANDIDATES
 from ..search.step_output import Candidates, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
 from .binding import OrtState
+from .drafting import Drafting
 from .graphs import model_from_bundle
 from .session import OrtSession, OrtSettings
 
 AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few drafts are wrong (docs/LOG.md)
+DRAFT = "w8a8"  # what drafts for fp32 by default
 PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on without
 
 
@@ -41,6 +49,8 @@ class Verified:
     right: int = 0
     wrong: int = 0
     ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, as wrong ones come in runs
+    seconds: float = 0.0  # of the latest drafts and their step
+    tokens: int = 0  # that came of it so far
 
     def output_of(self, token: int, mask: np.ndarray) -> StepOutput | None:
         """The output, where the next token is the drafted one, in the place it was drafted for."""
@@ -53,6 +63,7 @@ class Verified:
             self.outputs.clear()
             return None
         self.right += 1
+        self.tokens += 1
         if not self.outputs:  # all were right
             self.ahead = min(AHEAD, self.ahead + 2)
         return output
@@ -77,25 +88,43 @@ class SpeculativeSession(Session):
     The two must have caches of one type; the target's tokens of a step have positions of their own.
     """
 
-    def __init__(self, target: OrtSession, draft: OrtSession):
+    def __init__(self, target: OrtSession, open_draft: Callable[[], OrtSession], drafting: Drafting | None = None):
         assert target.settings.beam_positions
-        self.target, self.draft = target, draft
+        self.target, self.open_draft, self.drafting = target, open_draft, drafting
+        self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
-        self.config, self.limits = target.config, target.limits
+        self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, precision: str, draft: str, threads: int | None = None) -> SpeculativeSession:
-        """`draft` is a precision of the bundle with the same cache; the closer it is, the more drafts are right."""
+    def from_bundle(
+        cls,
+        bundle: Bundle,
+        precision: str,
+        draft: str,
+        threads: int | None = None,
+        drafting: Drafting | None = None,
+    ) -> SpeculativeSession:
+        """`draft` is a precision of the bundle with the same cache; the closer it is, the more drafts are right.
+
+        Without `drafting` drafts are always made, as long as they are right.
+        """
         model = model_from_bundle(bundle, precision)
         check_draft(bundle, precision, draft)
         # They work in turns, so the threads of each must rest while the other works.
         resting = ("encoder", "decoder_step")
         target = OrtSession(model, OrtSettings(threads, beam_positions=True, resting=resting))
-        settings = OrtSettings(threads, resting=resting)
-        return cls(target, OrtSession(model_from_bundle(bundle, draft), settings, target.encoder))
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> SpeculativeState:
-        return SpeculativeState(self.target.encode(source_ids, source_mask))
+        def open_draft() -> OrtSession:
+            return OrtSession(model_from_bundle(bundle, draft), OrtSettings(threads, resting=resting), target.encoder)
+
+        return cls(target, open_draft, drafting)
+
+    @cached_property
+    def draft(self) -> OrtSession:
+        return self.open_draft()
+
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> SpeculativeState:
+        return SpeculativeState(self.target.encode(source, source_mask))
 
     def reserve(self, state: SpeculativeState, slots: int, form: StepForm = EVERYTHING) -> None:
         self.target.reserve(state.target, slots, form)
@@ -110,7 +139,7 @@ class SpeculativeSession(Session):
         self.target.replace(state.target, rows, newcomers.target, width)
         state.verified, state.draft = Verified(), None
 
-    def step(
+    def prefill(
         self,
         state: SpeculativeState,
         tokens: np.ndarray,
@@ -118,20 +147,59 @@ class SpeculativeSession(Session):
         write_index: np.ndarray,
         self_mask: np.ndarray,
     ) -> StepOutput:
+        state.verified.outputs.clear()
+        return self.target.prefill(state.target, tokens, position, write_index, self_mask)
+
+    def step(
+        self,
+        state: SpeculativeState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
+    ) -> StepOutput:
         if tokens.size > 1:
-            return self.target.step(state.target, tokens, position[:, None], write_index, self_mask)
-        verified = state.verified
+            return self.target.step(state.target, tokens, position[:, None], write_index, self_mask, slot_position)
+        verified, drafting = state.verified, self.drafting
         known = verified.output_of(tokens.item(), self_mask[0, 0])
         if known is not None:
             return known
+        if drafting is not None and verified.seconds:
+            drafting.note(True, verified.seconds, verified.tokens)
+            verified.seconds = 0.0
         count = min(verified.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
-        if count == 1 or not verified.worth_it:
-            return self.target.step(state.target, tokens, position[:, None], write_index, self_mask)
-        drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, count)
+        if count > 1 and verified.worth_it and (drafting is None or drafting.next()):
+            return self.drafted_step(state, tokens, position, write_index, self_mask, slot_position, count)
+        started = time.perf_counter()
+        output = self.target.step(state.target, tokens, position[:, None], write_index, self_mask, slot_position)
+        if drafting is not None:
+            drafting.note(False, time.perf_counter() - started, 1)
+        return output
+
+    def drafted_step(
+        self,
+        state: SpeculativeState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None,
+        count: int,
+    ) -> StepOutput:
+        """Drafts, and one step of the target that verifies them; the output of the first token."""
+        if state.draft is None:
+            state.draft = self.draft_state(state.target)
+        verified, started = state.verified, time.perf_counter()
         positions = position[:, None] + np.arange(count)
-        output = self.target.step(state.target, drafted, positions, write_index, masks)
+        if slot_position is not None:  # each draft stands in the slot behind the one before
+            slot_position = slot_position.copy()
+            slot_position[0, write_index.item() :][:count] = positions[0]
+        drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, slot_position, count)
+        output = self.target.step(state.target, drafted, positions, write_index, masks, slot_position)
         first, *others = (output_of_beam(output, beam) for beam in range(count))
         verified.outputs = list(zip(drafted[0, 1:].tolist(), masks[0, 1:], others, strict=True))
+        verified.seconds, verified.tokens = time.perf_counter() - started, 1
         return first
 
     def drafted(
@@ -141,36 +209,49 @@ class SpeculativeSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
+        slot_position: np.ndarray | None,
         count: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """A token and its drafted followers [1,count], and their masks [1,count,L]."""
-        if state.draft is None:
-            state.draft = self.draft_state(state.target)
+        assert state.draft is not None
         drafted = np.repeat(tokens, count, axis=1)
         masks = np.repeat(self_mask, count, axis=1)
         for ahead in range(1, count):
             masks[:, ahead:, write_index.item() + ahead] = True
         for ahead in range(count - 1):
             now = slice(ahead, ahead + 1)
-            output = self.draft.step(state.draft, drafted[:, now], position + ahead, write_index + ahead, masks[:, now])
+            places = position + ahead, write_index + ahead
+            output = self.draft.step(state.draft, drafted[:, now], *places, masks[:, now], slot_position)
             drafted[0, ahead + 1] = output.candidates.tokens[0, 0, 0]
         return drafted, masks
 
     def draft_state(self, target: OrtState) -> OrtState:
         """The same memory: the draft reads the cache as it is, and the target overwrites what the draft writes."""
         shared = OrtState(target)
-        self.draft.take(shared, StepForm(target.form.shortlist))
+        self.draft.take(shared, StepForm(target.form.shortlist, LEAST_CANDIDATES))  # only its best token is read
         return shared
 
     def tensor(self, state: SpeculativeState, name: str) -> np.ndarray:
         return self.target.tensor(state.target, name)
 
     def close(self) -> None:
+        if self.drafting is not None:
+            self.drafting.keep()
+        self.workers = None
         self.target.close()
-        self.draft.close()
+        if "draft" in self.__dict__:
+            self.draft.close()
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def drafts_for(bundle: Bundle, precision: str) -> str | None:
+    """The precision of a bundle that drafts for another by default; None: there is none."""
+    if precision != "fp32" or DRAFT not in bundle.precisions or bundle.config.takes_audio:
+        return None
+    own, theirs = (bundle.specs(name)["decoder_step"].inputs for name in (precision, DRAFT))
+    return DRAFT if bundle.cache_form == "static" and own == theirs else None
 
 
 def check_draft(bundle: Bundle, precision: str, draft: str) -> None:

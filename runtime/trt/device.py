@@ -1,25 +1,56 @@
 """The GPU as a TensorRT session needs it.
 
-A session sees a `Device`: memory as torch tensors, one stream on which everything happens in order, and a way to
-record what is launched on it. Nothing here knows what is computed.
+A session sees a `Device`: its memory, pinned memory of the host, one stream on which copies and launches happen in
+order, and a way to record what is queued on it. Nothing here knows what is computed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from seq2engine.errors import SessionError
+from seq2engine.common.cuda_memory import (
+    NO_LIBRARY,
+    ON_DEVICE,
+    OUT_OF_MEMORY,
+    TO_DEVICE,
+    TO_HOST,
+    Cuda,
+    CudaError,
+    has_driver,
+)
+from seq2engine.common.tensorrt_module import collector_held
+from seq2engine.errors import GraphError, SessionError
+from seq2engine.export.artifact.transfers import ALIGNMENT
 
-ALIGNMENT = 256  # bytes: TensorRT's rule for the address of every input and output
 NO_GPU = (
     "no NVIDIA GPU on this machine, which running a TensorRT engine needs; "
     "use --backend onnxruntime, or copy the bundle to a GPU machine"
 )
+
+
+class Allocation:
+    """What keeps a piece of device memory: it is given back when the last `Memory` in it is gone."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Some bytes of device memory. They live as long as any `Memory` of the same allocation."""
+
+    owner: Allocation
+    address: int
+    size: int
+
+    def part(self, first: int, size: int) -> Memory:
+        assert 0 <= first <= first + size <= self.size
+        return Memory(self.owner, self.address + first, size)
 
 
 class Device(Protocol):
@@ -32,14 +63,26 @@ class Device(Protocol):
     capability: str  # sm89, ...
     name: str
 
-    def allocate(self, size: int) -> Tensor:
-        """uint8 [size] in device memory with arbitrary content, its address a multiple of ALIGNMENT."""
+    def allocate(self, size: int) -> Memory:
+        """Device memory with arbitrary content, its address a multiple of ALIGNMENT."""
 
-    def staging(self, size: int) -> Tensor:
+    def staging(self, size: int) -> np.ndarray:
         """uint8 [size] in host memory that the device copies from and to without making the host wait."""
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Queues torch work on device and staging memory."""
+    def upload(self, target: Memory, source: np.ndarray) -> None:
+        """Queues a copy of staging memory to the device."""
+
+    def download(self, target: np.ndarray, source: Memory, pitch: int = 0) -> None:
+        """Queues a copy to staging memory; with a `pitch` of rows [N, ...] that begin so many bytes apart there."""
+
+    def copy(
+        self, target: Memory, source: Memory, width: int, height: int = 1, pitches: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Queues a copy on the device of `height` rows of `width` bytes; `pitches` are the distances of their
+        beginnings in target and source. The two sides must not overlap."""
+
+    def clear(self, target: Memory, width: int, height: int = 1, pitch: int = 0) -> None:
+        """Queues zeros for `height` rows of `width` bytes that begin `pitch` bytes apart."""
 
     def synchronize(self) -> None:
         """Waits until everything queued is done."""
@@ -49,56 +92,99 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """The current CUDA device, with a stream of its own."""
+    """The current CUDA device, with a stream of its own. `library` is the CUDA runtime library (None: find it)."""
 
-    def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            raise SessionError(NO_GPU)
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.capability = "sm{}{}".format(*torch.cuda.get_device_capability(self.device))
-        self.name = torch.cuda.get_device_name(self.device)
-        self.torch_stream = torch.cuda.Stream(self.device)
-        self.stream = int(self.torch_stream.cuda_stream)
+    def __init__(self, library: Any = None) -> None:
+        try:
+            self.cuda = Cuda(library)
+        except CudaError as error:
+            missing = error.status > 0 or (error.status == NO_LIBRARY and has_driver())
+            raise SessionError(str(error) if missing else NO_GPU) from error
+        self.capability, self.name, self.stream = self.cuda.capability, self.cuda.name, self.cuda.stream
 
-    def allocate(self, size: int) -> Tensor:
-        # On our stream, so that the allocator hands the memory to nobody else while our work is still queued.
-        with self.on_our_stream():
-            memory = torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
-        assert memory.data_ptr() % ALIGNMENT == 0, "the CUDA allocator of torch aligns to 512 bytes"
+    def allocate(self, size: int) -> Memory:
+        with self.one_line():
+            address = self.cuda.allocate(size)
+        assert address % ALIGNMENT == 0, "cudaMalloc aligns to at least 256 bytes"
+        owner = Allocation()
+        weakref.finalize(owner, released, self.cuda.free, address).atexit = False
+        return Memory(owner, address, max(size, 1))
+
+    def staging(self, size: int) -> np.ndarray:
+        size = max(size, 1)
+        with self.one_line():
+            address = self.cuda.pin(size)
+        memory = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), dtype=np.uint8)
+        weakref.finalize(memory, released, self.cuda.unpin, address).atexit = False  # views of it keep it alive
         return memory
 
-    def staging(self, size: int) -> Tensor:
-        return torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
+    def upload(self, target: Memory, source: np.ndarray) -> None:
+        assert source.flags.c_contiguous
+        assert source.nbytes <= target.size
+        with self.one_line():
+            self.cuda.queue_copy(target.address, source.ctypes.data, source.nbytes, TO_DEVICE)
 
-    def run(self, work: Callable[[], object]) -> None:
-        with self.on_our_stream():
-            work()
+    def download(self, target: np.ndarray, source: Memory, pitch: int = 0) -> None:
+        assert target.flags.c_contiguous
+        assert target.nbytes <= source.size
+        with self.one_line():
+            if pitch == 0:
+                self.cuda.queue_copy(target.ctypes.data, source.address, target.nbytes, TO_HOST)
+            else:
+                width = target.nbytes // len(target)
+                places = (target.ctypes.data, width, source.address, pitch)
+                self.cuda.queue_copy_of_rows(*places, width, len(target), TO_HOST)
 
-    @contextmanager
-    def on_our_stream(self) -> Iterator[None]:
-        try:
-            with torch.cuda.stream(self.torch_stream):
-                yield
-        except torch.OutOfMemoryError as error:
-            raise SessionError(
-                f"{self.name} has no room for what a session needs; free some of its memory, "
-                "or build the engine for smaller ranges with: seq2engine build --batch --beam --source-length"
-            ) from error
+    def copy(
+        self, target: Memory, source: Memory, width: int, height: int = 1, pitches: tuple[int, int] = (0, 0)
+    ) -> None:
+        to, of = (max(pitch, width) for pitch in pitches)  # CUDA refuses a pitch below the width, even of one row
+        with self.one_line():
+            self.cuda.queue_copy_of_rows(target.address, to, source.address, of, width, height, ON_DEVICE)
+
+    def clear(self, target: Memory, width: int, height: int = 1, pitch: int = 0) -> None:
+        with self.one_line():
+            self.cuda.clear_rows(target.address, pitch, width, height)
 
     def synchronize(self) -> None:
-        try:
-            self.torch_stream.synchronize()
-        except RuntimeError as error:  # how torch reports that queued work failed
-            reason = str(error).splitlines()[0]
-            raise SessionError(f"{self.name} failed ({reason}); open the session again in a new process") from error
+        with self.one_line():
+            self.cuda.wait()
 
+    @collector_held()  # memory that it would give back waits for the stream, which ends a capture
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.torch_stream):
-            # Other threads may go on allocating meanwhile: only this one is held to the rules of a capture.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        return lambda: self.run(graph.replay)
+        with self.one_line():
+            self.cuda.begin_capture()
+        try:
+            launch()
+        except BaseException:
+            with suppress(CudaError):  # the stream must not stay in capture; what failed is told by the other error
+                self.cuda.destroy_graph(self.cuda.end_capture())
+            raise
+        with self.one_line():
+            graph = self.cuda.end_capture()
+        replay = partial(self.replay, graph)
+        weakref.finalize(replay, released, self.cuda.destroy_graph, graph).atexit = False
+        return replay
+
+    def replay(self, graph: int) -> None:
+        with self.one_line():
+            self.cuda.launch_graph(graph)
+
+    @contextmanager
+    def one_line(self) -> Iterator[None]:
+        """What CUDA refuses, as an error of ours."""
+        try:
+            yield
+        except CudaError as error:
+            if error.status == OUT_OF_MEMORY:
+                raise SessionError(
+                    f"{self.name} has no room for what a session needs; free some of its memory, "
+                    "or build the engine for smaller ranges with: seq2engine build --batch --beam --source-length"
+                ) from error
+            raise GraphError(f"{self.name} failed ({error}); open the session again in a new process") from error
+
+
+def released(release: Callable[[int], None], handle: int) -> None:
+    """Gives something back to CUDA. After a failure of the GPU nothing can be given back, and nothing needs to be."""
+    with suppress(CudaError):
+        release(handle)

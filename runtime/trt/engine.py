@@ -1,17 +1,17 @@
-"""One opened TensorRT engine: its execution context, its bindings, and the CUDA graph of its launches."""
+"""One opened TensorRT engine: its execution context and what is bound to it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from seq2engine.common.atomic_folders import new_file
 from seq2engine.common.tensorrt_module import collector_held
-from seq2engine.errors import SessionError
+from seq2engine.errors import GraphError, SessionError
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor
 
 from .device import Device
@@ -32,20 +32,12 @@ log = logging.getLogger("seq2engine")
 Key = tuple[int, tuple[tuple[int, Shape], ...]]  # the profile; address and shape of every tensor
 
 
-def nothing() -> None: ...
-
-
 @dataclass(frozen=True)
 class Binding:
-    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in.
-
-    `before` and `after` queue the copies to and from the device that belong to a run, always the same for a key.
-    """
+    """An array for every input and output in the passport's order, and the part of it that a CUDA graph bakes in."""
 
     profile: int
     arrays: tuple[DeviceArray, ...]
-    before: Callable[[], None] = nothing
-    after: Callable[[], None] = nothing
 
     @cached_property
     def key(self) -> Key:
@@ -75,7 +67,8 @@ class Engine:
         self.profiles = profiles
         self.profile: int | None = None
         self.bound: Key | None = None
-        self.graph: Callable[[], None] | None = None
+        self.changes = 0  # of what is bound: a CUDA graph of the launches is of no use after one
+        self.settled = False  # TensorRT finishes a change of shapes in the first launch, which must not be captured
         self.context: Any = None
         self.config: Any = None
         self.runtime_cache: RuntimeCache | None = None
@@ -162,33 +155,19 @@ class Engine:
             )
         return reported
 
-    def binding(
-        self,
-        profile: Profile,
-        arrays: Mapping[str, DeviceArray],
-        before: Callable[[], None] = nothing,
-        after: Callable[[], None] = nothing,
-    ) -> Binding:
+    def binding(self, profile: Profile, arrays: Mapping[str, DeviceArray]) -> Binding:
         """A binding of arrays by name, one for every input and output; an aliased output gets its input's."""
         placed = [arrays[t.name] for t in self.entry.inputs]
         placed += [arrays[self.aliases.get(t.name, t.name)] for t in self.entry.outputs]
-        return Binding(profile.index, tuple(placed), before, after)
+        return Binding(profile.index, tuple(placed))
 
-    def run(self, binding: Binding) -> None:
-        """Queues one run with its copies: a replay of its CUDA graph where there is one."""
+    def take(self, binding: Binding) -> None:
+        """Binds, if something else is bound."""
         if binding.key != self.bound:
-            # A captured graph is tied to the state of the context it was captured from: it goes before that changes.
-            self.graph = self.bound = None
+            self.bound, self.settled = None, False
+            self.changes += 1
             self.bind(binding)
             self.bound = binding.key
-            self.launch(binding)  # TensorRT finishes a change of shapes in the first launch, which is not captured
-            return
-        if self.captures and self.graph is None:
-            self.graph = self.capture(binding)
-        if self.graph is not None:
-            self.graph()
-        else:
-            self.launch(binding)
 
     def bind(self, binding: Binding) -> None:
         self.select(binding.profile)
@@ -212,29 +191,20 @@ class Engine:
             self.require(selected, f"select its profile {profile}")
             self.profile = profile
 
-    def launch(self, binding: Binding) -> None:
-        self.device.run(binding.before)
+    def launch(self) -> None:
+        """Queues one run with what is bound."""
         self.require(self.context.execute_async_v3(self.device.stream), "run")
-        self.device.run(binding.after)
-
-    def capture(self, binding: Binding) -> Callable[[], None] | None:
-        """The launches as a CUDA graph. If the capture fails, the engine runs without: slower, but correct."""
-        try:
-            return self.device.capture(partial(self.launch, binding))
-        except (SessionError, RuntimeError) as error:  # ours for a refused launch, torch's for an invalid capture
-            log.warning("%s runs without a CUDA graph, which could not be captured: %s", self.path, error)
-            self.captures = False
-            return None
+        self.settled = True
 
     def require(self, done: bool, what: str) -> None:
         if not done:
-            raise SessionError(f"{self.path} would not {what} ({self.logger.reason()}); {self.refused}")
+            reason = f"{self.path} would not {what} ({self.logger.reason()}); {self.refused}"
+            raise GraphError(reason, self.path.stem)
 
     def close(self) -> None:
         """Saves the runtime cache and releases everything, the context first and the runtime last."""
         if self.runtime_cache is not None and self.context is not None:
             self.runtime_cache.save()
-        self.graph = None
         self.context = None
         self.config = None
         self.runtime_cache = None

@@ -12,6 +12,7 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.engines import engine_names, is_current, open_passport
 from seq2engine.export.artifact.passport import PASSPORT, Passport, build_command, command_of_passport
 from seq2engine.export.artifact.profiles import Range, Workload
+from seq2engine.export.contract import GRAPHS
 
 if TYPE_CHECKING:  # choosing an engine needs no torch
     from .device import Device
@@ -89,7 +90,7 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
                 f"{path} is not the file its passport describes (its hash differs); "
                 f"copy it again, or {fix(folder, passport)}"
             )
-        if entry.onnx_fingerprint != bundle.graph(passport.precision, name).fingerprint:
+        if name in GRAPHS and entry.onnx_fingerprint != bundle.graph(passport.precision, name).fingerprint:
             raise SessionError(
                 f"{path} is stale: it was built from another {name} graph than the bundle now holds; "
                 f"{fix(folder, passport)}"

@@ -2,72 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import dataclasses
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from seq2engine.common.tensorrt_module import load_tensorrt
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import Passport
 from seq2engine.export.artifact.profiles import Workload
+from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
 from seq2engine.model.config import ModelConfig
 
 from ..backends import SessionOptions
+from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
-from ..session import EVERYTHING, Limits, Session, StepForm
-from .device import CudaDevice, Device
-from .engine import Binding, Engine
-from .memory import (
-    BatchMemory,
-    DeviceArray,
-    Parcel,
-    Post,
-    Shape,
-    Transfer,
-    TrtState,
-    allocate,
-    clear,
-    gather_rows,
-    gather_slots,
-    put_rows,
-    room_for,
-    shape_of,
-    staged,
-)
+from ..session import EVERYTHING, Ahead, Limits, Session, StepForm
+from .ahead import SCORED, AheadMemory, AheadPlan, planned_ahead
+from .device import CudaDevice, Device, Memory
+from .engine import Engine
+from .launches import Launches, Run
+from .memory import BatchMemory, DeviceArray, Post, Shape, Slab, TrtState, room_for_moves, typed_front
+from .moves import clear, gather_rows, put_rows, set_length
 from .selection import check_files, check_machine, choose_engine, fix, runs_on
-from .shapes import call_sizes, check_dtypes, check_places, check_reserved, profiles_of
+from .shapes import Profile, call_sizes, check_dtypes, check_places, check_reserved, profile_for, profiles_of
+from .step_plan import MASK, MASKS, SLOT_POSITION, StepMemory, StepPlan, planned, signature_of
 
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What steps of one state have in common while shapes stay, so that a step copies only its inputs and logits."""
-
-    signature: tuple[tuple[Shape, np.dtype], ...]  # of the values sent
-    beams: int
-    sent: Parcel
-    binding: Binding
-    logits: Transfer
-    written: dict[str, DeviceArray]  # the cache afterwards
+# Engines whose shapes and addresses stay the same for many calls while the cache is static, so that graphs pay.
+REPEATING = ("decoder_step", "candidates", "tree_mask", "next_greedy", "next_greedy_unscored")
 
 
 class TrtSession(Session):
     """Owns the engines and all device memory. A state's memory returns to the session when the state dies.
 
-    Everything runs on one stream, and the host waits for it once per step: for the logits.
+    Everything runs on one stream. The host waits for it once per step, for candidates or logits; in greedy search once
+    for `tokens_per_wait` tokens.
     """
 
     backend = "tensorrt"
 
-    def __init__(self, trt: Any, device: Device, folder: Path, passport: Passport, config: ModelConfig):
+    def __init__(
+        self,
+        trt: Any,
+        device: Device,
+        folder: Path,
+        passport: Passport,
+        config: ModelConfig,
+        tokens_per_wait: int = TOKENS_PER_WAIT,
+    ):
         """Opens the engines of `folder`, which were checked against `passport` and this machine before."""
         self.device, self.folder, self.passport, self.config = device, folder, passport, config
         self.precision, self.cache_form = passport.precision, passport.cache_form
-        self.static = passport.cache_form == "static"
+        self.static = self.keeps_mask = passport.cache_form == "static"
         self.profiles = profiles_of(passport)
         ranges = [profile.ranges for profile in self.profiles]
         self.fewest_rows, self.most_rows = min(r.batch.min for r in ranges), max(r.batch.max for r in ranges)
@@ -87,31 +77,49 @@ class TrtSession(Session):
         self.cache = [t for t in step.inputs if f"new_{t.name}" in {output.name for output in step.outputs}]
         in_state = {t.name for t in (*self.kept, *self.cache)}
         self.sent = [t for t in step.inputs if t.name not in in_state]
-        self.logits = next(t for t in step.outputs if t.name == "logits")
 
         self.pool: list[BatchMemory] = []  # of states that died
+        self.recent: list[Launches] = []
         self.engines: dict[str, Engine] = {}
-        self.allocate_shared()
+        self.posts: dict[str, Post] = {}
+        self.step_memory: list[StepMemory] = []
+        self.ahead_memory: list[AheadMemory] = []
+        self.spare: list[Memory] = []  # for moves
+        self.indices_sent = False
         try:
             for name, entry in passport.engines.items():
-                repeats, grows = (self.static, not self.static) if name == "decoder_step" else (False, False)
+                repeats, grows = self.static and name in REPEATING, not self.static and name == "decoder_step"
                 self.engines[name] = Engine(
                     trt, device, folder / entry.file, entry, self.profiles, repeats, grows, fix(folder, passport)
                 )
+            self.allocate_shared()
         except BaseException:
             self.close()
             raise
+        if self.ahead_memory and tokens_per_wait > 1:
+            candidates = passport.reductions[SCORED].candidates
+            self.ahead = Ahead(tokens_per_wait, candidates, self.ahead_memory[0].length)
 
     def allocate_shared(self) -> None:
         """Memory on both sides for tensors that are copied in every call and that no state keeps."""
-        inputs = {"encoder": self.passport.engines["encoder"].inputs, "decoder_step": self.sent}
+        entries = self.passport.engines
+        inputs = {
+            "encoder": entries["encoder"].inputs,
+            "gather_slots": [t for t in entries["gather_slots"].inputs if t.name != "cache"],
+        }
         self.posts = {graph: Post(self.device, tensors, self.most) for graph, tensors in inputs.items()}
-        self.logits_memory = [allocate(self.device, self.logits, self.most)]
-        self.logits_staging = self.device.staging(room_for(self.logits, self.most))
+        self.step_memory = [StepMemory(self.device, entries, self.sent, self.most)]
+        self.ahead_memory = [AheadMemory(self.device, entries, self.most)] if SCORED in entries else []
+        self.spare = [self.device.allocate(room_for_moves([*self.kept, *self.cache], self.most))]
 
     @classmethod
     def from_bundle(
-        cls, bundle: Bundle, precision: str, engine: str | None = None, workload: Workload | None = None
+        cls,
+        bundle: Bundle,
+        precision: str,
+        engine: str | None = None,
+        workload: Workload | None = None,
+        tokens_per_wait: int = TOKENS_PER_WAIT,
     ) -> TrtSession:
         """Opens the engines of a bundle; everything that files show is checked before a GPU is needed."""
         folder, passport = choose_engine(bundle, precision, engine, workload)
@@ -122,15 +130,16 @@ class TrtSession(Session):
             check_files(bundle, folder, passport)
         trt = load_tensorrt(passport.flavour)
         check_machine(folder, passport, trt, device)
-        return cls(trt, device, folder, passport, bundle.config)
+        return cls(trt, device, folder, passport, bundle.config, tokens_per_wait)
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> TrtState:
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> TrtState:
         engine = self.opened("encoder")
-        values = {"source_ids": source_ids, "source_mask": source_mask}
+        values = {engine.entry.inputs[0].name: source, "source_mask": source_mask}
         check_dtypes("encoder", engine.entry, values)
         shapes = {name: value.shape for name, value in values.items()}
         sizes, profile = call_sizes(self.folder, self.passport, "encoder", shapes)
-        check_places("source_ids", source_ids, self.config.source_vocab)
+        if not self.config.takes_audio:
+            check_places("source_ids", source, self.config.source_vocab)
 
         memory = self.pool.pop() if self.pool else self.new_memory()
         state = TrtState(memory, self.pool, rows=sizes["B"])
@@ -139,18 +148,16 @@ class TrtSession(Session):
         parcel = self.posts["encoder"].parcel(shapes)
         for name, value in values.items():
             np.copyto(parcel.values[name], value)
-        arrived, kept = parcel.arrays["source_mask"].tensor, state["source_mask"].tensor
-
-        def keep_mask() -> None:
-            kept.copy_(arrived)
-
-        arrays = {**state, **parcel.arrays}
-        engine.run(engine.binding(profile, arrays, before=parcel.to_device, after=keep_mask))
-        self.device.synchronize()  # the host side is free again for the next batch
+        run = Run(engine, engine.binding(profile, {**state, **parcel.arrays}))
+        Launches(self.device, [parcel.to_device, run])()
+        arrived = parcel.arrays["source_mask"]
+        self.device.copy(state["source_mask"].memory, arrived.memory, arrived.bytes)
+        self.wait()  # the host side is free again for the next batch
         return state
 
     def new_memory(self) -> BatchMemory:
-        return BatchMemory(self.device, self.kept, self.cache, self.most, self.cache_form)
+        masks = [t for t in self.sent if t.name in MASKS]
+        return BatchMemory(self.device, self.kept, self.cache, masks, self.most, self.cache_form)
 
     def reserve(self, state: TrtState, slots: int, form: StepForm = EVERYTHING) -> None:
         self.opened("decoder_step")
@@ -160,61 +167,115 @@ class TrtSession(Session):
         for slab in state.memory.cache[0]:
             state.update(slab.arrays({"B": physical_rows(state), "L": slots}))
             clear(self.device, slab, state[slab.names[0]].shape)
-        state.plan, state.form = None, form
+        state.moved()
+        state.form = form
+
+    def descend(self, state: TrtState, parents: np.ndarray) -> None:
+        state.parents = parents
 
     def step(
-        self, state: TrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: TrtState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
     ) -> StepOutput:
-        engine = self.opened("decoder_step")
-        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
+        self.opened("decoder_step")
+        parents, state.parents = state.parents, None
+        given = {"tokens": tokens, "position": position, "write_index": write_index, MASK: self_mask}
+        given |= {} if slot_position is None else {SLOT_POSITION: slot_position}
         values = {t.name: given[t.name] for t in self.sent}
         plan: StepPlan | None = state.plan
         if plan is None or plan.signature != signature_of(values.values()):
-            plan = state.plan = self.plan_step(engine, state, values)
+            plan = state.plan = self.plan_step(state, values)
         check_places("tokens", tokens, self.config.target_vocab)
         check_places("position", position, self.config.max_target)
         if self.static:
             check_places("write_index", write_index, self.passport.slots - plan.beams + 1)
 
-        for name, value in values.items():
-            fill(plan.sent.values[name], value)
-        engine.run(plan.binding)
-        self.device.synchronize()
+        mask_shape = plan.mask.arrays[MASK].shape
+        plan.queue(values, parents if state.mask_shape == mask_shape else None)
+        state.steps, state.mask_shape = state.steps + 1, mask_shape if self.static else None
+        self.wait()
         if not self.static:
             state.update(plan.written)
             state.plan = None  # the next step has other shapes and the buffers change places
-        logits = plan.logits.values[: state.rows, : tokens.shape[1]]
-        shortlist = state.form.shortlist  # an engine computes all logits, whatever becomes of them
-        return StepOutput(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
+        return plan.output(state, tokens.shape[1], self.wait)
 
-    def plan_step(self, engine: Engine, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
-        if self.cache[0].name not in state:
-            raise RequestError("this state has no cache yet; reserve one before the first step")
-        check_dtypes("decoder_step", engine.entry, values)
-        rows = physical_rows(state)
-        shapes = {name: (state.rows, *array.shape[1:]) for name, array in state.items()}
+    def plan_step(self, state: TrtState, values: Mapping[str, np.ndarray]) -> StepPlan:
+        check_dtypes("decoder_step", self.engines["decoder_step"].entry, values)
         padded = {name: self.padded_shape(name, value.shape) for name, value in values.items()}
-        shapes.update(padded)
-        sizes, profile = call_sizes(self.folder, self.passport, "decoder_step", shapes, rows)
-
-        sent = self.posts["decoder_step"].parcel({name: (rows, *shape[1:]) for name, shape in padded.items()})
-        device_logits = self.logits_memory[0].reshaped(shape_of(self.logits, sizes))
-        logits = Transfer(self.logits_staging, device_logits)
+        sizes, profile = self.sizes_of_step(state, padded)
         written: dict[str, DeviceArray] = {}
         for slab in state.memory.beside(state[self.cache[0].name]):
             written |= slab.arrays({**sizes, "L": sizes.get("M", sizes["L"])})
-        made = {f"new_{name}": array for name, array in written.items()}
-        arrays = {**state, **sent.arrays, **made, "logits": device_logits}
-        binding = engine.binding(profile, arrays, before=sent.to_device, after=logits.to_host)
-        return StepPlan(signature_of(values.values()), sizes["K"], sent, binding, logits, written)
+        signature = signature_of(values.values())
+        plan = planned(self.step_memory[0], self.engines, profile, state, sizes, written, signature)
+        plan.launches.update({follows: self.known(launches) for follows, launches in plan.launches.items()})
+        return plan
+
+    def sizes_of_step(self, state: TrtState, sent: Mapping[str, Shape]) -> tuple[dict[str, int], Profile]:
+        """The sizes of the contract's letters in a step that is sent inputs of these shapes, and its profile."""
+        if self.cache[0].name not in state:
+            raise RequestError("this state has no cache yet; reserve one before the first step")
+        shapes = {name: (state.rows, *array.shape[1:]) for name, array in state.items()}
+        return call_sizes(self.folder, self.passport, "decoder_step", {**shapes, **sent}, physical_rows(state))
+
+    def known(self, launches: Launches) -> Launches:
+        """The same launches as before, if they are among the latest: with the CUDA graph that was captured of them."""
+        for one in self.recent:
+            if one.key == launches.key:
+                return one
+        self.recent = [*self.recent[-7:], launches]
+        return launches
+
+    def choose(
+        self, state: TrtState, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> list[StepOutput]:
+        self.opened("decoder_step")
+        memory = self.ahead_memory[0]
+        if state.ahead is None:
+            state.ahead = self.plan_ahead(state, memory)
+            memory.running = None
+        ahead: AheadPlan = state.ahead
+        if not memory.is_running(state, plan):
+            check_places("tokens", tokens, self.config.target_vocab)
+            check_places("position", position, int(plan.limit.max(initial=0)))
+            ahead.begin(tokens, position, plan)
+        columns = ahead_columns(position, plan.limit, count)
+        found = ahead.queue(count, columns)
+        state.steps += count
+        self.wait()
+        memory.running = weakref.ref(state), plan
+        return outputs_of(found, columns, state.rows)
+
+    def plan_ahead(self, state: TrtState, memory: AheadMemory) -> AheadPlan:
+        beams, slots = self.limits.least_beams, self.passport.slots
+        shapes: dict[str, Shape] = {
+            "tokens": (state.rows, beams),
+            "position": (state.rows,),
+            "write_index": (state.rows,),
+        }
+        shapes |= {MASK: (state.rows, beams, slots)}
+        if self.config.relative:
+            shapes[SLOT_POSITION] = (state.rows, slots)
+        sizes, profile = self.sizes_of_step(state, shapes)
+        made = planned_ahead(memory, self.engines, profile, state, sizes, self.step_memory[0].logits)
+        return dataclasses.replace(made, launches=self.known(made.launches))
 
     def padded_shape(self, name: str, shape: Shape) -> Shape:
-        """The shape [B,K] or [B,K,L] of a step's input with as many beams as the engine has at least."""
-        spare = self.limits.least_beams - shape[1] if len(shape) > 1 else 0
-        if spare <= 0:
-            return shape
-        slots = [self.passport.slots if size == self.passport.slots - spare else size for size in shape[2:]]
-        return (shape[0], self.limits.least_beams, *slots)
+        """The shape [B,K], [B,K,L] or [B,L] of a step's input with as many beams as the engine has at least.
+
+        A decode with fewer beams knows of fewer slots: the others are its spare beams'.
+        """
+        axes = next(tensor.axes for tensor in self.sent if tensor.name == name)
+        if len(axes) != len(shape):
+            return shape  # which is refused later, by name
+        beams, slots = self.limits.least_beams, self.passport.slots
+        least = {"K": beams, "L": slots if slots - beams < shape[-1] else 0}
+        return tuple(max(size, least.get(str(axis), 0)) for axis, size in zip(axes, shape, strict=True))
 
     def select(self, state: TrtState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.opened("decoder_step")
@@ -227,21 +288,48 @@ class TrtSession(Session):
             if slots.ndim != 2 or len(slots) != len(kept) or slots.shape[1] > length:
                 raise RequestError(f"slots have shape {list(slots.shape)}, expected [{len(kept)}, up to {length}]")
             check_places("slots", slots, length)
-        count = self.rows_for(len(kept), physical_rows(state)) if self.static else len(kept)
-        row_index = staged(self.device, padded_rows(kept, count))
-        slot_index = None if slots is None else staged(self.device, padded_rows(slots, count))
-        reserved = state.get(self.cache[0].name)
-        cached = [] if reserved is None else state.memory.holding(reserved)
-        for slab in (*state.memory.kept, *cached):
+        if rows is not None:
+            self.move_rows(state, rows)
+        if slots is not None:
+            self.move_slots(state, slots)
+        state.moved()
+
+    def move_rows(self, state: TrtState, rows: np.ndarray) -> None:
+        """Rows of sources that stay come first; behind them may be rows of some that left, as padding."""
+        count = self.rows_for(len(rows), physical_rows(state)) if self.static else len(rows)
+        for slab in self.slabs_of(state):
             shape = state[slab.names[0]].shape
-            if slot_index is not None and slab in cached:
-                length = shape[2] if self.static else slot_index.shape[1]
-                shape = gather_slots(self.device, slab, shape, row_index, slot_index, length)
-            elif rows is not None:
-                shape = gather_rows(self.device, slab, shape, row_index)
-            state.update((name, slab.array(name, shape)) for name in slab.names)
-        state.rows = len(kept)
-        state.plan = None
+            gather_rows(self.device, slab, shape, rows.tolist(), self.spare[0])
+            state.update((name, slab.array(name, (count, *shape[1:]))) for name in slab.names)
+        state.rows = len(rows)
+
+    def slabs_of(self, state: TrtState) -> list[Slab]:
+        reserved = state.get(self.cache[0].name)
+        return [*state.memory.kept, *([] if reserved is None else state.memory.holding(reserved))]
+
+    def move_slots(self, state: TrtState, slots: np.ndarray) -> None:
+        """These slots [B,L'] come first. A static cache keeps its length: what is behind them repeats one of them."""
+        engine, first = self.opened("gather_slots"), state[self.cache[0].name]
+        count, length = physical_rows(state), first.shape[2] if self.static else slots.shape[1]
+        index = padded_slots(slots, count, length)
+        sizes = {"B": count, "L" if self.static else "M": first.shape[2], "R": count, "T": length}
+        profile = profile_for(self.profiles, sizes) or self.profiles[0]
+        if self.indices_sent:  # the staging memory is still being read
+            self.wait()
+        parcel = self.posts["gather_slots"].parcel({"rows": (count,), "slots": index.shape})
+        parcel.values["rows"][:], parcel.values["slots"][:] = np.arange(count), index
+        parcel.to_device()
+        self.indices_sent = True
+        there = {name: slab for slab in state.memory.beside(first) for name in slab.names}
+        for name in (tensor.name for tensor in self.cache):
+            old, shape = state[name], (count, first.shape[1], length, first.shape[3])
+            new = DeviceArray(self.spare[0], old.dtype, shape) if self.static else there[name].array(name, shape)
+            engine.take(engine.binding(profile, {**parcel.arrays, "cache": old, "new_cache": new}))
+            engine.launch()
+            if self.static:
+                self.device.copy(old.memory, new.memory, new.bytes)
+            else:
+                state[name] = new
 
     def rows_for(self, staying: int, now: int) -> int:
         """How many rows to go on with: the current ones until half of them are padding, so that the shapes of a decode,
@@ -253,21 +341,27 @@ class TrtSession(Session):
     def replace(self, state: TrtState, rows: np.ndarray, newcomers: TrtState, width: int) -> None:
         self.opened("decoder_step")
         check_places("rows", rows, state.rows)
-        index = staged(self.device, rows)
         for slab, coming in zip(state.memory.kept, newcomers.memory.kept, strict=True):
             name = slab.names[0]
-            shape = put_rows(self.device, slab, state[name].shape, index, coming, newcomers[name].shape, width)
+            shape = set_length(self.device, slab, state[name].shape, width, self.spare[0])
+            put_rows(self.device, slab, shape, rows.tolist(), coming, newcomers[name].shape)
             state.update((name, slab.array(name, shape)) for name in slab.names)
-        state.plan = None
+        state.moved(masks=False)
 
     def tensor(self, state: TrtState, name: str) -> np.ndarray:
         self.opened("decoder_step")
         array = state[name]
-        dtype = torch.float32 if array.dtype == torch.bfloat16 else array.dtype  # numpy has no bfloat16
-        copy = torch.empty(array.shape, dtype=dtype)
-        self.device.run(lambda: copy.copy_(array.tensor))
+        staging = self.device.staging(array.bytes)[: array.bytes]
+        self.device.download(staging, array.memory)
+        self.wait()
+        values = typed_front(staging, array.dtype, array.shape)[: state.rows].copy()
+        if array.dtype == "bfloat16":  # the upper half of an fp32
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values
+
+    def wait(self) -> None:
         self.device.synchronize()
-        return copy.numpy()[: state.rows]
+        self.indices_sent = False
 
     def opened(self, graph: str) -> Engine:
         if graph not in self.engines:
@@ -283,27 +377,11 @@ class TrtSession(Session):
                 engine.close()
             self.engines.clear()
             self.pool.clear()
-            self.posts.clear()
-            self.logits_memory.clear()
+            for shared in (self.posts, self.recent, self.step_memory, self.ahead_memory, self.spare):
+                shared.clear()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def fill(window: np.ndarray, value: np.ndarray) -> None:
-    """Copies an input of a step into the engine's memory. Padding rows and beams get token 0 at position 0 with an
-    all-true mask; in the masks of all others, slots behind the value's last are false."""
-    padding = window.dtype == bool
-    if window.shape != value.shape:
-        window[...] = padding
-        if value.ndim == 3:
-            window[: value.shape[0], : value.shape[1]] = False
-        window = window[tuple(slice(size) for size in value.shape)]
-    np.copyto(window, value)
-
-
-def signature_of(values: Iterable[np.ndarray]) -> tuple[tuple[Shape, np.dtype], ...]:
-    return tuple((value.shape, value.dtype) for value in values)
 
 
 def physical_rows(state: TrtState) -> int:
@@ -311,11 +389,12 @@ def physical_rows(state: TrtState) -> int:
     return state["source_mask"].shape[0]
 
 
-def padded_rows(index: np.ndarray, count: int) -> np.ndarray:
-    """Indices [B] or [B,L] for `count` rows: padding rows repeat the last."""
-    return index[np.minimum(np.arange(count), len(index) - 1)] if len(index) else index
+def padded_slots(slots: np.ndarray, rows: int, length: int) -> np.ndarray:
+    """Slots [B,L] -> [rows, length]: what is added repeats the last row and the last column."""
+    return np.pad(slots, ((0, rows - len(slots)), (0, length - slots.shape[1])), mode="edge")
 
 
 def session_from_bundle(bundle: Bundle, precision: str, options: SessionOptions) -> Session:
     """The session of a bundle that the options ask for."""
-    return TrtSession.from_bundle(bundle, precision, options.engine, options.workload)
+    tokens = TOKENS_PER_WAIT if options.tokens_per_wait is None else options.tokens_per_wait
+    return TrtSession.from_bundle(bundle, precision, options.engine, options.workload, tokens)

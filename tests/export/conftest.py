@@ -64,7 +64,10 @@ def own_bundle(bundles, tmp_path):
 
 @pytest.fixture(scope="session")
 def feeds_for():
-    """(spec, sizes, seed) -> inputs of a graph by name: sources padded at the end, every beam seeing its own slot."""
+    """(spec, sizes, seed) -> inputs of a graph by name: sources padded at the end, every beam seeing its own slot.
+
+    New slots stand at the step's position, all others anywhere.
+    """
 
     def feeds(spec, sizes, seed=0, vocab=256, positions=64):
         rng = np.random.default_rng(seed)
@@ -75,6 +78,11 @@ def feeds_for():
             shape = tensor.shape(sizes)
             if tensor.name == "write_index":
                 made[tensor.name] = rng.integers(0, slots - sizes["K"] + 1, shape)
+            elif tensor.name == "slot_position":
+                start = made["write_index"][:, None] if "write_index" in made else np.full((sizes["B"], 1), slots)
+                made[tensor.name] = rng.integers(0, positions, shape)
+                new = start + np.arange(sizes["K"])  # [B, K]
+                np.put_along_axis(made[tensor.name], new, made["position"][:, None], axis=1)
             elif tensor.dtype == "int64":
                 made[tensor.name] = rng.integers(0, limits[tensor.name], shape)
             elif tensor.name == "source_mask":
@@ -141,6 +149,7 @@ def run_torch():
                     [(given[f"cross_k.{i}"], given[f"cross_v.{i}"]) for i in layers],
                     [(given[f"self_k.{i}"], given[f"self_v.{i}"]) for i in layers],
                     STORES[cache_form],
+                    given.get("slot_position"),
                 )
                 result = [logits, *(tensor for pair in updated for tensor in pair)]
         return {tensor.name: value.numpy() for tensor, value in zip(spec.outputs, result, strict=True)}
@@ -199,35 +208,36 @@ def ranges():
 class Built:
     passport: Passport
     folder: Path
-    reports: list[tuple[str, float]]  # what the progress callback got
 
     def bytes_of(self, graph):
         return (self.folder / self.passport.engines[graph].file).read_bytes()
 
 
 @pytest.fixture(scope="session")
-def built(bundles):
-    """(model name, cache form, precision, beams) -> real engines for sm86 (fp8: sm89), built once per session."""
+def built(bundles, tmp_path_factory):
+    """(model name, cache form, precision, beams) -> real engines for sm86 (fp8: sm89).
+
+    Each is built once for all workers: they share an engine cache, in which an encoder serves any number of beams too.
+    """
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines of all workers"
     beam_ranges = {1: ONE_BEAM, 4: FOUR_BEAMS, "any": ANY_BEAMS}
 
     @cache
     def build(name, cache_form, precision, beams):
         quantised = precision not in ("fp32", "fp16")
         bundle = bundles(name, cache_form, (precision,)) if quantised else bundles(name, cache_form)
-        reports, beam = [], beam_ranges[beams]
         targets = ["sm89" if precision == "fp8" else "sm86"]
         passport = build_engines(
             bundle,
             targets,
-            ranges_with(beam),
+            ranges_with(beam_ranges[beams]),
             precision,
             flavour="tensorrt_rtx",
-            rebuild=True,  # another test may have put the same engine into the session's cache
-            progress=lambda stage, fraction, detail="": reports.append((stage, fraction)),
+            cache=shared,
         )
-        folder = bundle.root / "engines" / name_of(passport)
-        return Built(passport, folder, reports)
+        return Built(passport, bundle.root / "engines" / name_of(passport))
 
     def get(name="tiny", cache_form="static", precision="fp16", beams=1):
         return build(name, cache_form, precision, beams)

@@ -24,6 +24,16 @@ from seq2engine.model.config import CHOICES, PRESETS
 TINY = PRESETS["tiny"]
 GRAPHS, PRECISIONS, CACHE_FORMS = ("encoder", "decoder_step"), ("fp32", "fp16"), ("static", "growing")
 
+T5 = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "positions": "relative",
+    "max_distance": 20,
+    "biases": False,
+    "scale_attention": False,
+    "scale_embeddings": False,
+    "scale_output": True,
+}
 VARIANTS = {
     f"{positions} {norm}": {"positions": positions, "norm": norm}
     for positions in CHOICES["positions"]
@@ -37,6 +47,11 @@ VARIANTS = {
     "gelu": {"activation": "gelu"},
     "silu": {"activation": "silu"},
     "decoder deeper than encoder": {"encoder_layers": 1, "decoder_layers": 3},
+    "t5": T5,
+    "t5 v1.1": {**T5, "gated": True, "activation": "gelu_tanh", "scale_output": False, "d_kv": 24},
+    "umt5": {**T5, "gated": True, "distances_per_layer": True, "decoder_layers": 3},
+    "rms without the rest of t5": {"norm_kind": "rms", "gated": True, "d_kv": 8},
+    "relative, one layer": {"positions": "relative", "distances_per_layer": True, "decoder_layers": 1},
 }
 # One of everything, an empty cache (growing), all axes different, and a source and a cache at the model's limit.
 SHAPES = (
@@ -73,7 +88,7 @@ def test_both_graphs_say_what_pytorch_says(name, cache_form, feeds_for, open_onn
             check_close(run(feeds), model, specs[graph], feeds, cache_form)
 
 
-@pytest.mark.parametrize("name", ["sinusoidal post", "learned pre", "rotary pre", "tied output with bias"])
+@pytest.mark.parametrize("name", ["sinusoidal post", "learned pre", "rotary pre", "tied output with bias", "umt5"])
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 def test_fp16_graphs_err_no_more_than_pytorch_in_fp16(name, cache_form, feeds_for, open_onnx, check_close):
     model = variant(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -13,11 +14,13 @@ from seq2engine.export.artifact.passport import (
     EngineEntry,
     EngineTensor,
     Passport,
+    Reduction,
     command_of_passport,
     passport_from_dict,
     read_passport,
 )
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
+from seq2engine.export.contract import DEVICE_GRAPHS, GRAPHS
 
 ENTRY = EngineEntry(
     file="decoder_step.engine",
@@ -49,7 +52,8 @@ PASSPORT = Passport(
     narrower=(ShapeRanges(Range(1, 1, 1), Range(1, 1, 1), Range(1, 8, 16), Range(1, 8, 32)),),
     flags=BuildFlags(weight_streaming=True, workspace=1 << 20),
     device="a GPU",
-    engines={"encoder": dataclasses.replace(ENTRY, file="encoder.engine", aliases={}), "decoder_step": ENTRY},
+    reductions={"candidates": Reduction(8, "greedy and beam search")},
+    engines={name: dataclasses.replace(ENTRY, file=f"{name}.engine") for name in (*GRAPHS, *DEVICE_GRAPHS["static"])},
 )
 
 
@@ -86,7 +90,7 @@ def test_a_passport_survives_the_round_trip(tmp_path):
 
 def test_the_file_is_plain_json(tmp_path):
     values = json.loads(PASSPORT.to_json())
-    assert values["format"] == 2
+    assert values["format"] == 3
     assert values["ranges"]["source"] == {"min": 1, "opt": 8, "max": 32}
     assert values["engines"]["decoder_step"]["aliases"] == {"new_self_k.0": "self_k.0"}
 
@@ -99,20 +103,41 @@ def changed(**fields):
     return json.dumps({**json.loads(PASSPORT.to_json()), **fields})
 
 
+def engine(**fields):
+    engines = json.loads(PASSPORT.to_json())["engines"]
+    return changed(engines={**engines, "encoder": {**engines["encoder"], **fields}})
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    path = tmp_path / "passport.json"
+    os.mkfifo(path)
+    assert "not a regular file" in refusal(path)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "Expecting value"),
-        ("[]", "list"),
-        ("null", "NoneType"),
+        ("", "not JSON"),
+        ("[]", "expected an object"),
+        ("null", "expected an object"),
         ("{}", "format"),
-        (changed(format=1), "format 1, this version reads 2"),
+        (changed(format=1), "format 1, this version reads 3"),
         (changed(colour="green"), "colour"),
-        (changed(ranges=[]), "list"),
+        (changed(ranges=[]), "ranges is [], expected an object"),
         (changed(ranges={"batch": {"min": 1}}), "missing"),
         (changed(ranges={"batch": {"min": 1, "opt": 1, "max": 1}}), "missing"),
-        (changed(engines=["encoder"]), "list"),
+        (changed(engines=["encoder"]), "engines is ['encoder'], expected an object"),
+        (changed(reductions={"candidates": 8}), "reductions.candidates is 8, expected an object"),
         (changed(engines={"encoder": {"file": "encoder.engine"}}), "inputs"),
+        (changed(targets=[1]), "targets[0] is 1, expected text"),
+        (changed(targets=["sm86; rm"]), "expected such as sm89"),
+        (changed(slots=10**30), "slots"),
+        (changed(cache_form="paged"), "cache form 'paged'"),
+        (engine(build_seconds="x"), "engines.encoder.build_seconds is 'x', expected a number"),
+        (engine(file=3), "engines.encoder.file is 3, expected text"),
+        (engine(file="../x"), "the file of encoder is '../x', expected a file beside the passport"),
+        (engine(inputs=[{"name": "a", "dtype": "complex", "axes": ["Q"]}]), "is of 'complex'"),
+        ("[" * 200_000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_passport(content, reason, tmp_path):
@@ -121,6 +146,21 @@ def test_a_file_that_is_no_passport(content, reason, tmp_path):
     message = refusal(path)
     assert "cannot be used (" in message
     assert reason in message
+
+
+def test_engines_from_before_there_were_candidates_are_refused_with_the_build_that_replaces_them(tmp_path):
+    path = tmp_path / "bundle" / "engines" / "mine" / "passport.json"
+    path.parent.mkdir(parents=True)
+    values = json.loads(changed(format=2))
+    del values["reductions"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(BundleError) as error:
+        read_passport(path)
+    command = command_of_passport(tmp_path / "bundle", PASSPORT, PASSPORT.targets)
+    assert str(error.value) == (
+        f"{path} is of format 2, of engines that can only put out all logits, expected 3; "
+        f"build them again with: {command} --name mine --force"
+    )
 
 
 def test_every_field_is_needed():

@@ -21,6 +21,7 @@ from seq2engine.export.artifact.build_flags import BuildFlags
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range
+from seq2engine.export.contract import DEVICE_GRAPHS, GRAPHS
 from seq2engine.export.engines import jobs as build_jobs
 from seq2engine.export.engines.reuse import facts_of
 
@@ -28,16 +29,18 @@ pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq
 
 
 NAME = "mine"
+ALL = (*GRAPHS, *DEVICE_GRAPHS["static"])
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Engines that are a few bytes, no two builds the same; returns the graphs that were built."""
-    calls = []
+    """Engines that are a few bytes, no two builds the same; returns the graphs with weights that were built."""
+    calls, tiny = [], []
 
     def stand_in(trt, model, path, *_):
-        calls.append(path.stem)
-        return f"engine {len(calls)} of {path.stem}".encode()
+        ours = calls if path.stem in GRAPHS else tiny
+        ours.append(path.stem)
+        return f"engine {len(ours)} of {path.stem}".encode()
 
     monkeypatch.setattr(build_jobs, "build_engine", stand_in)
     return calls
@@ -67,8 +70,25 @@ def test_the_same_build_again_builds_nothing(build, counted):
     first = build()
     assert counted == ["encoder", "decoder_step"]
     assert build(progress=lambda *what: said.append(what)) == first
-    assert said == [("build: encoder fp16", 1.0, "it was there"), ("build: decoder_step fp16", 1.0, "it was there")]
+    assert said == [(f"build: {graph} fp16", 1.0, "it was there") for graph in ALL]
     assert len(counted) == 2
+
+
+def test_engines_without_weights_are_the_same_for_all_weights(build, own_bundle, monkeypatch):
+    built = []
+
+    def stand_in(trt, model, path, *_):
+        built.append(path.stem)
+        return path.stem.encode()
+
+    monkeypatch.setattr(build_jobs, "build_engine", stand_in)
+    build()
+    assert sorted(built) == sorted(ALL)
+    streamed = BuildFlags(weight_streaming=True)
+    build(flags=streamed, name="streamed")
+    assert built[len(ALL) :] == list(GRAPHS)
+    build(precision="fp32", name="other", cache=None)
+    assert built[len(ALL) + 2 :] == [*GRAPHS, "gather_slots"]  # which is of the cache's type
 
 
 def test_a_rebuild_builds_and_replaces_though_all_is_there(build, counted, own_bundle):
@@ -86,7 +106,7 @@ def test_another_bundle_of_the_same_model_is_served_by_the_cache(build, counted,
     twin = open_bundle(shutil.copytree(own_bundle.root, tmp_path / "twin", ignore=lambda *_: ["engines"]))
     said = []
     assert build(twin, progress=lambda *what: said.append(what)) == first
-    assert [detail for _, _, detail in said] == ["from the cache"] * 2
+    assert [detail for _, _, detail in said] == ["from the cache"] * len(ALL)
     assert len(counted) == 2
     shutil.rmtree(twin.root / "engines")
     build(twin, cache=None)
@@ -176,15 +196,16 @@ def test_a_workspace_that_is_too_small_is_said_to_be(build):
 def test_side_by_side_is_the_same_as_one_after_another(build, own_bundle, tmp_path):
     said = []
     passport = build(workers=2, progress=lambda stage, fraction, detail="": said.append((stage, fraction)))
-    assert {stage for stage, _ in said} == {"build: encoder fp16 + decoder_step fp16"}
-    fractions = [fraction for _, fraction in said]
+    both = "build: encoder fp16 + decoder_step fp16"
+    assert list(dict.fromkeys(stage for stage, _ in said)) == [both, *(f"build: {graph} fp16" for graph in ALL[2:])]
+    fractions = [fraction for stage, fraction in said if stage == both]
     assert fractions[-1] == 1.0
     assert len(set(fractions)) > 20
     alone = build(rebuild=True)
     assert alone.keys == passport.keys
     for graph, entry in passport.engines.items():
         assert (entry.launches, entry.bytes) == (alone.engines[graph].launches, alone.engines[graph].bytes)
-        assert entry.peak_memory > 1 << 20
+        assert graph not in GRAPHS or entry.peak_memory > 1 << 20
     assert litter(own_bundle.root) == litter(tmp_path / "cache") == []
 
 

@@ -90,7 +90,7 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
     def fold(trt, model, path, *rest, **named):
         full = onnx.ModelProto.FromString(model.SerializeToString())
         onnx.load_external_data_for_model(full, str(path.parent))
-        arrays = weights_from_graph(full)
+        arrays = {name: stored.array for name, stored in weights_from_graph(full).items()}
         for node in [node for node in full.graph.node if node.op_type == "DequantizeLinear"]:
             name, array = node.output[0], arrays[node.output[0]]
             stored = next(w for w in full.graph.initializer if w.name == node.input[0])

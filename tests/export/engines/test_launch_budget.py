@@ -10,10 +10,17 @@ import pytest
 
 from seq2engine.common.tensorrt_module import load_tensorrt
 from seq2engine.export.artifact.profiles import Range, ShapeRanges, shapes_from_ranges
-from seq2engine.export.contract import CACHE_FORMS, FOR_CPUS, PRECISIONS, graph_specs
+from seq2engine.export.contract import CACHE_FORMS, DEVICE_GRAPHS, FOR_CPUS, GRAPHS, PRECISIONS, graph_specs
 from seq2engine.export.engines.build import build_engine
 from seq2engine.export.engines.kernels import kernels_from_engine
-from seq2engine.export.engines.launch_budget import BUDGETS, budget_for, launches_allowed
+from seq2engine.export.engines.launch_budget import (
+    BUDGETS,
+    DEVICE_LAUNCHES,
+    TOKENS,
+    budget_for,
+    launches_allowed,
+    launches_of_token,
+)
 from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
@@ -35,9 +42,20 @@ def label(row):
 @pytest.mark.parametrize("row", STEPS, ids=label)
 def test_decoder_steps_keep_within_the_budget(row, built):
     """Two layers of the base model's width; launches of more layers follow from what a layer takes."""
-    step = built("base", row.cache_form, row.precision, 4 if row.beams else 1).passport.engines["decoder_step"]
+    passport = built("base", row.cache_form, row.precision, 4 if row.beams else 1).passport
+    step = passport.engines["decoder_step"]
     assert step.fused_attentions == step.attentions == 4
     assert step.launches <= row.launches(TWO_LAYERS)
+    check_tokens(passport, TWO_LAYERS, row.beams)
+
+
+def check_tokens(passport, config, beams):
+    """What a token takes with each reduction of the logits keeps within the budget of its engines."""
+    form = passport.cache_form
+    assert list(passport.reductions) == list(TOKENS[form])
+    for name in passport.reductions:
+        launches = sum(passport.engines[engine].launches for engine in TOKENS[form][name])
+        assert launches <= launches_of_token(config, name, passport.precision, form, beams)
 
 
 @pytest.mark.parametrize(("precision", "beams"), [("fp16", 1), ("fp32", 1), ("fp16", 4), ("fp32", 4)])
@@ -46,6 +64,9 @@ def test_small_heads_keep_within_it_too(precision, beams, built):
     allowed = launches_allowed(PRESETS["tiny"], "decoder_step", precision, "static", beams > 1)
     assert allowed is not None
     assert passport.engines["decoder_step"].launches <= allowed
+    check_tokens(passport, PRESETS["tiny"], beams > 1)
+    for name in DEVICE_GRAPHS["static"]:
+        assert passport.engines[name].launches <= DEVICE_LAUNCHES[name]
 
 
 @pytest.mark.slow
@@ -71,6 +92,61 @@ def test_six_layers_launch_what_the_table_says(precision, promised):
     assert kernels.launches <= launches_allowed(config, "decoder_step", precision, "static", beams=False) <= promised
 
 
+T5 = dataclasses.replace(
+    BASE,
+    source_vocab=64,
+    target_vocab=64,
+    max_source=64,
+    max_target=64,
+    norm="pre",
+    norm_kind="rms",
+    positions="relative",
+    biases=False,
+    scale_attention=False,
+    scale_embeddings=False,
+    scale_output=True,
+)
+FLAN = dataclasses.replace(T5, gated=True, activation="gelu_tanh", scale_output=False, tie_output=False)
+UMT5 = dataclasses.replace(FLAN, distances_per_layer=True)
+
+
+def kernels_of(config, graph, precision, beams):
+    """What an engine of one graph launches; with calibration nothing of a random model stays in fp32."""
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    model = PASSES[precision](graphs_from_model(random_model(config), "static")[graph])
+    ranges = ShapeRanges(Range(1, 2, 4), Range(beams, beams, beams), Range(1, 8, 32), Range(1, 8, 32))
+    shapes = shapes_from_ranges(graph_specs(config, precision)[graph], ranges, "static", 256)
+    form = model if graph == "encoder" else step_for_tensorrt(model, "static", beams, 256)
+    trt = load_tensorrt("tensorrt_rtx")
+    return kernels_from_engine(build_engine(trt, form, Path(f"{graph}.onnx"), shapes, ["sm86"], lambda fraction: None))
+
+
+@pytest.mark.parametrize(("config", "promised"), [(T5, 72), (FLAN, 77)], ids=["t5", "flan"])
+def test_a_step_of_t5_launches_what_was_promised(config, promised):
+    kernels = kernels_of(config, "decoder_step", "fp16", 1)
+    assert kernels.fused_attentions == 12
+    assert kernels.launches <= launches_allowed(config, "decoder_step", "fp16", "static", beams=False) <= promised
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "graph", "precision", "beams", "promised"),
+    [
+        (T5, "decoder_step", "fp16", 4, 79),
+        (FLAN, "decoder_step", "fp16", 4, 85),
+        (UMT5, "decoder_step", "fp16", 1, 77),
+        (UMT5, "decoder_step", "fp16", 4, 85),
+        (T5, "decoder_step", "fp32", 4, 99),
+        (T5, "encoder", "fp16", 1, 58),
+        (UMT5, "encoder", "fp16", 1, 64),
+    ],
+)
+def test_engines_of_t5_launch_what_the_table_says(config, graph, precision, beams, promised):
+    kernels = kernels_of(config, graph, precision, beams)
+    assert kernels.fused_attentions == (6 if graph == "encoder" else 12)
+    assert kernels.launches <= launches_allowed(config, graph, precision, "static", beams > 1) <= promised
+
+
 @pytest.mark.parametrize(
     ("precision", "cache_form", "beams", "promised"),
     [
@@ -86,6 +162,33 @@ def test_six_layers_launch_what_the_table_says(precision, promised):
 )
 def test_the_budget_of_base_is_what_was_promised(precision, cache_form, beams, promised):
     assert launches_allowed(BASE, "decoder_step", precision, cache_form, beams) <= promised
+
+
+@pytest.mark.parametrize(
+    ("precision", "beams", "greedy", "candidates", "logits"),
+    [
+        ("fp32", False, 70, 69, 65),
+        ("fp16", False, 71, 70, 66),
+        ("bf16", False, 71, 70, 66),
+        ("int8", False, 83, 82, 78),
+        ("fp8", False, 83, 82, 78),
+        ("fp32", True, 93, 92, 88),
+        ("fp16", True, 84, 83, 79),
+        ("bf16", True, 84, 83, 79),
+        ("int8", True, 96, 95, 91),
+        ("fp8", True, 96, 95, 91),
+    ],
+)
+def test_what_a_token_of_base_takes_is_what_the_docs_say(precision, beams, greedy, candidates, logits):
+    """The greedy search of an engine with beams runs all of them; with a range of beams, only one."""
+    found = [launches_of_token(BASE, name, precision, "static", beams) for name in TOKENS["static"]]
+    assert found == [greedy, candidates, logits]
+
+
+def test_tiny_engines_and_their_order_are_the_contract_s():
+    assert set(DEVICE_LAUNCHES) == {name for names in DEVICE_GRAPHS.values() for name in names}
+    for form, tokens in TOKENS.items():
+        assert {name for names in tokens.values() for name in names} <= {*GRAPHS, *DEVICE_GRAPHS[form]}
 
 
 def test_every_engine_has_one_row():

@@ -8,7 +8,6 @@ import sys
 
 import onnx
 import pytest
-import torch
 from support.builds import build_engines
 from support.stand_in_engines import session_over
 from support.tensorrt_builder_stand_in import KERNELS, BuilderFlag, MemoryPoolType, building_stand_in
@@ -19,6 +18,8 @@ from seq2engine.export.artifact.build_flags import BuildFlags
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range
+from seq2engine.export.contract import DEVICE_GRAPHS
+from seq2engine.export.engines import to_engine
 from seq2engine.export.engines.refit import refit_engines
 from seq2engine.export.engines.to_engine import name_of
 from seq2engine.export.to_onnx import onnx_from_model
@@ -61,15 +62,19 @@ def other(other_root, tmp_path):
 
 def test_flags_reach_the_builder(build, trt):
     build(flags=BuildFlags(weight_streaming=True, refit=True, workspace=5 << 20))
-    for config in trt.configs:
+    with_weights, tiny = trt.configs[:2], trt.configs[2:]
+    assert len(tiny) == len(DEVICE_GRAPHS["static"])
+    for config in with_weights:
         assert config.flags == {BuilderFlag.WEIGHT_STREAMING, BuilderFlag.REFIT}  # and not TF32
-        assert config.pools == {MemoryPoolType.WORKSPACE: 5 << 20}
+    assert all(not config.flags for config in tiny)
+    assert all(config.pools == {MemoryPoolType.WORKSPACE: 5 << 20} for config in trt.configs)
 
 
 def test_every_profile_reaches_the_builder_the_widest_first(build, trt, ranges):
     narrow = dataclasses.replace(ranges, batch=dataclasses.replace(ranges.batch, opt=1, max=1))
     build(narrower=[narrow])
-    assert [[shapes["source_mask"][2][0] for shapes in config.profiles] for config in trt.configs] == [[4, 1], [4, 1]]
+    batches = [[next(iter(shapes.values()))[2][0] for shapes in config.profiles] for config in trt.configs]
+    assert batches == [[4, 1]] * (2 + len(DEVICE_GRAPHS["static"]))
 
 
 def test_kernels_are_timed_once_for_a_gpu(build, trt, tmp_path):
@@ -97,11 +102,10 @@ def test_a_timing_cache_that_cannot_be_written_costs_no_build(build, tmp_path, c
 
 def test_an_engine_notes_the_gpu_it_was_built_on_and_is_not_reused_on_another(build, monkeypatch, trt):
     assert build().device == gpu_name() == ""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(to_engine, "gpu_name", lambda: "NVIDIA H100")
     first = build(force=True)
     assert first.device == "NVIDIA H100"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr(to_engine, "gpu_name", lambda: "NVIDIA L4")
     assert build(force=True).keys != first.keys
 
 

@@ -16,11 +16,13 @@ from support.builds import build_engines
 
 from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.common.tensorrt_module import load_tensorrt
-from seq2engine.errors import BuildError, BundleError, SessionError
+from seq2engine.errors import BuildError, BundleError, SessionError, UsageError
 from seq2engine.export.artifact.build_flags import BuildFlags
 from seq2engine.export.artifact.gpu_support import target_from_text, unknown_target
 from seq2engine.export.artifact.passport import read_passport
 from seq2engine.export.artifact.profiles import Range, check_ranges
+from seq2engine.export.contract import DEVICE_GRAPHS, GRAPHS
+from seq2engine.export.device_graphs.of_engine import graphs_of_engine
 from seq2engine.export.engines import jobs as build_jobs
 from seq2engine.export.engines.targets import check_targets, target_groups
 from seq2engine.export.engines.to_engine import check_slots, default_ranges, engine_name, name_of
@@ -74,24 +76,37 @@ def test_the_passport_is_written_and_says_what_was_built(built, bundles, ranges)
     assert (passport.flavour, passport.targets, passport.precision) == ("tensorrt_rtx", ("sm86",), "fp16")
     assert (passport.cache_form, passport.ranges, passport.slots) == ("static", ranges, 32)
     assert passport.version == load_tensorrt("tensorrt_rtx").__version__
+    step = bundle.specs("fp16")["decoder_step"]
+    tiny = {name: spec for name, (_, spec) in graphs_of_engine(step, "static", ranges, 32).items()}
+    specs = bundle.specs("fp16") | tiny
+    assert tuple(passport.engines) == (*GRAPHS, *tiny)
+    assert set(tiny) == set(DEVICE_GRAPHS["static"])
     for graph, entry in passport.engines.items():
         file = made.folder / entry.file
         assert (entry.bytes, entry.sha256) == (file.stat().st_size, sha256_of(file))
-        assert entry.onnx_fingerprint == bundle.graph("fp16", graph).fingerprint
-        spec = bundle.specs("fp16")[graph]
+        if graph in GRAPHS:
+            assert entry.onnx_fingerprint == bundle.graph("fp16", graph).fingerprint
+        spec = specs[graph]
         for have, want in ((entry.inputs, spec.inputs), (entry.outputs, spec.outputs)):
             assert [(t.name, t.dtype, t.axes) for t in have] == [(t.name, t.dtype, t.axes) for t in want]
         assert entry.build_seconds > 0
-    assert sorted(path.name for path in made.folder.iterdir()) == [
-        "decoder_step.engine",
-        "encoder.engine",
-        "passport.json",
-    ]
+    files = {path.name for path in made.folder.iterdir()}
+    assert files == {"passport.json", *(f"{graph}.engine" for graph in specs)}
+    assert list(passport.reductions) == ["next_greedy", "candidates", "logits"]
+    assert [one.candidates for one in passport.reductions.values()] == [8, 8, bundle.config.target_vocab]
 
 
-def test_progress_rises_to_one_for_each_graph(built):
-    reports = built().reports
-    assert list(dict.fromkeys(stage for stage, _ in reports)) == ["build: encoder fp16", "build: decoder_step fp16"]
+def test_progress_rises_to_one_for_each_graph(own_bundle, ranges):
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
+    reports = []
+
+    def report(stage, fraction, detail=""):
+        reports.append((stage, fraction))
+
+    passport = build_engines(own_bundle, (), ranges, "fp16", report, flavour="tensorrt_rtx", cache=None)
+    stages = [f"build: {graph} fp16" for graph in passport.engines]
+    assert list(dict.fromkeys(stage for stage, _ in reports)) == stages
+    assert stages[:2] == ["build: encoder fp16", "build: decoder_step fp16"]
     for stage in ("build: encoder fp16", "build: decoder_step fp16"):
         fractions = [fraction for name, fraction in reports if name == stage]
         assert fractions == sorted(fractions)
@@ -161,7 +176,8 @@ def without_building(monkeypatch):
     calls = []
 
     def stand_in(trt, model, path, shapes, targets, *_):
-        calls.append((path.name, tuple(targets)))
+        if path.stem in GRAPHS:
+            calls.append((path.name, tuple(targets)))
         return b"engine of " + path.name.encode()
 
     monkeypatch.setattr(build_jobs, "build_engine", stand_in)
@@ -286,7 +302,7 @@ def test_fp32_on_turing_names_the_reason_and_the_nearest_command(refused, own_bu
 
 
 def test_unknown_targets_are_all_named_with_the_known_ones(refused):
-    message = refused(targets=["sm91", "sm86", "rtx4090"])
+    message = refused(UsageError, targets=["sm91", "sm86", "rtx4090"])
     assert message == (
         "unknown target 'sm91', expected one of sm75, sm80, sm86, sm89, sm120, sm121; "
         "unknown target 'rtx4090', expected one of sm75, sm80, sm86, sm89, sm120, sm121"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -13,8 +15,8 @@ from support.builds import build_engines
 from support.rounding import FP32, apart
 
 from seq2engine.errors import BuildError
-from seq2engine.export.ort_forms.int8_matmul import STEPS, row_products
-from seq2engine.export.precision.quantise import NARROW, quantised_graph
+from seq2engine.export.ort_forms.int8_matmul import SIGNED, STEPS_OF, row_products
+from seq2engine.export.precision.quantise import quantised, quantised_graph, scheme_of
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig
@@ -24,13 +26,14 @@ from seq2engine.runtime.search.options import SearchOptions
 
 # Integers are exact. One becomes a float and is multiplied by three scales, two of which are quotients.
 SCALED = apart([(6, FP32)])
+STEPS = SIGNED.above
 SMALL = ModelConfig(2, 2, 2, 32, 64, 80, 80, max_source=24, max_target=24)
 
 
 def one_product(inner: int, outer: int, seed: int) -> tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
     """x @ weight with an int8 weight, and the weight's numbers and scales."""
     rng = np.random.default_rng(seed)
-    numbers = rng.integers(-63, 64, (inner, outer)).astype(np.int8)
+    numbers = quantised(rng.normal(size=(inner, outer)).astype(np.float32), 0, scheme_of("w8a8", "int8"))[0]
     scales = rng.uniform(1e-3, 1e-2, outer).astype(np.float32)
     graph = helper.make_graph(
         [
@@ -72,14 +75,53 @@ def test_a_product_is_that_of_the_rounded_numbers(inner, outer, batch, beams, se
     assert typical.mean() > 0.9
 
 
-def test_the_widest_sums_do_not_overflow():
-    """All at their largest, which would saturate the 16 bits of AVX2 if weights had all of int8."""
-    model, _, _ = one_product(256, 8, 0)
-    weight = next(w for w in model.graph.initializer if w.name == "w.int8")
-    weight.CopyFrom(numpy_helper.from_array(np.full((256, 8), int(NARROW["w8a8"]), dtype=np.int8), "w.int8"))
-    scales = numpy_helper.to_array(next(w for w in model.graph.initializer if w.name == "w.scale"))
-    found = run(row_products(model), np.ones((1, 1, 256), dtype=np.float32))
-    assert np.allclose(found[0, 0], 256 * 63 * scales, rtol=SCALED, atol=0)
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 33])  # ONNX Runtime has kernels for few rows and for many
+@pytest.mark.parametrize("inner", [2, 7, 64, 256])
+def test_the_widest_sums_do_not_overflow(rows, inner):
+    """Neighbouring weights as large as they get together, activations all at their largest: 16 bits of AVX2 hold it."""
+    rng = np.random.default_rng(inner)
+    weights = rng.choice([-1.0, -0.5, 0.5, 1.0], (inner, 24)).astype(np.float32)
+    weights[:, 0] = 1.0
+    numbers, scales = quantised(weights, 0, scheme_of("w8a8", "int8"))
+    pairs = numbers[: inner - inner % 2].astype(np.int64).reshape(-1, 2, 24).sum(axis=1)
+    assert 126 <= np.abs(pairs).max() <= 128
+    model, _, _ = one_product(inner, 24, 0)
+    for name, array in (("w.int8", numbers), ("w.scale", scales)):
+        next(w for w in model.graph.initializer if w.name == name).CopyFrom(numpy_helper.from_array(array, name))
+    found = run(row_products(model), np.ones((1, rows, inner), dtype=np.float32))
+    wanted = numbers.astype(np.int64).sum(axis=0) * scales
+    # Where weights cancel out the sum is small, and so is what rounding its factors costs.
+    assert (np.abs(found - wanted) <= SCALED * np.abs(wanted)).all()
+
+
+@pytest.mark.parametrize("name", STEPS_OF)
+def test_what_an_activation_function_makes_has_most_of_its_steps_above_zero(name, run_onnx):
+    """No number is cut off, and the error is that of half a step, which is finer than with steps to either side."""
+    steps = STEPS_OF[name]
+    model, numbers, scales = one_product(64, 8, 3)
+    made = {"Silu": ["Sigmoid", "Mul"]}.get(name, [name])
+    nodes = [helper.make_node(made[0], ["z"], ["gate" if name == "Silu" else "x"], name=made[0])]
+    nodes += [helper.make_node("Mul", ["z", "gate"], ["x"], name="Mul")] if name == "Silu" else []
+    kept = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *kept])
+    model.graph.input[0].name = "z"
+    rng = np.random.default_rng(4)
+    z = (rng.normal(size=(1, 40, 64)) * 10.0 ** rng.uniform(-1, 1, (1, 40, 1))).astype(np.float32)
+    x = {"Relu": np.maximum(z, 0), "Gelu": gelu(z), "Silu": z / (1 + np.exp(-z))}[name].astype(np.float32)
+    scale = np.maximum(x.max(axis=-1, keepdims=True), steps.least)
+    assert x.min() >= steps.lowest
+    assert (x / scale * steps.above >= -steps.zero - 0.5).all()
+    rounded = np.rint(x / scale * steps.above) * scale / steps.above
+    exact = rounded.astype(np.float64) @ (numbers * scales.astype(np.float64))
+    found = run_onnx(row_products(model), {"z": z})["y"]
+    one_step = (scale / steps.above) * np.abs(numbers * scales).max()
+    assert (np.abs(found - exact) <= SCALED * np.abs(exact) + 2 * one_step).all()
+    assert np.median(np.abs(found - exact)) <= np.median(one_step) / 10  # nearly all go to the same step
+
+
+def gelu(z: np.ndarray) -> np.ndarray:
+    return 0.5 * z * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -23,13 +23,16 @@ NAMES = ["logits", *(tensor.name for tensor in CANDIDATES)]
 NOWHERE = Path("/nowhere")  # weights are loaded
 
 
-def projection(table):
+def projection(table, bias=None):
     """A decoder step that does nothing but project: x [B,K,D] times the table [V,D], as the exporter writes it."""
     vocab, width = table.shape
+    product = "logits" if bias is None else "output/MatMul"
+    added = [helper.make_node("Add", [product, "output.bias"], ["logits"], name="output/Add")]
     graph = helper.make_graph(
         [
             helper.make_node("Transpose", ["table.weight"], ["output/Transpose"], name="output/Transpose", perm=[1, 0]),
-            helper.make_node("MatMul", ["x", "output/Transpose"], ["logits"], name="output/MatMul"),
+            helper.make_node("MatMul", ["x", "output/Transpose"], [product], name="output/MatMul"),
+            *([] if bias is None else added),
         ],
         "decoder_step",
         [
@@ -37,7 +40,10 @@ def projection(table):
             helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "K", width]),
         ],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", vocab])],
-        [numpy_helper.from_array(table, "table.weight")],
+        [
+            numpy_helper.from_array(table, "table.weight"),
+            *([] if bias is None else [numpy_helper.from_array(bias, "output.bias")]),
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
@@ -62,14 +68,15 @@ class Both:
         return dict(zip(NAMES, self.session.run(NAMES, given), strict=True))
 
 
-def same_best(table, x, model=None):
-    both = Both(projection(table) if model is None else model)
+def same_best(table, x, bias=None):
+    both = Both(projection(table, bias))
     whole, short = both(x, True), both(x, False)
     assert whole["logits"].shape[-1] == len(table)
-    exact = np.einsum("bkd,vd->bkv", x.astype(np.float64), table.astype(np.float64))
+    exact = np.einsum("bkd,vd->bkv", x.astype(np.float64), table.astype(np.float64)) + (0 if bias is None else bias)
     said = np.take_along_axis(exact, short["best_tokens"], axis=-1)
     wanted = np.take_along_axis(exact, whole["best_tokens"], axis=-1)
     close = sum_error(x.shape[-1]) * np.linalg.norm(x, axis=-1).max() * np.linalg.norm(table, axis=1).max()
+    close += apart([(2, FP32)]) * np.abs(whole["best_logits"]).max()  # what adding a bias rounds
     assert np.allclose(said, wanted, rtol=0, atol=close), "another token only where rounding decides"
     assert np.allclose(short["best_logits"], whole["best_logits"], rtol=0, atol=close)
     assert np.array_equal(short["logits"], short["best_logits"])
@@ -108,6 +115,27 @@ def test_the_best_are_the_best(seed, kind, vocab, width, batch, beams, size):
     x = (size * rng.standard_normal((batch, beams, width))).astype(np.float32)
     x[rng.random(x.shape) < 0.2] = 0
     same_best(table, x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(["plain", "norms", "tails", "twins", "zeros"]),
+    spread=st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1e6]),
+    masked=st.sampled_from([0.0, -1e4, -1e9]),
+    rows=st.integers(1, 6),
+    size=st.sampled_from([1e-40, 1e-20, 1.0, 1e6]),
+)
+def test_the_best_are_the_best_with_a_bias(seed, kind, spread, masked, rows, size):
+    """Also where the bias decides alone, and with tokens that it masks, as conversions of Marian models do."""
+    rng = np.random.default_rng(seed)
+    table = drawn(rng, 200, 32, kind)
+    bias = (spread * rng.standard_normal(200)).astype(np.float32)
+    bias[rng.random(200) < 0.2] += np.float32(masked)
+    x = (size * rng.standard_normal((rows, 1, 32))).astype(np.float32)
+    x[rng.random(x.shape) < 0.2] = 0
+    x[0, 0] *= rng.choice([0.0, 1.0])
+    same_best(table, x, bias)
 
 
 def test_tokens_are_equal_where_logits_are_clear():
@@ -193,7 +221,8 @@ def test_int8_logits_are_ranked_before_they_are_scaled(beams):
         ({}, "fp16", False),
         ({"tie_output": False}, "fp32", False),
         ({"tie_output": False}, "w8a8", True),
-        ({"output_bias": True}, "fp32", False),
+        ({"output_bias": True}, "fp32", True),
+        ({"output_bias": True}, "w8a8", False),
         ({"target_vocab": 100, "source_vocab": 100}, "fp32", False),
     ],
 )

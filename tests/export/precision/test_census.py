@@ -26,7 +26,7 @@ def step(graphs):
 
 def folded(model, chosen):
     """The graph as a tool leaves it that folds constants: a weight restored once and for all, in fp32."""
-    arrays = weights_from_graph(model)
+    arrays = {name: stored.array for name, stored in weights_from_graph(model).items()}
     nodes = [n for n in model.graph.node if not (n.op_type == "DequantizeLinear" and n.output[0] in chosen)]
     for name in chosen:
         model.graph.initializer.append(numpy_helper.from_array(arrays[name].T.copy(), f"{name}/folded"))

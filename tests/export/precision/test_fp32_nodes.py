@@ -108,11 +108,10 @@ def test_with_a_scan_fp16_says_what_fp32_says_and_the_manifest_says_why(precisio
         assert decoded(bundle, "fp16") == decoded(bundle, "fp32") == decoded(bundle, "fp16", "torch")
 
 
-def test_bf16_has_no_fallback_nodes(overflowing, tmp_path):
-    bundle = onnx_from_model(
-        overflowing, tmp_path / "bf16", ("bf16",), calibrate=lambda graphs: pytest.fail("not needed")
-    )
+def test_bf16_is_calibrated_and_has_no_fallback_nodes(overflowing, tmp_path):
+    bundle = onnx_from_model(overflowing, tmp_path / "bf16", ("bf16",), calibrate=calibration())
     assert bundle.graph("bf16", "decoder_step").fp32_nodes == {}
+    assert bundle.manifest.calibration["sources"] == 8
 
 
 # --- choosing, from magnitudes ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.precision.quantise import (
     SCHEMES,
     block_of,
+    magnitudes,
     quantised,
     quantised_graph,
     restored,
@@ -82,10 +83,23 @@ def test_every_weight_of_the_model_is_there_once_and_rounded(precision, graphs):
     tables = ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output.weight")
     wanted = {n: p.detach().numpy() for n, p in MODEL.named_parameters() if p.ndim == 2 and n.endswith(".weight")}
     assert found.keys() == wanted.keys()
-    for name, array in found.items():
+    for name, stored in found.items():
         scheme = scheme_of(precision, (VOCABULARY if name in tables else STORED)[precision])
-        room = 1.01 * scheme.rounding * np.abs(wanted[name]).max(axis=1, keepdims=True)
-        assert (np.abs(array - wanted[name]) <= room).all()
+        largest = magnitudes(wanted[name], 1, scheme.paired)
+        assert (np.abs(stored.array - wanted[name]) <= 1.01 * stored.furthest).all()
+        assert (stored.furthest <= 1.01 * scheme.rounding * largest).all()
+
+
+@settings(deadline=None)
+@given(array=arrays(np.float32, (9, 4), elements=NUMBERS), summed=st.sampled_from([0, 1]))
+def test_neighbours_of_w8a8_fit_sixteen_bits_and_the_others_have_all_of_int8(array, summed):
+    numbers, scales = quantised(array, summed, scheme_of("w8a8", "int8"))
+    by_input = (numbers if summed == 0 else numbers.T).astype(np.int64)
+    pairs = by_input[: len(by_input) - len(by_input) % 2].reshape(-1, 2, by_input.shape[1]).sum(axis=1)
+    assert 255 * np.abs(pairs).max() <= 2**15
+    assert np.abs(by_input).max() <= 127
+    furthest = np.maximum(np.abs(by_input).max(axis=0), np.abs(pairs).max(axis=0))
+    assert (furthest[scales > 2.0**-14] >= 126).all()  # no step is wasted; below that, fp16's scales are coarse
 
 
 @pytest.mark.parametrize("precision", QUANTISED)

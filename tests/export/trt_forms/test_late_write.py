@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -15,12 +17,18 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 
 TINY = PRESETS["tiny"]
+RELATIVE = dataclasses.replace(TINY, positions="relative", max_distance=9)
 SLOTS = 12
 
 
 @pytest.fixture(scope="module")
 def step():
     return graphs_from_model(random_model(TINY), "static")["decoder_step"]
+
+
+@pytest.fixture(scope="module")
+def relative_step():
+    return graphs_from_model(random_model(RELATIVE), "static")["decoder_step"]
 
 
 def late(step, beams):
@@ -40,6 +48,17 @@ def test_it_says_what_writing_first_says(beams, seed, step, feeds_for, run_onnx)
     first, second = run_onnx(step, feeds), run_onnx(late(step, beams), feeds)
     for name in first:
         np.testing.assert_allclose(first[name], second[name], rtol=0, atol=tensor_error(TINY, first[name]))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_new_slots_stand_where_the_step_does(beams, relative_step, feeds_for, run_onnx):
+    feeds = feeds_for(graph_specs(RELATIVE)["decoder_step"], {"B": 4, "K": beams, "S": 6, "L": SLOTS}, seed=beams)
+    form = late(relative_step, beams)
+    first, second = run_onnx(relative_step, feeds), run_onnx(form, feeds)
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], rtol=0, atol=tensor_error(RELATIVE, first[name]))
+    feeds["slot_position"] += 1
+    assert not np.array_equal(run_onnx(form, feeds)["logits"], second["logits"])
 
 
 @pytest.mark.parametrize("place", [0, SLOTS - 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -29,7 +31,23 @@ ROTARY = ModelConfig(
     max_source=64,
     max_target=64,
 )
-MODELS = {"tiny": random_model(TINY), "rotary, three layers": random_model(ROTARY)}
+T5 = dataclasses.replace(
+    ROTARY,
+    positions="relative",
+    max_distance=9,
+    norm_kind="rms",
+    biases=False,
+    scale_attention=False,
+    scale_embeddings=False,
+    scale_output=True,
+)
+UMT5 = dataclasses.replace(T5, distances_per_layer=True, gated=True, activation="gelu_tanh", d_kv=8)  # small heads too
+MODELS = {
+    "tiny": random_model(TINY),
+    "rotary, three layers": random_model(ROTARY),
+    "t5": random_model(T5),
+    "umt5": random_model(UMT5),
+}
 SLOTS = 12
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.metadata
 import shutil
 import sys
 from pathlib import Path
@@ -14,13 +15,31 @@ import pytest
 from support.stand_in_engines import MODEL, SOURCES
 
 from seq2engine.errors import SessionError
+from seq2engine.export.artifact.bundle import open_bundle
+from seq2engine.export.contract import TensorSpec
+from seq2engine.export.device_graphs.gathers import gather_slots
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.providers import CPU, NO_CPU, PLUG_IN, PROVIDERS, RECORD, arguments_for, check_assignment
+from seq2engine.runtime.ort import graphs
+from seq2engine.runtime.ort.graphs import GraphKind, Placement, inference_session
+from seq2engine.runtime.ort.providers import (
+    CPU,
+    NO_CPU,
+    OF_SHAPES,
+    PLUG_IN,
+    PROVIDERS,
+    RECORD,
+    arguments_for,
+    check_assignment,
+    check_provider,
+    nodes_on_cpu,
+)
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 
 GRAPH = Path("run7/onnx/fp32/encoder.onnx")
+STEP = GRAPH.with_name("decoder_step.onnx")
 CUDA = "CUDAExecutionProvider"
 
 
@@ -50,6 +69,22 @@ def test_one_that_is_not_installed(provider: str, bundles: dict[str, Path], cli:
         f"error: onnxruntime {ort.__version__} as installed has no provider {provider}; "
         f"install it with: {PROVIDERS[provider].install}\n"
     )
+
+
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_cpu_wheel_over_the_one_for_gpus(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`seq2engine[gpu]` installs both, and which library is left depends on the order."""
+    wheels = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
+    monkeypatch.setattr(importlib.metadata, "version", wheels.__getitem__)
+    with pytest.raises(SessionError) as caught:
+        check_provider(provider)
+    assert str(caught.value) == (
+        f"provider {provider} is not in this onnxruntime (CPU wheel 1.31.1 hides onnxruntime-gpu 1.31.0); run: "
+        f"pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+        + (" tensorrt" if provider == "tensorrt" else "")
+    )
+    offering(monkeypatch, PROVIDERS[provider].name)  # the other order: nothing is hidden
+    check_provider(provider)
 
 
 def test_an_unknown_provider(bundles: dict[str, Path]) -> None:
@@ -114,6 +149,9 @@ def test_options(
     expected = {key: value.replace("{kept}", str(tmp_path / f".{provider}")) for key, value in some.items()}
     assert expected.items() <= chosen.items()
     assert all(isinstance(value, str) for value in chosen.values())
+    replayed = dict([arguments_for(provider, options, tmp_path / "encoder.onnx", precision, True)["providers"][0]])
+    (key,) = replayed[name].keys() - chosen.keys()
+    assert key.endswith(("enable_cuda_graph", "cuda_graph_enable"))
     assert options.get_session_config_entry(RECORD) == "1"
     with pytest.raises(RuntimeError):  # not both: shapes may be computed on the CPU
         options.get_session_config_entry(NO_CPU)
@@ -134,7 +172,7 @@ class Session(SimpleNamespace):
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
         def nodes(types: list[str]) -> Any:
-            return lambda: [SimpleNamespace(op_type=kind) for kind in types]
+            return lambda: [SimpleNamespace(op_type=kind, name=f"decoder.0/{kind}") for kind in types]
 
         return [SimpleNamespace(ep_name=name, get_nodes=nodes(types)) for name, types in self.parts.items()]
 
@@ -147,12 +185,52 @@ def test_who_got_which_nodes() -> None:
     with pytest.raises(SessionError) as caught:
         check_assignment(some, "cuda", GRAPH)
     assert str(caught.value) == (
-        f"provider cuda left a part of {GRAPH} to the CPU (Softmax, TensorScatter); use --provider cpu"
+        f"provider cuda left a part of {GRAPH} to the CPU (decoder.0/TensorScatter: TensorScatter, "
+        "decoder.0/Softmax: Softmax); use --provider cpu"
     )
     nothing = Session([CUDA, CPU], {CPU: ["Shape"]})
     with pytest.raises(SessionError, match=r"to the CPU \(all of it\)"):
         check_assignment(nothing, "cuda", GRAPH)
     check_assignment(Session([CPU], {CPU: ["MatMul"]}), "cpu", GRAPH)
+
+
+def test_a_step_leaves_no_node_to_the_cpu_not_even_one_of_shapes() -> None:
+    check_assignment(Session([CUDA, CPU], {CUDA: ["MatMul"]}), "cuda", STEP, strict=True)
+    with pytest.raises(SessionError, match=r"to the CPU \(decoder.0/Shape: Shape, decoder.0/Cast: Cast\); use"):
+        check_assignment(Session([CUDA, CPU], {CUDA: ["MatMul"], CPU: ["Shape", "Cast"]}), "cuda", STEP, strict=True)
+    with pytest.raises(SessionError, match=r"Add, decoder.0/Add: Add and 3 more\); use --provider cpu"):
+        check_assignment(Session([CUDA, CPU], {CUDA: ["MatMul"], CPU: ["Add"] * 11}), "cuda", STEP, strict=True)
+
+
+def test_nodes_are_those_that_onnxruntime_tells_of() -> None:
+    """The real one, on the CPU, which gets all of them."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry(RECORD, "1")
+    model, _ = gather_slots([TensorSpec("self_k.0", "float32", ("B", 2, "L", 4))])
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    assert "self_k.0/slots: GatherND" in nodes_on_cpu(session, frozenset())
+    assert "places/row: Unsqueeze" in nodes_on_cpu(session, frozenset())
+    assert "places/row: Unsqueeze" not in nodes_on_cpu(session, OF_SHAPES)
+
+
+@pytest.mark.parametrize("form", ["static", "growing"])
+def test_what_is_opened_strictly_and_replayed(
+    form: str, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps and the graphs that move states are held to their provider; only a static cache's step repeats."""
+    opened = {}
+
+    def look(path: Path, placement: Placement, kind: GraphKind, changed: bytes | None = None) -> Any:
+        opened[path.stem] = kind
+        return inference_session(path, placement, kind, changed)
+
+    monkeypatch.setattr(graphs, "inference_session", look)
+    settings = OrtSettings(threads=1, on_device=True)
+    with OrtSession(graphs.model_from_bundle(open_bundle(bundles[form]), "fp32"), settings) as session:
+        generate(session, SOURCES, SearchOptions(max_length=6, beam=2))
+    assert {name for name, kind in opened.items() if kind.strict} == opened.keys() - {"encoder"}
+    assert {"gather_rows"} <= opened.keys()
+    assert [name for name, kind in opened.items() if kind.replayed] == ["decoder_step"] * (form == "static")
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, path: str) -> None:

@@ -22,7 +22,8 @@ from support.tensorrt_stand_in import tensorrt_stand_in
 from support.trt_steps import FLAVOURS, FORMS, LENGTH, Tree, encoded, greedy, opened
 
 from seq2engine.errors import RequestError
-from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.encoder_inputs import padded
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many

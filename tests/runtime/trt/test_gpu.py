@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.builds import build_engines
 from support.stand_in_engines import FOUR_BEAMS, MODEL, ONE_BEAM, SOURCES, THREE_BEAMS
 from support.trt_steps import FLAVOURS, FORMS
@@ -17,7 +16,7 @@ from support.trt_steps import FLAVOURS, FORMS
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.passport import PASSPORT, read_passport
 from seq2engine.export.to_onnx import onnx_from_model
-from seq2engine.packaging.package import package_from_bundle
+from seq2engine.packaging.package import PackageOptions, package_from_bundle
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.providers import check_provider
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.gpu
 
 def targets_here(flavour: str) -> list[str]:
     pytest.importorskip(flavour, reason=f"needs {flavour}: pip install {flavour}")
-    return ["sm{}{}".format(*torch.cuda.get_device_capability())] if flavour == "tensorrt_rtx" else []
+    return [CudaDevice().capability] if flavour == "tensorrt_rtx" else []
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -82,7 +81,7 @@ def test_parity(flavour: str, precision: str, tmp_path: Path) -> None:
 def test_a_package_is_verified_by_its_own_scripts(flavour: str, tmp_path: Path) -> None:
     targets = targets_here(flavour)
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
-    package_from_bundle(bundle, tmp_path / "out", "fp32", ranges=FOUR_BEAMS)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions("fp32", ranges=FOUR_BEAMS))
     target = ["--gpu", *targets] if targets else []
     build = ["build.py", "--flavour", flavour, *target]
     for command in (build, ["verify.py"], ["run_all.py", "--rounds", "3"], ["decode.py", "5 17 250"]):
@@ -106,22 +105,26 @@ def test_providers_of_onnxruntime(provider: str, tmp_path: Path) -> None:
 def test_the_device_keeps_its_promises() -> None:
     """Alignment, order on one stream, copies through pinned memory, and capture and replay at fixed addresses."""
     device = CudaDevice()
-    host, memory = device.staging(1024), device.allocate(1024)
-    assert host.is_pinned()
-    assert memory.data_ptr() % 256 == 0
+    host, memory, beside = device.staging(1024), device.allocate(1024), device.allocate(2048)
+    assert memory.address % 256 == beside.address % 256 == 0
 
     def step() -> None:
-        device.run(lambda: memory.copy_(host, non_blocking=True))
-        device.run(lambda: memory.add_(1))
-        device.run(lambda: host.copy_(memory, non_blocking=True))
+        device.upload(memory, host)
+        device.clear(memory.part(0, 128), 16, 4, 32)
+        device.copy(beside, memory, 64, 16, (128, 64))
+        device.download(host.reshape(16, 64), beside, 128)
 
-    host.zero_()
+    host[:] = 7
     step()
     device.synchronize()
+    expected = np.full(1024, 7, dtype=np.uint8)
+    expected[:128].reshape(4, 32)[:, :16] = 0
+    assert np.array_equal(host, expected)
+    host[:] = 9
     replay = device.capture(step)
     device.synchronize()
-    assert np.array_equal(host.numpy(), np.ones(1024, dtype=np.uint8)), "a capture runs nothing"
+    assert (host == 9).all(), "a capture runs nothing"
     for _ in range(3):
         replay()
     device.synchronize()
-    assert np.array_equal(host.numpy(), np.full(1024, 4, dtype=np.uint8))
+    assert np.array_equal(host, np.where(expected == 7, 9, 0))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from support.host_device import HostDevice, RuleBroken
 from support.stand_in_bench import Bench
 
@@ -115,7 +114,7 @@ def test_a_context_that_is_released_while_its_work_is_queued(bench: Bench) -> No
 @pytest.mark.parametrize("index", [-1, 34])
 def test_a_cache_written_outside_itself(index: int, bench: Bench) -> None:
     bench.bind()
-    bench.memory["write_index"].view(torch.int64).fill_(index)
+    bench.values("write_index", "int64").fill(index)
     assert bench.execute()
     with pytest.raises(RuleBroken, match=r"write_index leads outside self_k\.0, which has 36 slots"):
         bench.device.synchronize()

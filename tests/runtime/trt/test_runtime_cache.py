@@ -19,7 +19,7 @@ from support.tensorrt_stand_in import tensorrt_stand_in
 
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import PASSPORT
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime.encoder_inputs import padded
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def test_compiled_kernels_are_kept_beside_the_engine(bundle: Bundle) -> None:
         first = (folder / "decoder_step.runtime_cache").read_bytes()  # there as soon as the engine is open
         one_step(session)
     assert len((folder / "decoder_step.runtime_cache").read_bytes()) > len(first)
-    assert len(trt.compiled) == 4  # of two engines: one when opened, one for the shapes
+    used = 2  # encoder and decoder step: once more for the shapes
+    assert len(trt.compiled) == len(session.passport.engines) + used
 
     again = tensorrt_stand_in()
     before = (folder / "encoder.runtime_cache").stat().st_mtime_ns
@@ -54,7 +55,7 @@ def test_compiled_kernels_are_kept_beside_the_engine(bundle: Bundle) -> None:
     elsewhere.environment = "sm120 driver 590"
     with session_over(folder, elsewhere) as session:
         one_step(session)
-    assert len(elsewhere.compiled) == 4
+    assert len(elsewhere.compiled) == len(session.passport.engines) + used
     assert (folder / "encoder.runtime_cache").read_bytes().startswith(b"sm120 driver 590")
 
 
@@ -98,4 +99,5 @@ def test_tensorrt_without_runtime_cache_writes_none(bundle: Bundle) -> None:
     folder = put_engines(bundle, flavour="tensorrt")
     with session_over(folder) as session:
         one_step(session)
-    assert {path.name for path in folder.iterdir()} == {"encoder.engine", "decoder_step.engine", PASSPORT}
+    engines = {f"{name}.engine" for name in session.passport.engines}
+    assert {path.name for path in folder.iterdir()} == {*engines, PASSPORT}

@@ -25,7 +25,7 @@ from support.tensorrt_stand_in import tensorrt_stand_in
 from support.trt_steps import LENGTH, encoded, greedy, opened
 
 from seq2engine.errors import RequestError, SessionError
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.session import Limits
 from seq2engine.runtime.trt import session as trt_session
@@ -47,7 +47,7 @@ def test_closing_releases_all_and_ends_all(bundles: dict[str, Path], tmp_path: P
     for call in calls:
         with pytest.raises(SessionError, match="closed; open it again"):
             call()
-    assert len(device.live) == 4, "only what the state keeps is still there: cross K/V, states, mask; cache"
+    assert len(device.live) == 6, "only what the state keeps is still there: cross K/V, states, mask; cache; its masks"
     del state, calls, call
     gc.collect()
     assert not trt.broken

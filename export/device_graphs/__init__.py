@@ -1,0 +1,1 @@
+"""Tiny graphs without weights that keep a decode's state on the device."""

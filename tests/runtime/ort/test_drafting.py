@@ -1,0 +1,116 @@
+"""Drafts or none, by made-up times: the faster way is taken, and another that becomes faster is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from seq2engine.common.measured import Measured
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime import threads
+from seq2engine.runtime.backends import AUTO
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.drafting import AGAIN, TRIAL, Drafting
+from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.speculative import SpeculativeSession
+from seq2engine.runtime.search.options import SearchOptions
+
+
+def share_drafted(drafting: Drafting, steps: int, drafted: float, plain: float) -> float:
+    """Runs steps that take so many seconds a token; the share of them that had drafts."""
+    count = 0
+    for _ in range(steps):
+        drafts = drafting.next()
+        count += drafts
+        drafting.note(drafts, 4 * drafted if drafts else plain, 4 if drafts else 1)
+    return count / steps
+
+
+@pytest.mark.parametrize("before", [None, 0.5, 2.0])
+def test_the_faster_way_is_taken_whatever_was_kept(before: float | None, tmp_path: Path) -> None:
+    kept = Measured(tmp_path, {})
+    if before is not None:
+        kept.keep({"speedup": before})
+    assert share_drafted(Drafting(kept), 8 * AGAIN, 1.0, 2.0) > 0.8
+    assert share_drafted(Drafting(kept), 8 * AGAIN, 2.0, 1.0) < 0.2
+
+
+def test_a_session_begins_with_what_was_better_before(tmp_path: Path) -> None:
+    first = Drafting(Measured(tmp_path, {}))
+    share_drafted(first, AGAIN, 2.0, 1.0)
+    first.keep()
+    assert share_drafted(Drafting(Measured(tmp_path, {})), AGAIN - 1, 2.0, 1.0) == 0
+    assert share_drafted(Drafting(Measured(tmp_path, {"another": "model"})), TRIAL - 1, 2.0, 1.0) == 1
+
+
+def test_a_way_that_becomes_faster_is_found() -> None:
+    drafting = Drafting()
+    share_drafted(drafting, 2 * AGAIN, 1.0, 2.0)
+    assert drafting.drafts
+    share_drafted(drafting, 4 * AGAIN, 3.0, 2.0)
+    assert not drafting.drafts
+    share_drafted(drafting, 4 * AGAIN, 1.0, 2.0)
+    assert drafting.drafts
+
+
+def test_one_step_that_was_held_up_changes_nothing() -> None:
+    drafting = Drafting()
+    share_drafted(drafting, TRIAL, 1.0, 1.5)
+    drafting.note(True, 1000.0, 1)
+    share_drafted(drafting, 2 * TRIAL, 1.0, 1.5)
+    assert drafting.drafts
+    assert drafting.speedup == pytest.approx(1.5, rel=0.05)
+
+
+def test_both_are_known_before_there_is_a_speedup() -> None:
+    drafting = Drafting()
+    drafting.note(True, 1.0, 4)
+    assert drafting.speedup is None
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=24, max_target=40)
+    folder = tmp_path_factory.mktemp("drafting") / "bundle"
+    onnx_from_model(random_model(config, seed=3), folder, ("fp32", "w8a8"))
+    return folder
+
+
+def test_auto_opens_the_draft_for_the_first_single_source(bundle: Path) -> None:
+    options = SearchOptions(max_length=40, min_length=40, scores=False)
+    with open_session(bundle, threads=1) as plain, open_session(bundle, threads=1, draft=AUTO) as session:
+        assert isinstance(session, SpeculativeSession)
+        several = [[5, 6, 7], [8, 9]]
+        assert generate(session, several, options)[1][0].tokens == generate(plain, several, options)[1][0].tokens
+        assert "draft" not in vars(session)
+        for _ in range(4):
+            assert (
+                generate(session, [[5, 6, 7]], options)[0][0].tokens
+                == generate(plain, [[5, 6, 7]], options)[0][0].tokens
+            )
+        assert "draft" in vars(session)
+        assert session.drafting is not None
+        assert session.drafting.speedup is not None
+
+
+@pytest.mark.parametrize("given", [{"precision": "w8a8"}, {"attention": True}, {"deterministic": True}])
+def test_auto_goes_without_where_nothing_can_draft(bundle: Path, given: dict[str, object]) -> None:
+    with open_session(bundle, threads=1, draft=AUTO, **given) as session:  # type: ignore[arg-type]
+        assert isinstance(session, OrtSession)
+
+
+def test_a_large_batch_has_parallel_workers_as_without_drafts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORKER_WORK", 1)
+    sources = [[5 + number % 40, 6, 7] for number in range(70)]
+    options = SearchOptions(max_length=6, scores=False)
+    with open_session(bundle, threads=2) as plain, open_session(bundle, threads=2, draft=AUTO) as session:
+        assert session.workers is not None
+        assert len(session.workers.for_batch(70, 70)) == 2
+        expected = [nbest[0].tokens for nbest in generate(plain, sources, options)]
+        assert [nbest[0].tokens for nbest in generate(session, sources, options)] == expected
+    assert session.workers is None

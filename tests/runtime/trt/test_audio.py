@@ -1,0 +1,41 @@
+"""TrtSession over the stand-in: features of audio in place of token ids, and prompts that are read by steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.stand_in_engines import put_engines, session_over
+from support.whisper_models import audio_config, features
+
+from seq2engine.export.artifact.profiles import Range, ShapeRanges
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.text.continuous_batching import translate_many
+from seq2engine.runtime.torch_session import TorchSession
+
+CONFIG = audio_config(mels=20, max_target=32)
+SOURCES = features(4, CONFIG.mels)
+PROMPTS = [[1, 9], [5, 6, 7, 1, 9], [1], [8, 1, 7]]
+
+
+@pytest.mark.parametrize("cache_form", ["static", "growing"])
+@pytest.mark.parametrize(("built", "beam"), [(1, 1), (3, 3), (3, 1)])
+def test_decodes_are_those_of_pytorch(built: int, beam: int, cache_form: str, tmp_path: Path) -> None:
+    """With fewer beams than a static engine has, those that are missing are padding."""
+    if cache_form == "growing" and built != beam:
+        pytest.skip("a growing cache takes the beams it was built for")
+    model = random_model(CONFIG, 4)
+    bundle = onnx_from_model(model, tmp_path / "bundle", ("fp32",), cache_form)
+    whole = Range(CONFIG.max_source, CONFIG.max_source, CONFIG.max_source)
+    ranges = ShapeRanges(Range(1, 2, 4), Range(built, built, built), whole, Range(1, 8, 32))
+    options = SearchOptions(max_length=16, beam=beam)
+    with session_over(put_engines(bundle, ranges)) as session, TorchSession(model) as reference:
+        assert not session.prefills
+        expected = [best.tokens for best, *_ in generate(reference, SOURCES, options, prompts=PROMPTS)]
+        assert len(set(expected)) > 2
+        assert [best.tokens for best, *_ in generate(session, SOURCES, options, prompts=PROMPTS)] == expected
+        fed = dict(translate_many(session, SOURCES, options, batch=2, prompts=PROMPTS))
+        assert [fed[row][0].tokens for row in range(len(SOURCES))] == expected
