@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.profiles import ShapeRanges
@@ -20,6 +21,7 @@ from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
 
 SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two
+BATCH = 16  # decoded at once: all logits of a step are kept in fp64
 BEST = 8  # tokens of a step whose logits are recorded, to tell a tie from a mistake
 NOT_DONE = ("phrases", "trie", "shortlist")  # fields of SearchOptions that decode.py refuses
 OF_BEAMS = ("beam_style", "length_penalty", "early_stopping", "patience")  # fields that only beam search reads
@@ -85,12 +87,27 @@ def sample_sources(
 
 
 def recorded_decodes(
-    oracle: Session, sources: Sequence[tuple[str | None, list[int]]], decode: dict[str, Any]
+    oracle: Session,
+    sources: Sequence[tuple[str | None, list[int]]],
+    decode: dict[str, Any],
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """Every source's whole greedy output, and of each of its tokens the likeliest and their logits."""
     if decode["refused"]:
         return []
     options = greedy_options(oracle, decode["sample_length"])
+    found = []
+    for first in range(0, len(sources), BATCH):
+        progress("package: decode", first / len(sources))
+        found += decodes_of(oracle, sources[first : first + BATCH], options)
+    progress("package: decode", 1.0)
+    return found
+
+
+def decodes_of(
+    oracle: Session, sources: Sequence[tuple[str | None, list[int]]], options: SearchOptions
+) -> list[dict[str, Any]]:
+    """Those of one batch."""
     best: list[list[tuple[list[int], list[float]]]] = [[] for _ in sources]
 
     def record(emitted: Emitted) -> None:
@@ -100,7 +117,7 @@ def recorded_decodes(
             reached = np.maximum(row[ids].astype(float), least_logits(row[None].astype(float)))
             best[source].append((ids.tolist(), reached.tolist()))
 
-    found = generate(oracle, [ids for _, ids in sources], options, on_step=record)
+    found = generate(oracle, [ids for _, ids in sources], options, on_step=record, logits=True)
     return [
         {"text": text, "source": ids, "tokens": list(nbest[0].tokens), "best": steps[: len(nbest[0].tokens)]}
         for (text, ids), nbest, steps in zip(sources, found, best, strict=True)

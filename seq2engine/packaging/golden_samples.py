@@ -16,12 +16,14 @@ search could choose them. What a script needs for that is recorded, so that it o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from seq2engine.runtime.generate import padded
+from seq2engine.common.progress import Progress, silent
+from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, FACTORS, ErrorTally
 from seq2engine.runtime.numerics.error_scale import EPSILON, LEAST, least_logits, row_scales, upper_logits, within_reach
 from seq2engine.runtime.numerics.teacher_forcing import spreads_of
@@ -33,6 +35,7 @@ from ..errors import SessionError
 COLUMNS = 1024  # logits of a row that are recorded where a vocabulary is larger; the best token is looked for in all
 BEST = 8  # best tokens of a row whose logits are recorded behind those columns
 SEED = 7
+STAGE = "package: record"
 
 Arrays = dict[str, np.ndarray]
 
@@ -112,10 +115,12 @@ def recorded(
     beams: int,
     steps: int,
     slots: int,
+    progress: Progress = silent,
 ) -> Recording:
     """Runs both sessions side by side over the sources, `batch` at a time, for so many steps of so many beams.
 
-    `slots` is the length of a static cache. A growing one is as long as the beams of all steps before.
+    `slots` is the length of an engine's static cache, which masks are recorded for. The sessions here have as many as
+    the steps write: a slot that no row attends to changes nothing, and those of an engine would take gigabytes.
     """
     tallies = Tallies(reference.precision)
     vocabulary = oracle.config.target_vocab
@@ -123,14 +128,21 @@ def recorded(
     batches: list[Arrays] = []
     outputs: list[tuple[int, ...]] = []
     for first in range(0, len(sources), batch):
-        run = SideBySide(oracle, reference, sources[first : first + batch], beams, slots, tallies)
-        batches.append(run.arrays(steps, np.sort(chosen)))
+        given = sources[first : first + batch]
+        report = partial(reported, progress, first / len(sources), len(given) / len(sources))
+        run = SideBySide(oracle, reference, given, beams, steps, slots, tallies)
+        batches.append(run.arrays(np.sort(chosen), report))
         outputs += outputs_from(batches[-1]["top_ids"][:, :, 0, 0], oracle.config.end_id)
     usual = float(np.median(np.concatenate([arrays["spread"].ravel() for arrays in batches])))
     for arrays in batches:
         spread = np.minimum(np.maximum(arrays.pop("spread"), usual), arrays.pop("largest_spread"))
         arrays["allowed_margin"] = DIVERGENCE_FACTOR * spread
     return Recording(tuple(batches), tallies.budgets(), tuple(outputs), beams, steps)
+
+
+def reported(progress: Progress, begin: float, share: float, part: float) -> None:
+    """Tells how much of all is done, when a part of one batch is: the batch begins somewhere and is a share of all."""
+    progress(STAGE, begin + share * part)
 
 
 class SideBySide:
@@ -142,29 +154,32 @@ class SideBySide:
         reference: Session,
         sources: Sequence[Sequence[int]],
         beams: int,
+        steps: int,
         slots: int,
         tallies: Tallies,
     ):
-        self.sessions, self.beams, self.slots, self.tallies = (oracle, reference), beams, slots, tallies
+        self.sessions, self.beams, self.count, self.tallies = (oracle, reference), beams, steps, tallies
         self.static = oracle.cache_form == "static"
+        self.written = beams * steps  # slots
+        self.width = slots if self.static else self.written  # of recorded masks
         self.config = oracle.config
         self.ids, self.mask = padded(sources, oracle.config.pad_id)
         self.states = [session.encode(self.ids, self.mask) for session in self.sessions]
         for session, state in zip(self.sessions, self.states, strict=True):
-            session.reserve(state, slots if self.static else 0)
+            session.reserve(state, self.written if self.static else 0)
 
-    def arrays(self, steps: int, columns: np.ndarray) -> Arrays:
+    def arrays(self, columns: np.ndarray, report: Callable[[float], None]) -> Arrays:
         found = {"source_ids": self.ids, "source_mask": self.mask, "columns": columns, **self.encoder_arrays()}
         parts: dict[str, list[np.ndarray]] = {}
-        for step, arrays in enumerate(self.steps(steps)):
+        for step, arrays in enumerate(self.steps()):
+            report(step / self.count)
             exact, rounded = arrays.pop("exact"), arrays.pop("rounded")  # [B, K, V]
             arrays |= self.logit_arrays(step, exact, rounded, columns)
             for name, array in arrays.items():
                 parts.setdefault(name, []).append(array)
         found |= {name: np.stack(list_of) for name, list_of in parts.items()}
-        written = self.beams * steps
         for name in (f"self_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"):
-            exact, rounded = (array[:, :, :written] for array in self.tensors(name))
+            exact, rounded = (array[:, :, : self.written] for array in self.tensors(name))
             rows = [array.reshape(-1, *array.shape[2:]) for array in map(positions_of, (exact, rounded))]
             found |= {name: exact, f"{name}.scale": self.tallies.add(f"decoder_step {name}", *rows)}
         return found
@@ -201,19 +216,22 @@ class SideBySide:
     def tensors(self, name: str) -> list[np.ndarray]:
         return [session.tensor(state, name) for session, state in zip(self.sessions, self.states, strict=True)]
 
-    def steps(self, steps: int) -> Iterator[Arrays]:
+    def steps(self) -> Iterator[Arrays]:
         """The inputs of every step, and both answers. Masks are as wide as the last step's, or as a static cache."""
         batch, beams = len(self.ids), self.beams
-        width = self.slots if self.static else beams * steps
         tokens = np.full((batch, beams), self.config.start_id, dtype=np.int64)
-        for step in range(steps):
-            mask = np.zeros((batch, beams, width), dtype=bool)
+        for step in range(self.count):
+            mask = np.zeros((batch, beams, self.width), dtype=bool)
             mask[:, :, 0 : beams * step : beams] = True  # what beam 0 wrote in every step before
             mask[:, np.arange(beams), beams * step + np.arange(beams)] = True
             position, place = np.full(batch, step, dtype=np.int64), np.full(batch, beams * step, dtype=np.int64)
-            seen = mask if self.static else mask[:, :, : beams * (step + 1)]
+            attended = self.written if self.static else beams * (step + 1)
+            given = [tokens, position, place, np.ascontiguousarray(mask[:, :, :attended])]
+            slots = np.minimum(np.arange(self.width) // beams, step)[None].repeat(batch, axis=0)
+            if self.config.relative:
+                given.append(np.ascontiguousarray(slots[:, :attended]))
             exact, rounded = (
-                session.step(state, tokens, position, place, np.ascontiguousarray(seen)).logits.copy()
+                session.step(state, *given).logits.copy()
                 for session, state in zip(self.sessions, self.states, strict=True)
             )
             yield {
@@ -221,6 +239,7 @@ class SideBySide:
                 "position": position,
                 "write_index": place,
                 "self_mask": mask,
+                **({"slot_position": slots} if self.config.relative else {}),
                 "exact": exact,
                 "rounded": rounded,
             }

@@ -3,6 +3,7 @@
 out/  README.md  requirements.txt         what to run, and what that needs
       package.json                        what is what: shapes of every input, hashes of all files, budgets
       graphs/{encoder,decoder_step}.onnx  as TensorRT gets them, with their weights
+      graphs/candidates.onnx              behind a step: the best tokens, so that logits stay on the GPU
       engines/<flavour>/                  what was built here, or what build.py builds there
       samples/*.npz                       inputs, and what the model in fp64 makes of them
       tokenizer/                          as the bundle has it; where it has one
@@ -26,28 +27,31 @@ from typing import Any
 import numpy as np
 
 from seq2engine.common.atomic_folders import new_folder, sha256_of
+from seq2engine.common.json_files import read_object
 from seq2engine.common.progress import Progress, silent
-from seq2engine.errors import RequestError, SessionError
+from seq2engine.errors import BundleError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.engines import passports_of
 from seq2engine.export.artifact.passport import PASSPORT, Passport
 from seq2engine.export.artifact.profiles import ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.contract import GRAPHS, GraphSpec, oracle_of
+from seq2engine.export.device_graphs.of_engine import graphs_of_engine
 from seq2engine.export.engines.to_engine import check_slots, default_ranges, graph_for_tensorrt
 from seq2engine.export.to_onnx import versions
 from seq2engine.model.tokenizers.base import ABOUT
 from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
 from seq2engine.packaging.decodes import decode_values, recorded_decodes, room_of, sample_sources, usual_margin
-from seq2engine.packaging.golden_samples import Recording, recorded
+from seq2engine.packaging.golden_samples import STAGE, Recording, recorded
 from seq2engine.packaging.readme import readme_text, requirements_text
 from seq2engine.runtime.numerics.budgets import DIVERGENCE_FACTOR, FACTORS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.text.sources import random_sources
 from seq2engine.runtime.trt.selection import check_files, choose_engine
 
-FORMAT = 3
+FORMAT = 4
 PACKAGE = "package.json"
+CANDIDATES = "candidates"  # the tiny graph that comes along
 SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity/run.py)
 STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
 SCRIPTS = (
@@ -55,6 +59,21 @@ SCRIPTS = (
     "report.py", "machine.py", "greedy.py", "beam.py", "engine_steps.py", "output_rules.py", "tokenizer.py",
     "model_engines.py", "trt_engine.py", "cuda_memory.py", "package_files.py",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackageOptions:
+    """What goes into a package. Shapes are those of an engine that the bundle holds, or `ranges` and `slots` where none
+    is to come along. `texts` are decoded here and on the GPU machine and compared; by default random sources.
+    """
+
+    precision: str | None = None  # default: the engine's, or what `build` would take
+    engine: str | None = None  # which one, where the bundle holds several of a precision
+    ranges: ShapeRanges | None = None
+    slots: int | None = None  # length of a static cache; default: always enough
+    texts: Sequence[str] = ()
+    seed: int = 0  # of the sample sources
+    threads: int | None = None  # CPU threads that record; default: all cores
 
 
 @dataclass(frozen=True)
@@ -81,27 +100,25 @@ class PackageResult:
 def package_from_bundle(
     bundle: Bundle | str | os.PathLike[str],
     out: str | os.PathLike[str],
-    precision: str | None = None,
-    engine: str | None = None,
-    ranges: ShapeRanges | None = None,
-    slots: int | None = None,
+    options: PackageOptions | None = None,
     force: bool = False,
-    seed: int = 0,
-    threads: int | None = None,
     progress: Progress = silent,
-    texts: Sequence[str] = (),
 ) -> PackageResult:
-    """Writes the folder `out`. Shapes are those of an engine the bundle holds, or `ranges` and `slots` where none is
-    to come along. `texts` are decoded here and on the GPU machine and compared; by default random sources."""
+    """Writes the folder `out`; with `force` it replaces a package that is there."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    precision = precision or default_precision(opened, "tensorrt", engine)
-    form = form_of(opened, precision, engine, ranges, slots)
+    if opened.config.takes_audio:
+        raise BundleError(
+            f"{opened.root} takes audio, and the scripts of a package take tokens; copy the bundle to the GPU machine "
+            f"and run there: seq2engine build {opened.root}"
+        )
+    options = options or PackageOptions()
+    precision = options.precision or default_precision(opened, "tensorrt", options.engine)
+    form = form_of(opened, precision, options.engine, options.ranges, options.slots)
     target = Path(out)
     with new_folder(target, force, marker=PACKAGE) as beside:
-        progress("package: record", 0.0)
-        recording, decode, decodes = recordings_for(opened, precision, form, seed, threads, texts)
-        progress("package: record", 1.0)
+        recording, decode, decodes = recordings_for(opened, precision, form, options, progress)
         graphs = {name: written_graph(opened, precision, name, form, beside) for name in GRAPHS}
+        graphs[CANDIDATES] = written_candidates(opened, precision, form, beside)
         values: dict[str, Any] = {
             "format": FORMAT,
             "made_by": versions(),
@@ -150,7 +167,7 @@ def form_of(bundle: Bundle, precision: str, engine: str | None, ranges: ShapeRan
 
 
 def recordings_for(
-    bundle: Bundle, precision: str, form: Form, seed: int, threads: int | None, texts: Sequence[str]
+    bundle: Bundle, precision: str, form: Form, options: PackageOptions, progress: Progress
 ) -> tuple[Recording, dict[str, Any], list[dict[str, Any]]]:
     """Inputs and outputs of both graphs, how decode.py decodes, and whole decodes."""
     widest = form.profiles[0]
@@ -158,17 +175,18 @@ def recordings_for(
     room = form.slots // beams if bundle.cache_form == "static" else widest.target.max
     steps = min(STEPS, widest.target.max, room)
     count = batch * math.ceil(SOURCES / batch)  # all batches full: one of fewer may be less than the engine takes
-    sources = random_sources(bundle.config, count, seed, min(widest.source.max, LONGEST))
+    sources = random_sources(bundle.config, count, options.seed, min(widest.source.max, LONGEST))
     if any(len(source) < widest.source.min for source in sources):
         sources = [(source * widest.source.min)[: max(len(source), widest.source.min)] for source in sources]
     with (
-        open_session(bundle, "torch", oracle_of(precision), threads) as oracle,
-        open_session(bundle, "torch", precision, threads) as reference,
+        open_session(bundle, "torch", oracle_of(precision), options.threads) as oracle,
+        open_session(bundle, "torch", precision, options.threads) as reference,
     ):
-        chosen = sample_sources(bundle, texts, sources, widest)  # refuses a wrong text before the long work
-        recording = recorded(oracle, reference, sources, batch, beams, steps, form.slots)
+        chosen = sample_sources(bundle, options.texts, sources, widest)  # refuses a wrong text before the long work
+        recording = recorded(oracle, reference, sources, batch, beams, steps, form.slots, progress)
+        progress(STAGE, 1.0)
         decode = decode_values(oracle, room_of(widest, bundle.cache_form, form.slots), usual_margin(recording))
-        return recording, decode, recorded_decodes(oracle, chosen, decode)
+        return recording, decode, recorded_decodes(oracle, chosen, decode, progress)
 
 
 def written_graph(bundle: Bundle, precision: str, name: str, form: Form, folder: Path) -> dict[str, Any]:
@@ -190,6 +208,20 @@ def written_graph(bundle: Bundle, precision: str, name: str, form: Form, folder:
     }
 
 
+def written_candidates(bundle: Bundle, precision: str, form: Form, folder: Path) -> dict[str, Any]:
+    """The same for the tiny graph that leaves the best tokens of a step's logits."""
+    widest, step = form.profiles[0], bundle.specs(precision)["decoder_step"]
+    model, spec = graphs_of_engine(step, bundle.cache_form, widest, form.slots)[CANDIDATES]
+    path = folder / "graphs" / f"{CANDIDATES}.onnx"
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return {
+        "file": f"graphs/{path.name}",
+        "sha256": sha256_of(path),
+        **tensors_of(spec),
+        "profiles": [shapes_from_ranges(spec, one, bundle.cache_form, form.slots) for one in form.profiles],
+    }
+
+
 def tensors_of(spec: GraphSpec) -> dict[str, list[dict[str, Any]]]:
     return {
         side: [{"name": t.name, "dtype": t.dtype, "axes": list(t.axes)} for t in tensors]
@@ -206,18 +238,23 @@ def written_tokenizer(bundle: Bundle, folder: Path) -> str | None:
         shutil.copyfile(bundle.inside(path), folder / path)
     if not paths:
         return None
-    kind: str = json.loads((folder / TOKENIZER / ABOUT).read_text(encoding="utf-8"))["kind"]
-    return kind
+    bundle.tokenizer()  # raises if its files cannot be used
+    return str(read_object(folder / TOKENIZER / ABOUT)["kind"])
 
 
 def write_around(values: dict[str, Any], form: Form, brought: str, folder: Path) -> None:
     """Writes the scripts, README and requirements."""
     for name in SCRIPTS:
-        script = resources.files("seq2engine.export") / "gpu_package" / name
-        (folder / name).write_bytes(script.read_bytes())
+        (folder / name).write_bytes(script_bytes(name))
     built = None if form.built is None else (form.built[1].flavour, form.built[1].version)
     (folder / "README.md").write_text(readme_text(values, brought), encoding="utf-8")
     (folder / "requirements.txt").write_text(requirements_text(values["tokenizer"], built))
+
+
+def script_bytes(name: str) -> bytes:
+    """A script of the package; what sessions use as well lies in seq2engine.common."""
+    own = resources.files("seq2engine.export") / "gpu_package" / name
+    return (own if own.is_file() else resources.files("seq2engine.common") / name).read_bytes()
 
 
 def files_in(folder: Path) -> list[str]:
@@ -241,7 +278,8 @@ def write_engines(source: Path, passport: Passport, fingerprint: str, folder: Pa
     target = folder / "engines" / passport.flavour
     target.mkdir(parents=True)
     entries = {}
-    for name, entry in passport.engines.items():
+    for name in (*GRAPHS, CANDIDATES):
+        entry = passport.engines[name]
         shutil.copyfile(source / entry.file, target / f"{name}.engine")
         if (sha256 := sha256_of(target / f"{name}.engine")) != entry.sha256:
             raise SessionError(f"{source / entry.file} changed while it was copied; run the command again")

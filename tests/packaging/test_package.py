@@ -31,7 +31,7 @@ from seq2engine import __version__
 from seq2engine.errors import BundleError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
-from seq2engine.packaging.package import package_from_bundle
+from seq2engine.packaging.package import PackageOptions, package_from_bundle
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def packaged(bundle: Bundle, out: Path, ranges: Any = ONE_BEAM, flavour: str = "tensorrt", **options: Any) -> Path:
     put_engines(bundle, ranges, flavour=flavour, name="one", **options)
-    package_from_bundle(bundle, out, "fp32", threads=1)
+    package_from_bundle(bundle, out, PackageOptions("fp32", threads=1))
     return out
 
 
@@ -113,7 +113,7 @@ def test_engines_in_other_precisions_pass(
     """With several profiles; of int8 the reference has the same rounded weights, so rounding them is no error."""
     bundle = onnx_from_model(MODEL, tmp_path / "run7", (precision,))
     put_engines(bundle, FOUR_BEAMS, precision, "tensorrt", name="one", narrower=NARROWER)
-    package_from_bundle(bundle, tmp_path / "out", precision, threads=1)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions(precision, threads=1))
     code, said, errors = verified(tmp_path / "out", monkeypatch, capsys)
     assert (code, errors) == (0, ""), said
     values = json.loads((tmp_path / "out" / "package.json").read_text())
@@ -272,7 +272,9 @@ def test_build_py_builds_here(
 ) -> None:
     """The real TensorRT-RTX, which needs no GPU to build; verify.py then gets as far as finding none."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
-    result = package_from_bundle(copied(bundles["static"], tmp_path / "run7"), tmp_path / "out", "fp32", ranges=BEAMS)
+    result = package_from_bundle(
+        copied(bundles["static"], tmp_path / "run7"), tmp_path / "out", PackageOptions("fp32", ranges=BEAMS)
+    )
     assert result.engines == "none"
     build = script(tmp_path / "out", "build")
     assert build.main(["--flavour", "tensorrt_rtx", "--gpu", "sm89"]) == 0
@@ -280,7 +282,9 @@ def test_build_py_builds_here(
     folder = tmp_path / "out" / "engines" / "tensorrt_rtx"
     described = json.loads((folder / "engines.json").read_text())
     assert (described["flavour"], described["targets"]) == ("tensorrt_rtx", ["sm89"])
-    assert {path.name for path in folder.iterdir()} == {"encoder.engine", "decoder_step.engine", "engines.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        *("encoder.engine", "decoder_step.engine", "candidates.engine", "engines.json")
+    }
     assert script(tmp_path / "out", "verify").main([], Cudart(gpus=0)) == 1
     assert "no NVIDIA GPU" in capsys.readouterr().err
     (tmp_path / "out" / "graphs" / "decoder_step.onnx").write_bytes(b"nonsense")
@@ -318,16 +322,16 @@ def test_what_cannot_be_packaged(bundles: dict[str, Path], tmp_path: Path, monke
     put_engines(bundle, BEAMS, name="more")
     out = tmp_path / "out"
     with pytest.raises(SessionError, match=r"has no engine 'other', only more, one; build one with: "):
-        package_from_bundle(bundle, out, "fp32", engine="other")
+        package_from_bundle(bundle, out, PackageOptions("fp32", engine="other"))
     with pytest.raises(RequestError, match="engine one has its own shape ranges; leave either --engine or the ranges"):
-        package_from_bundle(bundle, out, "fp32", engine="one", ranges=BEAMS)
+        package_from_bundle(bundle, out, PackageOptions("fp32", engine="one", ranges=BEAMS))
     with pytest.raises(BundleError, match="holds no bf16 graphs"):
-        package_from_bundle(bundle, out, "bf16")
+        package_from_bundle(bundle, out, PackageOptions("bf16"))
 
     def broken(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("seq2engine.packaging.package.write_engines", broken)
     with pytest.raises(KeyboardInterrupt):
-        package_from_bundle(bundle, out, "fp32", engine="one", threads=1)
+        package_from_bundle(bundle, out, PackageOptions("fp32", engine="one", threads=1))
     assert [path.name for path in tmp_path.iterdir()] == ["run7"]

@@ -19,7 +19,7 @@ from support.text_bundle import text_bundle
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.packaging.decodes import decode_values
-from seq2engine.packaging.package import package_from_bundle
+from seq2engine.packaging.package import PackageOptions, package_from_bundle
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options
@@ -72,7 +72,7 @@ def test_beam_search_is_that_of_generate(
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     narrower = NARROWER if ranges is FOUR_BEAMS and form == "static" else ()
     put_engines(bundle, ranges, flavour="tensorrt", name="one", narrower=narrower)
-    package_from_bundle(bundle, tmp_path / "out", threads=1)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))
     monkeypatch.setitem(sys.modules, "tensorrt", trt := tensorrt_stand_in("tensorrt"))
     script(tmp_path / "out", "decode")
     files, decoded = sys.modules["package_files"], sys.modules["beam"].decoded_by_beam
@@ -111,7 +111,7 @@ def test_the_models_own_beams_are_the_default(
 ) -> None:
     bundle = text_bundle(tmp_path, beam=3, length_penalty=2.0)
     put_engines(bundle, FOUR_BEAMS, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, out := tmp_path / "out", threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
     plain = ran(out, "decode", monkeypatch, capsys, "abc", "jig")
     assert plain == ran(out, "decode", monkeypatch, capsys, "abc", "jig", "--beam", 3)
     assert plain[::2] == (0, "")
@@ -127,7 +127,7 @@ def test_engines_that_do_not_serve_the_models_own_beams(
 ) -> None:
     bundle = text_bundle(tmp_path, beam=4)
     put_engines(bundle, THREE_BEAMS, flavour="tensorrt", name="one", slots=30)
-    package_from_bundle(bundle, out := tmp_path / "out", threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
     _, said, noted = ran(out, "decode", monkeypatch, capsys, "abc")
     assert noted == "decoding greedily: the model's own default is 4 beams, the engines take 3\n"
     assert said == ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 1)[1]
@@ -146,7 +146,7 @@ def test_a_coverage_penalty_is_refused(
 ) -> None:
     bundle = text_bundle(tmp_path, beam=2, coverage_penalty=0.3)
     put_engines(bundle, FOUR_BEAMS, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, out := tmp_path / "out", threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
     code, said, errors = ran(out, "decode", monkeypatch, capsys, "abc")
     asked = "error: this model's own beam search asks for a coverage penalty, which decode.py does not do"
     assert (code, said, errors) == (1, "", f"{asked}; decode greedily with: --beam 1\n")

@@ -17,7 +17,7 @@ from support.stand_in_engines import BEAMS, put_engines
 
 from seq2engine.errors import SessionError
 from seq2engine.packaging.golden_samples import Tallies
-from seq2engine.packaging.package import package_from_bundle
+from seq2engine.packaging.package import PackageOptions, package_from_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_right_engines_pass_and_wrong_ones_fail(
 ) -> None:
     bundle = outlier_bundle(outlier, tmp_path / "bundle", (precision,))
     put_engines(bundle, BEAMS, precision, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, out := tmp_path / "out", precision, threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(precision, threads=1))
     code, said, errors = ran(out, "verify", monkeypatch, capsys)
     assert (code, errors) == (0, ""), said
     assert "Infinity" not in (out / "package.json").read_text()
@@ -73,7 +73,7 @@ def test_a_logit_that_is_masked_here_alone_fails(
     """-inf agrees with -inf and with what is out of reach, and with nothing else."""
     bundle = outlier_bundle("one token -1e+09", tmp_path / "bundle", ("fp32",))
     put_engines(bundle, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, out := tmp_path / "out", threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
 
     def mask(token: int) -> None:
         wrong_engine(out, "decoder_step", changed_bias(lambda biases: biases.put(token, -np.inf)))

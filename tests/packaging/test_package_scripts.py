@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.cudart_stand_in import Cudart
 from support.handed_over import BESIDE, forget_scripts, not_a_number, ran, scaled_weight, script, wrong_engine
@@ -27,7 +28,7 @@ from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.packaging.decodes import decode_values, greedy_options
-from seq2engine.packaging.package import SCRIPTS, package_from_bundle
+from seq2engine.packaging.package import SCRIPTS, PackageOptions, package_from_bundle
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.model_options import measured_options
@@ -67,7 +68,7 @@ def text_package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Path
     where = tmp_path_factory.mktemp("text")
     bundle = text_bundle(where, forced_eos=2, beam=3)
     put_engines(bundle, BEAMS, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, where / "out", threads=1, texts=TEXTS)
+    package_from_bundle(bundle, where / "out", PackageOptions(threads=1, texts=TEXTS))
     return bundle, where / "out"
 
 
@@ -83,7 +84,7 @@ def test_decode_is_generate_for_every_pair_of_options(
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",), form)
     narrower = NARROWER if ranges is FOUR_BEAMS and form == "static" else ()
     put_engines(bundle, ranges, flavour="tensorrt", name="one", narrower=narrower)
-    package_from_bundle(bundle, tmp_path / "out", threads=1)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))
     monkeypatch.setitem(sys.modules, "tensorrt", trt := tensorrt_stand_in("tensorrt"))
     script(tmp_path / "out", "decode")
     files, greedy = sys.modules["package_files"], sys.modules["greedy"]
@@ -109,9 +110,23 @@ def test_decode_is_generate_for_every_pair_of_options(
         expected = [nbest[0].tokens for nbest in generate(session, sources, greedy_options(session, 5))]
         package["decode"]["forced_start"] = [7]
         assert list(map(tuple, greedy.decoded(model, sources, first=9, longest=5))) == expected
+        assert tokens_by(model, best=True) == tokens_by(model, best=False)
     assert len(outputs) > 4  # the options do something
     assert not trt.broken
     assert not cudart.memory
+
+
+def tokens_by(model: Any, best: bool) -> list[Any]:
+    """Greedy tokens of eight steps, from logits that were copied or from the best tokens that the GPU has found."""
+    found: list[Any] = []
+
+    def choose(output: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = output[..., 0] if best else output.argmax(axis=-1)
+        found.append(tokens.tolist())
+        return tokens, np.zeros_like(tokens)
+
+    sys.modules["engine_steps"].run(model, SOURCES, 1, MODEL.config.start_id, 8, choose, best=best)
+    return found
 
 
 def test_decode_text(
@@ -155,7 +170,7 @@ def test_a_package_without_a_tokenizer_takes_ids(
 ) -> None:
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
     put_engines(bundle, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, tmp_path / "out", threads=1)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))
     code, said, errors = ran(tmp_path / "out", "decode", monkeypatch, capsys, "5 17 250", "a", "999999")
     assert code == 1
     assert all(word.isdigit() for word in said.splitlines()[0].split())
@@ -292,7 +307,7 @@ def test_options_that_decode_refuses(
     """It says so, and the rest of the package is checked all the same."""
     bundle = text_bundle(tmp_path, phrases=[[5, 6]])
     put_engines(bundle, flavour="tensorrt", name="one")
-    package_from_bundle(bundle, tmp_path / "out", threads=1)
+    package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))
     refused = "error: this model's own decoding asks for phrases, which decode.py does not do\n"
     assert ran(tmp_path / "out", "decode", monkeypatch, capsys, "abc") == (1, "", refused)
     code, _, _ = ran(tmp_path / "out", "run_all", monkeypatch, capsys, "--rounds", 1)
@@ -305,7 +320,7 @@ def test_texts_that_cannot_be_packaged(text_package: tuple[Bundle, Path], tmp_pa
     bundle = text_package[0]
     for text, tokens in (("abcdefghijabcdefghij", 21), (" ", 0)):
         with pytest.raises(RequestError, match=f"^text 2 has {tokens} tokens, expected 1 to 16, which the engines"):
-            package_from_bundle(bundle, tmp_path / "out", threads=1, texts=["abc", text])
+            package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1, texts=["abc", text]))
     code, _, errors = cli("package", bundle.root, tmp_path / "out", "--texts", tmp_path / "none")
     wanted = (
         f"error: {tmp_path / 'none'} cannot be read (No such file or directory); name a file of lines with --texts\n"
@@ -345,7 +360,7 @@ def test_builds_ask_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """Of whole files only, and engines that are there stay unless they may be replaced (with the real TensorRT-RTX)."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
-    package_from_bundle(bundle, out := tmp_path / "out", ranges=ONE_BEAM, threads=1)
+    package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(ranges=ONE_BEAM, threads=1))
     weights = out / open_bundle(bundle.root).graph("fp32", "encoder").data_path.replace("onnx/fp32", "graphs")
     whole = weights.read_bytes()
     words = ["--flavour", "tensorrt_rtx", "--gpu", "sm89"]

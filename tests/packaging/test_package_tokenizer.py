@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from seq2engine.model.tokenizers.hugging_face import HuggingFaceTokenizer
 from seq2engine.model.tokenizers.sentencepieces import PieceTable, SentencePieceTokenizer
 from seq2engine.model.tokenizers.subwords import MergeCodes
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
-from seq2engine.packaging.package import SCRIPTS
+from seq2engine.packaging.package import SCRIPTS, script_bytes
 
 TEXTS = [*tokenizer_cases.TEXTS, "the cat sat", ">>fra<< hello", ">>xyz<< hello", "lowest lower aaa"]
 LINES = tokenizer_cases.lines(1)
@@ -85,7 +84,7 @@ def scripts_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def handed_over(ours: Any, folder: Path) -> Any:
     for name in SCRIPTS:
-        (folder / name).write_bytes((resources.files("seq2engine.export") / "gpu_package" / name).read_bytes())
+        (folder / name).write_bytes(script_bytes(name))
     (folder / "tokenizer").mkdir()
     ours.write(folder / "tokenizer")
     script(folder, "decode")

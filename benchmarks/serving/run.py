@@ -1,0 +1,215 @@
+"""Measures the arms under load and writes a report: python -m seq2engine.benchmarks.serving.run OUT.html
+
+    saturation   all requests at once: the most that an arm can do
+    Poisson      rates that are shares of the saturation of dynamic batching, and beyond: latency at each
+    equal p99    the largest rate that each arm serves within the same 99th percentile
+
+The arms take turns at every rate, in an order that changes. Their outputs must have the same lengths; how many have the
+same tokens is reported (a random source has many tokens that are nearly as likely).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seq2engine.common.page import page_from_template
+from seq2engine.common.tables import text_table
+from seq2engine.errors import ConfigError
+from seq2engine.export.artifact.bundle import open_bundle
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import ModelConfig
+from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.session import Session
+
+from .arms import ARMS, ROWS
+from .load import Measured, measured_load
+from .ragged import LONGEST, SMALL, RaggedSession, ragged_sources
+
+ONE, KEPT, WHOLE, CONTINUOUS = ARMS
+SHARES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8)  # of dynamic batching's saturation
+LIMITS = (2.0, 4.0, 8.0)  # 99th percentiles to compare at: times that of one request at a time, alone
+HEAD = ("arm", "sent/s", "done/s", "p50 ms", "p99 ms")
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """All runs of every arm, the slowest first, and the rates at equal 99th percentiles."""
+
+    saturation: dict[str, list[float]]
+    runs: dict[str, list[Measured]]
+    alone: float  # seconds of one request at a time without a queue, 99th percentile
+    equal: float = 1.0  # share of outputs with the same tokens in the run that has the fewest
+
+    def rate_within(self, arm: str, limit: float) -> float:
+        """The largest throughput of an arm with a p99 of at most so many seconds, on the line between two rates."""
+        points = sorted((run.percentile(99), run.throughput) for run in self.runs[arm])
+        below = [(p99, rate) for p99, rate in points if p99 <= limit]
+        above = [(p99, rate) for p99, rate in points if p99 > limit]
+        if not below:
+            return 0.0
+        best = max(below, key=lambda point: point[1])
+        if not above or above[0][1] <= best[1]:
+            return best[1]
+        share = (limit - best[0]) / (above[0][0] - best[0])
+        return best[1] + share * (above[0][1] - best[1])
+
+    def equal_p99(self) -> list[tuple[float, float, float]]:
+        """Limit in seconds, and the rates of dynamic and of continuous batching."""
+        limits = [factor * self.alone for factor in LIMITS]
+        return [(limit, self.rate_within(WHOLE, limit), self.rate_within(CONTINUOUS, limit)) for limit in limits]
+
+    def to_json(self) -> str:
+        runs = {
+            arm: [
+                {"sent": run.rate, "done": run.throughput, "p50": run.percentile(50), "p99": run.percentile(99)}
+                for run in found
+            ]
+            for arm, found in self.runs.items()
+        }
+        values = {
+            "saturation": self.saturation,
+            "runs": runs,
+            "alone_p99": self.alone,
+            "equal_outputs": self.equal,
+            "equal_p99": self.equal_p99(),
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+
+def load_result(
+    session: Session, sources: Sequence[Sequence[int]], options: SearchOptions, rounds: int, shares: Sequence[float]
+) -> LoadResult:
+    """Saturation of every arm `rounds` times in turn, then Poisson arrivals at shares of dynamic batching's."""
+    equal: list[float] = []
+    expected: tuple[tuple[int, ...], ...] | None = None
+    saturation: dict[str, list[float]] = {name: [] for name in ARMS}
+    runs: dict[str, list[Measured]] = {name: [] for name in ARMS}
+
+    def run(name: str, rate: float, seed: int, count: int) -> Measured:
+        nonlocal expected
+        arm = ARMS[name](session, options)
+        try:
+            found = measured_load(arm, sources[:count], rate, seed)
+        finally:
+            arm.close()
+        if expected is None:
+            expected = found.tokens
+        pairs = list(zip(found.tokens, expected, strict=False))
+        if any(len(own) != len(other) for own, other in pairs):
+            raise ConfigError(f"{name} gives outputs of other lengths than {WHOLE}, so that times cannot be compared")
+        equal.append(sum(own == other for own, other in pairs) / len(pairs))
+        return found
+
+    run(WHOLE, math.inf, 0, len(sources))  # the outputs to compare with; and everything is warm
+    for turn in range(rounds):
+        for name in (*ARMS,) if turn % 2 else (*reversed(ARMS),):
+            count = len(sources) // 4 if name == ONE else len(sources)
+            saturation[name].append(run(name, math.inf, 0, count).throughput)
+    most = float(np.median(saturation[WHOLE]))
+    slowest = float(np.median(saturation[ONE]))
+    alone = run(ONE, slowest / 8, 1, len(sources) // 4)
+    for turn, share in enumerate(shares):
+        for name in (WHOLE, CONTINUOUS) if turn % 2 else (CONTINUOUS, WHOLE):
+            runs[name].append(run(name, share * most, turn, len(sources)))
+    for share in (0.3, 0.6):
+        runs[ONE].append(run(ONE, share * slowest, 1, len(sources) // 4))
+    return LoadResult(saturation, runs, alone.percentile(99), min(equal))
+
+
+def run_rows(result: LoadResult) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            f"{run.rate:.1f}",
+            f"{run.throughput:.1f}",
+            f"{1000 * run.percentile(50):.0f}",
+            f"{1000 * run.percentile(99):.0f}",
+        )
+        for name, found in result.runs.items()
+        for run in found
+    ]
+
+
+def saturation_rows(result: LoadResult) -> list[tuple[str, ...]]:
+    base = float(np.median(result.saturation[WHOLE]))
+    return [
+        (name, f"{np.median(found):.1f}", f"{min(found):.1f} to {max(found):.1f}", f"{np.median(found) / base:.2f}x")
+        for name, found in result.saturation.items()
+    ]
+
+
+def equal_rows(result: LoadResult) -> list[tuple[str, ...]]:
+    return [
+        (f"{1000 * limit:.0f}", f"{whole:.1f}", f"{ours:.1f}", f"{ours / whole:.2f}x" if whole else "not reached")
+        for limit, whole, ours in result.equal_p99()
+    ]
+
+
+SATURATION_HEAD = ("arm", "requests/s", "spread", "against dynamic batching")
+EQUAL_HEAD = ("p99 at most, ms", "dynamic batching, requests/s", "continuous batching, requests/s", "ratio")
+
+
+def report_text(result: LoadResult) -> str:
+    return "\n\n".join(
+        (
+            text_table(SATURATION_HEAD, saturation_rows(result)),
+            text_table(HEAD, run_rows(result)),
+            text_table(EQUAL_HEAD, equal_rows(result)),
+        )
+    )
+
+
+def report_html(result: LoadResult, config: ModelConfig, precision: str, count: int) -> str:
+    values = {
+        "title": "Continuous batching under load",
+        "subtitle": (
+            f"{count} requests with Poisson arrivals, greedy, sources and outputs of 1 to {LONGEST} tokens; "
+            f"{config.shape}, ONNX Runtime {precision}, one thread, at most {ROWS} rows. Seconds are CPU time."
+        ),
+        "saturation_head": SATURATION_HEAD,
+        "saturation": saturation_rows(result),
+        "head": HEAD,
+        "runs": run_rows(result),
+        "outputs": f"{result.equal:.1%}",
+        "equal_head": EQUAL_HEAD,
+        "equal": equal_rows(result),
+    }
+    return page_from_template("seq2engine.benchmarks.serving", "load.html", values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Load benchmark of the scheduler")
+    parser.add_argument("out", type=Path, help="report, .html; a .json beside it")
+    parser.add_argument("--bundle", type=Path, help="another model than a small random one; outputs keep their lengths")
+    parser.add_argument("--precision", default="fp32", help="of the bundle (default: %(default)s)")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="rates, of dynamic batching's most")
+    parser.add_argument("--count", type=int, default=256, help="requests of a run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the saturation (default: %(default)s)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.bundle is None:
+            bundle = onnx_from_model(random_model(SMALL, 0), Path(folder) / "b", ("fp32",))
+        else:
+            bundle = open_bundle(args.bundle)
+        with RaggedSession.from_bundle(bundle, args.precision, threads=1) as session:
+            sources = ragged_sources(bundle.config, args.count)
+            options = SearchOptions(max_length=LONGEST, scores=False)
+            result = load_result(session, sources, options, args.rounds, args.shares)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(report_html(result, bundle.config, args.precision, args.count))
+    args.out.with_suffix(".json").write_text(result.to_json())
+    print(report_text(result))
+    print(f"\nreport: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A corpus decoded by many machines: cut into blocks, decoded by workers of Ray Data, written as shards, merged."""

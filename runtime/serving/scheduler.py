@@ -1,0 +1,277 @@
+"""The scheduler: requests come at any time from any thread, and one thread decodes all of them together.
+
+    clients -> queue -> free rows of a running batch, at once -> tokens and results, each as soon as it is there
+
+The batch grows from one row to `rows` and shrinks again. Requests whose steps have another form (beams, candidates)
+run in a batch of their own; the batches take turns, a step each, and rows go to requests in the order they came, so
+none starves. The output of a request is that of `generate`, whatever its neighbours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from types import TracebackType
+
+from seq2engine.errors import BusyError, DeadlineError, RequestError, StoppingError
+
+from ..encoder_inputs import listed_sources
+from ..model_options import options_from_session
+from ..requests import check_request
+from ..search.step import Hypothesis
+from ..session import Session
+from ..text.batching import BATCH
+from ..text.running_batch import RunningBatch, Source, batch_form
+from .counters import Counters
+from .tickets import Group, Request, Ticket
+
+QUEUE = 256  # requests that may wait, by default
+FEW = 8  # a batch with less than this part of its rows free is full
+PATIENCE = 4  # steps for which rows must be free before the batch shrinks, as others may want them
+
+
+class Scheduler:
+    """Owns a thread that decodes; the session stays the caller's. Close it, or use it in a `with` block."""
+
+    def __init__(self, session: Session, rows: int = BATCH, queue: int = QUEUE):
+        if rows < 1 or queue < 1:
+            raise RequestError(f"{rows} rows and a queue of {queue}, expected at least 1 each")
+        self.session, self.queue = session, queue
+        self.rows = rows if session.limits.batch is None else min(rows, session.limits.batch)
+        self.limits = dataclasses.replace(session.limits, batch=None)  # of one request: a batch is ours to make
+        self.numbers = itertools.count(1)
+        self.changed = threading.Condition()
+        self.waiting: deque[Ticket] = deque()
+        self.running: dict[int, Ticket] = {}
+        self.batches: dict[Group, _Batch] = {}
+        self.counters = Counters()
+        self.stopping = False
+        self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self.thread.start()
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    def submit(self, *requests: Request) -> list[Ticket]:
+        """Queues these, all or none. What cannot be decoded raises a RequestError, a full queue a BusyError."""
+        try:
+            tickets = [self._ticket(request) for request in requests]
+        except RequestError:
+            self.counters.count("refused", len(requests))
+            raise
+        if len(requests) > self.queue:
+            self.counters.count("refused", len(requests))
+            raise RequestError(f"{len(requests)} sources at once, at most {self.queue}; send them in parts")
+        with self.changed:
+            if self.stopping:
+                self.counters.count("busy", len(requests))
+                raise StoppingError("the server is stopping and takes no more requests")
+            if len(self.waiting) + len(requests) > self.queue:
+                self.counters.count("busy", len(requests))
+                raise BusyError(f"{len(self.waiting)} requests are waiting, at most {self.queue}; try again later")
+            self.waiting.extend(tickets)
+            self.changed.notify()
+        return tickets
+
+    def generate(self, *requests: Request) -> list[list[Hypothesis]]:
+        """Decodes these and waits for all of them."""
+        tickets = self.submit(*requests)
+        try:
+            return [ticket.result() for ticket in tickets]
+        finally:
+            for ticket in tickets:
+                ticket.cancel()  # of an error, or an interrupt: those that are done stay done
+
+    @property
+    def queued(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def active(self) -> int:
+        """Requests that are being decoded."""
+        return len(self.running)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return self.thread.is_alive() and not self.stopping
+
+    def close(self, drain: bool = True) -> None:
+        """Takes no more requests, finishes those it has (or cancels them) and ends its thread."""
+        with self.changed:
+            self.stopping = True
+            if not drain:
+                for ticket in [*self.waiting, *list(self.running.values())]:
+                    ticket.cancel()
+            self.changed.notify()
+        self.thread.join()
+
+    def _ticket(self, request: Request) -> Ticket:
+        config = self.session.config
+        (tokens,) = listed_sources([request.tokens], config)
+        options = request.options or options_from_session(self.session)
+        prefixes, prompts = (None if own is None else [own] for own in (request.prefix, request.prompt))
+        check_request(self.limits, config, [tokens], options, prefixes=prefixes, prompts=prompts)
+        if options.sample and options.seed is None:  # it may have to be begun again
+            options = dataclasses.replace(options, seed=secrets.randbits(32))
+        source = Source(next(self.numbers), tokens, options, request.prefix, request.prompt)
+        return Ticket(source, request, batch_form(self.session, source))
+
+    def _run(self) -> None:
+        """The thread: one step of every batch in turn, until it is stopped and all is done."""
+        try:
+            while self._has_work():
+                self._drop_gone()
+                self._admit()
+                for group in list(self.batches):
+                    self._step(group)
+        except BaseException as error:  # ours, a bug: nobody may wait for ever for a thread that is dead
+            with self.changed:
+                self.stopping = True
+                for ticket in [*self.waiting, *list(self.running.values())]:
+                    self._settle(ticket, error)
+            raise
+
+    def _has_work(self) -> bool:
+        with self.changed:
+            while not self.waiting and not self.running:
+                if self.stopping:
+                    return False
+                self.changed.wait()
+            return True
+
+    def _drop_gone(self) -> None:
+        """Rows and places in the queue of requests that nobody waits for, or that are late, are free."""
+        now = time.monotonic()
+        with self.changed:
+            late = [ticket for ticket in self.waiting if ticket.gone(now)]
+            if late:
+                self.waiting = deque(ticket for ticket in self.waiting if not ticket.gone(now))
+        gone = [ticket for ticket in self.running.values() if ticket.gone(now)]
+        if gone:
+            numbers = {ticket.number for ticket in gone}
+            for batch in self.batches.values():
+                batch.running.drop(numbers)
+        for ticket in (*late, *gone):
+            what = "in the queue" if ticket.begun is None else "being decoded"
+            seconds = now - ticket.arrived
+            self._settle(ticket, DeadlineError(f"not done after {seconds:.1f} s ({what}); ask for less or later"))
+
+    def _admit(self) -> None:
+        """Gives free rows to requests in the order they came."""
+        coming: dict[Group, list[Ticket]] = {}
+        now = time.monotonic()
+        with self.changed:
+            free = self.rows - len(self.running)
+            if free * FEW < self.rows and self.running:
+                return  # nearly full: the next ones begin together, as one call of the encoder and one search
+            while self.waiting and free:
+                group = self.waiting[0].group
+                if group in self.batches and not self.batches[group].running.settled:
+                    break  # in some steps; to let others pass would be unfair
+                ticket = self.waiting.popleft()
+                coming.setdefault(group, []).append(ticket)
+                self.running[ticket.number] = ticket
+                ticket.begun = now
+                free -= 1
+        for group, tickets in coming.items():
+            batch = self.batches.get(group)
+            if batch is None:
+                batch = self.batches[group] = _Batch(RunningBatch(self.session, group[0], self.limits.target))
+            try:
+                batch.running.admit([ticket.source for ticket in tickets])
+                batch.begun += tickets
+            except Exception as error:  # whatever it is, it is told to those who asked
+                self._failed(group, self._members(group), error)
+
+    def _step(self, group: Group) -> None:
+        batch = self.batches.get(group)
+        if batch is None:
+            return
+        if not batch.running.cohorts:  # its memory goes back
+            del self.batches[group]
+            return
+        self.counters.step(batch.running.used, batch.running.size)
+        try:
+            advance = batch.running.step(tokens=any(t.on_token is not None for t in self._members(group)))
+        except Exception as error:  # whatever it is, it is told to those who asked
+            self._failed(group, self._members(group), error)
+            return
+        now = time.monotonic()
+        for ticket in batch.begun:
+            ticket.first = ticket.first or now
+        batch.begun.clear()
+        for number, token in advance.tokens.items():
+            self.running[number].next_token(token)
+        for number, hypotheses in advance.done:
+            self._settle(self.running[number], hypotheses)
+        for numbers, failure in advance.failed:
+            left = [self.running[number] for number in numbers if number in self.running]
+            self._again_alone(left, failure)
+        self._shrink(batch)
+
+    def _shrink(self, batch: _Batch) -> None:
+        running = batch.running
+        spare = 8 * (running.size - running.used) >= running.size and not self.waiting
+        batch.spare_steps = batch.spare_steps + 1 if spare else 0
+        if batch.spare_steps >= PATIENCE and running.settled:
+            running.shrink()
+            batch.spare_steps = 0
+
+    def _members(self, group: Group) -> list[Ticket]:
+        return [ticket for ticket in self.running.values() if ticket.group == group]
+
+    def _failed(self, group: Group, tickets: Iterable[Ticket], error: Exception) -> None:
+        """A whole batch failed: it is given up, and each of its requests begins again in one of its own."""
+        del self.batches[group]
+        self._again_alone(list(tickets), error)
+
+    def _again_alone(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        """Requests that failed together are decoded alone, so that only those whose fault it is get the error."""
+        for ticket in tickets:
+            if ticket.alone:
+                self._settle(ticket, error)
+        again = [ticket for ticket in tickets if not ticket.alone]
+        with self.changed:
+            for ticket in reversed(again):
+                del self.running[ticket.number]
+                ticket.begin_again_alone()
+                self.waiting.appendleft(ticket)
+
+    def _settle(self, ticket: Ticket, outcome: list[Hypothesis] | BaseException) -> None:
+        """The request has its answer."""
+        self.running.pop(ticket.number, None)
+        now = time.monotonic()
+        if ticket.future.cancelled():
+            self.counters.count("cancelled")
+            return
+        with suppress(InvalidStateError):  # cancelled at this moment
+            if isinstance(outcome, BaseException):
+                self.counters.count("deadline" if isinstance(outcome, DeadlineError) else "failed")
+                ticket.future.set_exception(outcome)
+            else:
+                begun, first = ticket.begun or now, ticket.first or now
+                tokens = len(outcome[0].tokens) if outcome else 0
+                self.counters.done(tokens, begun - ticket.arrived, first - ticket.arrived, now - ticket.arrived)
+                ticket.future.set_result(outcome)
+
+
+@dataclasses.dataclass
+class _Batch:
+    """A batch, the requests in it that have not had a step yet, and for how many steps rows were free."""
+
+    running: RunningBatch
+    begun: list[Ticket] = dataclasses.field(default_factory=list)
+    spare_steps: int = 0

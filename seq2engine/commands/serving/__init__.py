@@ -1,0 +1,1 @@
+"""The commands that put a model into service: an HTTP server, a Triton model repository."""

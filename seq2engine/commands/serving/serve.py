@@ -1,0 +1,111 @@
+"""`seq2engine serve`: an HTTP server of one model in one process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from seq2engine.errors import RequestError
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft
+
+TOKEN_VARIABLE = "SEQ2ENGINE_TOKEN"
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "serve a model over HTTP: JSON, streaming, metrics and a page to try it"
+    sub = add_command(commands, "serve", run_serve, summary)
+    add_bundle(sub)
+    add_backend(sub)
+    add_draft(sub)
+    sub.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
+    )
+    sub.add_argument("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
+    sub.add_argument("--name", help="what the pages call the model (default: the bundle's folder)")
+    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids where the bundle takes text")
+    sub.add_argument("--batch", type=int, default=32, help="most texts decoded together (default: %(default)s)")
+    sub.add_argument("--queue", type=int, default=256, help="most texts that wait; more are 429 (default: %(default)s)")
+    sub.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds of a request, then 504 (default: %(default)g)"
+    )
+    sub.add_argument(
+        "--max-body", type=int, default=1 << 20, help="bytes of a request, more is 413 (default: %(default)s)"
+    )
+    sub.add_argument("--max-beams", type=int, default=32, help="most beams or samples of a text (default: %(default)s)")
+    sub.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"clients must send the bearer token in this file (or in the variable {TOKEN_VARIABLE})",
+    )
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.runtime.encoder_inputs import check_takes_text
+    from seq2engine.runtime.serving.service import TextService
+    from seq2engine.runtime.translator import load
+    from seq2engine.serving.app import Application, ServerLimits
+    from seq2engine.serving.server import address_of, listening_socket, run_server
+
+    check_arguments(args)
+    limits = ServerLimits(args.max_body, args.timeout, token_from(args.token_file))
+    bundle = open_bundle(args.bundle)
+    check_takes_text(bundle.config, bundle.root)
+    name = args.name or bundle.root.resolve().name
+    with (
+        listening_socket(args.host, args.port) as listening,
+        load(
+            bundle,
+            args.backend,
+            args.precision,
+            args.threads,
+            args.engine,
+            deterministic=args.deterministic,
+            provider=args.provider,
+            draft=args.draft,
+            ids=args.ids,
+        ) as model,
+        TextService(model, args.batch, args.queue, args.max_beams) as service,
+    ):
+        service.warm_up()
+        application = Application(service, name, limits)
+        what = f"{model.session.backend} {model.session.precision}, {service.scheduler.rows} texts at once"
+
+        def started() -> None:
+            print(f"serving {name} ({what}) at {address_of(listening)}", flush=True)
+
+        run_server(application.starlette(), listening, args.timeout, started)
+        application.maps.close()
+    if not args.quiet:
+        print("stopped; every request that was taken has its answer", file=sys.stderr)
+    return 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    wrong = [
+        f"--{name.replace('_', '-')} {value:g}, expected at least 1"
+        for name in ("queue", "max_body", "max_beams")
+        if (value := getattr(args, name)) < 1
+    ]
+    if not args.timeout > 0:
+        wrong.append(f"--timeout {args.timeout:g}, expected more than 0")
+    if not 0 <= args.port < 1 << 16:
+        wrong.append(f"--port {args.port}, expected 0 to 65535")
+    if wrong:
+        args.usage_error("; ".join(wrong))
+
+
+def token_from(path: Path | None) -> str | None:
+    """The bearer token of a file or of the environment; it is never printed."""
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not token or len(token.split()) > 1 or not token.isascii():
+        raise RequestError(f"the token file {path} holds no token, expected one word of ASCII characters")
+    return token

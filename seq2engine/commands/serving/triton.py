@@ -1,0 +1,67 @@
+"""`seq2engine triton`: writes a Triton model repository of a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_json
+
+
+def add_parser(commands: Commands) -> None:
+    summary = "write a Triton model repository: continuous batching across requests, streamed answers"
+    sub = add_command(commands, "triton", run_triton, summary)
+    add_bundle(sub)
+    sub.add_argument("repository", type=Path, metavar="REPO", help="folder of models; others in it stay")
+    sub.add_argument("--name", help="of the model (default: the bundle's folder)")
+    add_backend(sub)
+    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids where the bundle takes text")
+    sub.add_argument("--batch", type=int, default=32, help="most requests decoded together (default: %(default)s)")
+    sub.add_argument("--queue", type=int, default=256, help="most requests that wait (default: %(default)s)")
+    sub.add_argument("--timeout", type=float, default=60.0, help="seconds of a request (default: %(default)g)")
+    sub.add_argument("--max-beams", type=int, default=32, help="most beams or samples of a text (default: %(default)s)")
+    sub.add_argument("--instances", type=int, default=1, help="processes, of each GPU (default: %(default)s)")
+    sub.add_argument(
+        "--strings",
+        action="store_true",
+        help="take and give text as BYTES too; with numpy 2 they end the process of servers as old as 2.51",
+    )
+    sub.add_argument("--force", action="store_true", help="replace models of these names that seq2engine wrote")
+    add_json(sub)
+
+
+def run_triton(args: argparse.Namespace) -> int:
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.triton.repository import TritonOptions, repository_from_bundle
+
+    for name in ("queue", "max_beams", "instances"):
+        if getattr(args, name) < 1:
+            args.usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}, expected at least 1")
+    if not args.timeout > 0:
+        args.usage_error(f"--timeout {args.timeout:g}, expected more than 0")
+    options = TritonOptions(
+        name=args.name,
+        backend=args.backend,
+        precision=args.precision,
+        engine=args.engine,
+        provider=args.provider,
+        threads=args.threads,
+        deterministic=args.deterministic,
+        rows=args.batch,
+        queue=args.queue,
+        timeout=args.timeout,
+        max_beams=args.max_beams,
+        instances=args.instances,
+        ids=args.ids,
+        strings=args.strings,
+    )
+    written = repository_from_bundle(open_bundle(args.bundle), args.repository, options, args.force)
+    if args.json:
+        print(json.dumps({"models": [str(folder) for folder in written]}))
+        return 0
+    print(f"wrote {', '.join(folder.name for folder in written)} to {args.repository}")
+    print(f"install {written[0] / 'requirements.txt'} in the environment of tritonserver, then run:")
+    alone = f"--model-control-mode explicit --load-model {written[0].name}"
+    print(f"  tritonserver --model-repository {args.repository} {alone}")
+    return 0

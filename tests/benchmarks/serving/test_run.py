@@ -1,0 +1,66 @@
+"""The load benchmark on a tiny model: equal outputs, all requests answered, and what the report says of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from seq2engine.benchmarks.serving import run
+from seq2engine.benchmarks.serving.load import Measured, poisson_arrivals
+from seq2engine.benchmarks.serving.ragged import LONGEST, TINY, RaggedSession, ragged_sources
+from seq2engine.errors import ConfigError
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.search.options import SearchOptions
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    bundle = onnx_from_model(random_model(TINY, 0), tmp_path_factory.mktemp("b") / "b", ("fp32",))
+    with RaggedSession.from_bundle(bundle, "fp32", threads=1) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_all_arms_answer_all_requests_alike(session, scores):
+    sources = [source[:12] for source in ragged_sources(TINY, 16)]
+    result = run.load_result(session, sources, SearchOptions(max_length=LONGEST, scores=scores), 1, (0.5,))
+    assert set(result.runs) == set(run.ARMS)
+    assert result.equal == 1.0
+    assert set(result.saturation) == set(run.ARMS)
+    for found in result.runs.values():
+        assert all((one.latency > 0).all() for one in found)
+    values = json.loads(result.to_json())
+    assert len(values["equal_p99"]) == len(run.LIMITS)
+    assert run.CONTINUOUS in run.report_text(result)
+    assert "Equal 99th percentile" in run.report_html(result, TINY, "fp32", 16)
+
+
+def test_other_outputs_are_an_error(session, monkeypatch):
+    class Wrong(run.ARMS[run.CONTINUOUS]):
+        def ask(self, source, done):
+            super().ask(source, lambda tokens: done((*tokens, 9)))
+
+    monkeypatch.setitem(run.ARMS, run.CONTINUOUS, Wrong)
+    sources = [source[:5] for source in ragged_sources(TINY, 8)]
+    with pytest.raises(ConfigError, match="continuous batching gives outputs of other lengths"):
+        run.load_result(session, sources, SearchOptions(max_length=LONGEST), 1, (0.5,))
+
+
+def test_rates_at_a_percentile_lie_on_the_line_between_two_runs():
+    def measured(rate, latency):
+        due = np.arange(100) / rate
+        return Measured(rate, due, due + latency, ((),) * 100)
+
+    result = run.LoadResult({}, {"a": [measured(10, 1.0), measured(20, 3.0)]}, 1.0)
+    low, high = (one.throughput for one in result.runs["a"])
+    assert result.rate_within("a", 2.0) == pytest.approx((low + high) / 2)
+    assert result.rate_within("a", 0.5) == 0.0
+    assert result.rate_within("a", 9.0) == pytest.approx(high)
+
+
+def test_arrivals_have_their_rate():
+    assert poisson_arrivals(50.0, 4000, 0)[-1] == pytest.approx(80, rel=0.1)
+    assert not poisson_arrivals(float("inf"), 5, 0).any()

@@ -1,0 +1,134 @@
+"""The server as a process: its address, wrong usage, a client that goes away, SIGTERM while it works, a restart."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from support.served import Served
+from support.text_bundle import text_bundle
+
+from seq2engine.cli.main import main
+from seq2engine.runtime.translator import load
+
+TEXTS = ["abc", "jihgfedcba", "cab" * 5, "a é 😀"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return text_bundle(tmp_path_factory.mktemp("b"))
+
+
+def posted(server, values, headers=None):
+    request = urllib.request.Request(
+        f"{server.address}/translate",
+        json.dumps(values).encode(),
+        {"content-type": "application/json", **(headers or {})},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def got(server, path):
+    with urllib.request.urlopen(f"{server.address}{path}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def used_rows(server):
+    lines = got(server, "/metrics").splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("seq2engine_rows_used "))
+
+
+def test_a_process_serves_drains_and_starts_again(bundle):
+    with load(bundle, threads=1) as model:
+        expected = model.translate(TEXTS)
+    with Served(bundle.root, "--batch", "2") as server:
+        found = posted(server, {"text": TEXTS})
+        assert [result["text"] for result in found["results"]] == expected
+
+        gone = http.client.HTTPConnection("127.0.0.1", server.port)
+        long = {"text": ["jihgfedcba"] * 250, "min_length": 12}
+        gone.request("POST", "/translate", json.dumps(long), {"content-type": "application/json"})
+        while not used_rows(server):
+            time.sleep(0.01)
+        gone.close()  # without waiting for the answer
+        deadline = time.monotonic() + 30
+        while used_rows(server) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert used_rows(server) == 0
+        assert 'seq2engine_requests_total{outcome="cancelled"}' in got(server, "/metrics")
+
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(posted(server, long)))
+        waiting.start()
+        while not used_rows(server):
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        waiting.join(60)
+        code, error = server.ended()
+        assert code == 0, error
+        assert "Traceback" not in error
+        assert len(answers[0]["results"]) == 250
+    with Served(bundle.root) as server:
+        server.process.kill()  # kill -9 leaves nothing behind that the next one minds
+    with Served(bundle.root) as server:
+        assert posted(server, {"text": "abc"})["results"][0]["text"] == expected[0]
+
+
+def test_a_port_in_use_is_one_line(bundle, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(bundle.root), "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; give another")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--queue", "0"), 2, "--queue 0, expected at least 1"),
+        (("--port", "70000"), 2, "--port 70000, expected 0 to 65535"),
+        (("--timeout", "0"), 2, "--timeout 0, expected more than 0"),
+        (("--batch", "0"), 2, "--batch 0, expected at least 1"),
+        (("--token-file", "/nowhere"), 1, "cannot read the token file /nowhere: No such file"),
+        (("--backend", "onnx"), 2, "onnx"),
+    ],
+)
+def test_wrong_usage_is_one_line(bundle, capsys, flags, code, message):
+    try:
+        found = main(["serve", str(bundle.root), *flags])
+    except SystemExit as ended:
+        found = ended.code
+    error = capsys.readouterr().err
+    assert (found, message in error) == (code, True), error
+
+
+def test_a_token_file_without_a_token(bundle, tmp_path, capsys):
+    (tmp_path / "token").write_text("two words\n")
+    assert main(["serve", str(bundle.root), "--token-file", str(tmp_path / "token")]) == 1
+    error = capsys.readouterr().err
+    assert "holds no token, expected one word" in error
+    assert "two words" not in error
+
+
+def test_the_token_comes_from_the_environment_and_is_never_printed(bundle):
+    secret = "s3cret-token"
+    with Served(bundle.root, environment={**os.environ, "SEQ2ENGINE_TOKEN": secret}) as server:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            posted(server, {"text": "abc"})
+        assert posted(server, {"text": "abc"}, {"authorization": f"Bearer {secret}"})["results"]
+        server.process.send_signal(signal.SIGINT)
+        out, error = server.process.communicate(timeout=60)
+        assert server.process.returncode == 0
+        assert secret not in out + error

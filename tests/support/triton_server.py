@@ -1,0 +1,100 @@
+"""Starts the tritonserver of nvidia-pytriton on a model repository; its environment is made with: make triton."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+HOME = Path(os.environ.get("SEQ2ENGINE_TRITON", ROOT / ".peers" / "triton"))
+PYTHON = HOME / "bin" / "python"
+MISSING = f"no tritonserver in {HOME}; make it with: make .peers/triton/installed"
+READY = 120  # seconds
+PORTS = 3
+
+
+def packages() -> Path:
+    return next((HOME / "lib").glob("python3*/site-packages"))
+
+
+def present() -> bool:
+    return PYTHON.exists() and (HOME / "lib").is_dir() and (packages() / "pytriton" / "tritonserver").is_dir()
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class TritonServer:
+    """A server process; `log` is what it has written so far."""
+
+    def __init__(self, repository: Path, work: Path, *models: str, bin_folder: Path | None = None, python: str = ""):
+        version = python or f"{sys.version_info.major}.{sys.version_info.minor}"
+        home = packages() / "pytriton" / "tritonserver"
+        backends = work / "backends"
+        if not backends.exists():
+            shutil.copytree(home / "backends", backends)
+            shutil.copy(home / "python_backend_stubs" / version / "triton_python_backend_stub", backends / "python")
+        self.http, self.grpc, self.metrics = free_ports(PORTS)
+        self.path = work / f"triton-{self.http}.log"
+        libraries = f"{sysconfig.get_config_var('LIBDIR')}:{packages() / 'nvidia_pytriton.libs'}"
+        folder = bin_folder or Path(sys.executable).parent
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": f"{folder}:{os.environ['PATH']}"}
+        command = [
+            str(home / "bin" / "tritonserver"),
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in models),
+            *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
+            *(f"--{name}-port={getattr(self, name)}" for name in ("http", "grpc", "metrics")),
+            "--allow-gpu-metrics=false",
+            "--exit-timeout-secs=20",
+        ]
+        with self.path.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    @property
+    def log(self) -> str:
+        return self.path.read_text(errors="replace")
+
+    def get(self, path: str, port: int | None = None) -> str:
+        address = f"http://127.0.0.1:{port or self.http}/{path}"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.read().decode()
+
+    def wait(self) -> TritonServer:
+        """Until it is ready; one that ends before is an error with its log."""
+        for _ in range(READY * 10):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"tritonserver ended with {self.process.returncode}\n{self.log[-4000:]}")
+            try:
+                self.get("v2/health/ready")
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.1)
+            else:
+                return self
+        raise RuntimeError(f"tritonserver is not ready after {READY} s\n{self.log[-4000:]}")
+
+    def ended(self, seconds: float = 40) -> int:
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """The server and its stub processes, by their group."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait(20)
