@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seq2engine.common.progress import Progress, silent
-from seq2engine.errors import ConfigError
+from seq2engine.errors import ConfigError, GraphError
 
+from ..encoder_inputs import listed_sources
 from ..model_options import measured_options
+from ..numerics.budgets import TensorResult
 from ..requests import check_request
 from ..search.options import SearchOptions
 from ..session import Session
 from ..text.sources import compared_sources, tree_sources
+from .coverage.branches import branch_results
+from .coverage.lookups import lookup_results
 from .levels.batch_invariance import invariance_of
 from .levels.decodes import Arm, Outputs, compare_decodes, search_name
 from .levels.divergence import Judge
-from .levels.result import ParityResult, Sampled
+from .levels.result import ParityResult, Sampled, Stopped
 from .levels.sanity import decode_doubt
 from .levels.step_patterns import compare_step_patterns
 from .levels.tensors import compare_tensors, usual_spread
@@ -63,9 +67,10 @@ def plan_of(
         raise ConfigError(f"batch {options.batch}, expected at least 1")
     candidate = compared[0].candidate
     everyone = [*(one.candidate for one in compared), baseline]
-    longest = longest_of(min(session.limits.target for session in everyone), options.max_length)
+    most = min(session.limits.target for session in everyone) - len(candidate.defaults.prompt)
+    longest = longest_of(most, options.max_length)
     searches = searches_of(candidate, longest, options.beam, forced_bos)
-    rows, batch = [list(source) for source in sources], options.batch
+    rows, batch = listed_sources(sources, candidate.config), options.batch
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
         batch = min(batch, session.limits.batch or batch)
@@ -100,14 +105,15 @@ def parities_of_sessions(
     Of the options, `beam`, `max_length` and `batch` apply. `forced_bos` begins every decode (None: the model's own).
     """
     plan = plan_of(compared, baseline, sources, options, forced_bos)
-    pairs = [compared_tensors(one, plan, name, progress) for one in compared]
-    results, arms = [result for result, _ in pairs], [arm for _, arm in pairs]
+    pairs = [compared_or_stopped(one, plan, name, progress) for one in compared]
+    results, arms = [result for result, _ in pairs], [arm for _, arm in pairs if arm is not None]
+    running = [i for i, (_, arm) in enumerate(pairs) if arm is not None]
     outputs = Outputs()
-    for search in plan.searches:
+    for search in plan.searches if arms else ():
         decodes, expected = compare_decodes(baseline, name, arms, plan.sources, search, plan.batch, progress)
         outputs[name, search_name(search)] = expected
-        for i, (one, decode) in enumerate(zip(compared, decodes, strict=True)):
-            excuse = one.reference if one.excused else None
+        for i, decode in zip(running, decodes, strict=True):
+            excuse = compared[i].reference if compared[i].excused else None
             doubt = decode_doubt(decode, search, plan.sources, expected, excuse, plan.batch) if decode else None
             doubts = (*results[i].doubts, *(() if doubt is None else (doubt,)))
             results[i] = dataclasses.replace(results[i], decodes=(*results[i].decodes, decode), doubts=doubts)
@@ -115,9 +121,42 @@ def parities_of_sessions(
     return results, outputs
 
 
+def compared_or_stopped(one: Compared, plan: Plan, name: str, progress: Progress) -> tuple[ParityResult, Arm | None]:
+    """A candidate that cannot run a step has a result, too: why it cannot."""
+    try:
+        return compared_tensors(one, plan, name, progress)
+    except GraphError as error:
+        candidate = one.candidate
+        level = "encoder" if error.graph == "encoder" else "steps"
+        return (
+            ParityResult(
+                candidate.backend,
+                candidate.precision,
+                candidate.cache_form,
+                len(plan.sources),
+                plan.longest,
+                (),
+                (),
+                baseline=name,
+                stopped=stopped_by(error, level),
+            ),
+            None,
+        )
+
+
+def stopped_by(error: GraphError, level: str) -> Stopped:
+    return Stopped(level, f"{error.graph or 'the session'} stopped: {error}", error.graph, error.node)
+
+
 def compared_tensors(one: Compared, plan: Plan, name: str, progress: Progress) -> tuple[ParityResult, Arm]:
     """A result without decodes, and the arm that will decode."""
     greedy = plan.searches[0]
+    stopped: Stopped | None = None
+    covered: tuple[TensorResult, ...] = ()
+    try:
+        covered = (*lookup_results(*one.three), *branch_results(*one.three, plan.few))
+    except GraphError as error:
+        stopped = stopped_by(error, "coverage")
     level = compare_tensors(*one.three, plan.sample, plan.lasting, greedy, plan.longest, plan.batch, progress)
     patterns = compare_step_patterns(*one.three, plan.few, plan.longest, plan.beam, plan.batch)
     usual = level.usual if one.judges is None else usual_spread(*one.judges, plan.few, greedy, plan.batch)
@@ -127,24 +166,21 @@ def compared_tensors(one: Compared, plan: Plan, name: str, progress: Progress) -
         cache_form=one.candidate.cache_form,
         sources=len(plan.sources),
         max_length=plan.longest,
-        tensors=(*level.tensors, *patterns, level.at_length),
+        tensors=(*covered, *level.tensors, *patterns, level.at_length),
         decodes=(),
         invariance=invariance_of(*one.three, plan.few, plan.longest, plan.batch),
         error_growth=level.error_growth,
         next_token=level.next_token,
         baseline=name,
         sampled=plan.sampled(one.candidate),
+        stopped=stopped,
     )
     return result, Arm(one.candidate, Judge(*(one.judges or one.three[:2]), plan.batch, usual))
 
 
 def searches_of(session: Session, longest: int, beam: int, forced_bos: int | None = None) -> list[SearchOptions]:
-    """Greedy and beam search as `run` does them, with the model's own defaults.
-
-    Without the repetition penalty: where two decodes diverge, they are judged by the model's own probabilities.
-    """
-    own = (measured_options(session, width, longest, forced_bos) for width in sorted({1, beam}))
-    return [dataclasses.replace(options, repetition_penalty=1.0) for options in own]
+    """Greedy and beam search as `run` does them, with the model's own defaults."""
+    return [measured_options(session, width, longest, forced_bos) for width in sorted({1, beam})]
 
 
 def longest_of(most: int, max_length: int | None) -> int:

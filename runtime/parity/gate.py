@@ -9,12 +9,12 @@ min_fp32_equal = 0.9      # the same against fp32: the cost of a precision
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import read_object, read_text
 from seq2engine.errors import ConfigError
 
 from .levels.cost import SearchCost
@@ -115,18 +115,15 @@ def gate_from_file(path: Path) -> Gate:
 
 def parsed(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return read_object(path)
+        values: dict[str, Any] = import_module("tomllib").loads(read_text(path))  # part of Python from 3.11 on
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; name a file of thresholds") from error
-    try:
-        reader = json if path.suffix == ".json" else import_module("tomllib")  # part of Python from 3.11 on
-        values = reader.loads(text)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} is read as TOML, which needs Python 3.11; write it as JSON, named *.json") from error
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read ({error}); expected lines such as: min_equal = 0.999") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f'{path} holds no thresholds; expected an object such as {{"min_equal": 0.999}}')
     return values
 
 

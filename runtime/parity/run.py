@@ -1,5 +1,6 @@
 """Parity of a bundle: candidates against PyTorch at their precision (the reference) and in fp64 (the oracle).
 
+weights                      every stored number and node, traced to the reference; nothing is run
 graphs                       ONNX checker, contract, census
 sources -> encoder           every tensor of the encoder, real positions only
         -> teacher forcing   the oracle's own outputs fed step by step: logits of each step, KV caches; beams that
@@ -19,23 +20,27 @@ from collections.abc import Sequence
 
 from seq2engine.common.about import about_rows
 from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import GraphError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
 
 from ..model_options import first_token
+from ..ort.session import OrtSettings
 from ..quality.intervals import check_metrics
 from ..text.sources import coder_of, sources_of
-from .compare import parities_of_sessions, searches_of
+from .compare import longest_of, parities_of_sessions, searches_of, stopped_by
 from .levels.baseline import Baseline, baseline_of
 from .levels.corpus import Corpus
 from .levels.cost import Fp32Outputs
+from .levels.decodes import Outputs
 from .levels.graphs import graphs_of
 from .levels.reference_quality import with_quality
 from .levels.result import ParityResult
 from .locate.locate import finding_of
 from .options import ParityOptions
 from .report.samples import samples_of
-from .sessions import Sessions
+from .sessions import Compared, Sessions
+from .weights.level import weights_of
 
 
 def parity_of(
@@ -67,12 +72,20 @@ def parities_of(
     for precision in precisions:
         baseline = baseline_of(opened, backend, precision, options.against)
         groups.setdefault(baseline.name, {})[precision] = baseline
+    weights = {}
+    if backend != "torch":
+        settings = OrtSettings(provider=options.provider or "cpu", deterministic=options.deterministic)
+        weights = {
+            precision: weights_of(opened, precision, progress, backend, settings, options.engine)
+            for precision in precisions
+        }
     fp32 = Fp32Outputs(opened, backend, options.provider, by_torch="PyTorch fp32" in groups)
     order = sorted(groups, key=lambda name: name != fp32.name)  # fp32 first: the others need its decodes
     found = []
     for name in order:
         results, corpus = compared_group(opened, backend, groups[name], options, progress)
         baseline = next(iter(groups[name].values()))
+        results = [dataclasses.replace(result, weights=weights.get(result.precision, ())) for result in results]
         found += [finished(result, corpus, options, baseline, fp32, progress) for result in results]
     return sorted(found, key=lambda result: list(precisions).index(result.precision))
 
@@ -84,20 +97,40 @@ def compared_group(
     sources, references = options.sources, options.references
     if references is not None:
         sources = sources_of(bundle, references, options.count, options.seed, language=options.source_language)
+    found: list[ParityResult] = []
+    outputs, searches = Outputs(), []
+    baseline = next(iter(group.values()))
     with Sessions(bundle, backend, options) as sessions:
-        compared = [sessions.compared(precision, baseline) for precision, baseline in group.items()]
-        baseline = next(iter(group.values()))
+        compared, stopped = opened_candidates(sessions, group, options)
         if sources is None:
-            limit = compared[0].candidate.limits.source
+            limit = compared[0].candidate.limits.source if compared else None
             sources = sources_of(bundle, None, options.count, options.seed, limit)
-        first = first_token(compared[0].candidate, coder_of(bundle), options.target_language)
-        session = sessions.baseline(baseline)
-        threads = sessions.take_quickest_threads(compared[0], sources)
-        found, outputs = parities_of_sessions(compared, session, baseline.name, sources, options, progress, first)
-        searches = searches_of(compared[0].candidate, found[0].max_length, options.beam, first)
-    found = [dataclasses.replace(result, torch_threads=threads) for result in found]
+        if compared:
+            first = first_token(compared[0].candidate, coder_of(bundle), options.target_language)
+            session = sessions.baseline(baseline)
+            threads = sessions.take_quickest_threads(compared[0], sources)
+            found, outputs = parities_of_sessions(compared, session, baseline.name, sources, options, progress, first)
+            searches = searches_of(compared[0].candidate, found[0].max_length, options.beam, first)
+            found = [dataclasses.replace(result, torch_threads=threads) for result in found]
+    found += [dataclasses.replace(result, sources=len(sources), baseline=baseline.name) for result in stopped]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
     return found, corpus
+
+
+def opened_candidates(
+    sessions: Sessions, group: dict[str, Baseline], options: ParityOptions
+) -> tuple[list[Compared], list[ParityResult]]:
+    """The candidates of a group that can be opened, and results of those that cannot."""
+    compared, stopped = [], []
+    longest = longest_of(sessions.bundle.config.max_target, options.max_length)
+    for precision, baseline in group.items():
+        try:
+            compared.append(sessions.compared(precision, baseline))
+        except GraphError as error:
+            why = stopped_by(error, "graphs")
+            form = sessions.bundle.cache_form
+            stopped.append(ParityResult(sessions.backend, precision, form, 0, longest, (), (), stopped=why))
+    return compared, stopped
 
 
 def finished(
@@ -114,7 +147,7 @@ def finished(
     about = about_rows(name, bundle.config.shape, manifest.checkpoint_sha256, options.command_line)
     result = dataclasses.replace(result, against=baseline.name if against else "", about=tuple(about))
     result = with_quality(result, corpus, against)
-    if result.precision != "fp32" or result.baseline == fp32.name:
+    if result.decodes and (result.precision != "fp32" or result.baseline == fp32.name):
         cost = fp32.cost(result.candidate, result.finished_searches, corpus, progress)
         result = dataclasses.replace(result, cost=cost)
     result = dataclasses.replace(result, samples=samples_of(result, corpus, fp32))
@@ -142,11 +175,11 @@ def with_texts(result: ParityResult, bundle: Bundle, sources: Sequence[Sequence[
     diverged = [divergence for decode in result.decodes for divergence in decode.divergences]
     if not diverged or not bundle.takes_text:
         return result
-    tokenizer = bundle.tokenizer()
+    tokenizer, audio = bundle.tokenizer(), bundle.config.takes_audio
     ids = sorted({token for divergence in diverged for token in (*divergence.reference, *divergence.candidate)})
     rows = sorted({divergence.source for divergence in diverged})
     return dataclasses.replace(
         result,
         words=dict(zip(ids, tokenizer.target_tokens(ids), strict=True)),
-        texts={row: " ".join(tokenizer.source_tokens(sources[row])) for row in rows},
+        texts={} if audio else {row: " ".join(tokenizer.source_tokens(sources[row])) for row in rows},
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from seq2engine.errors import GraphError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import oracle_of
 
 from ..backends import with_defaults
+from ..encoder_inputs import listed_sources
 from ..opening import open_session
 from ..session import Session
 from ..text.sources import FEWEST_SOURCES, sample_of
@@ -94,4 +96,7 @@ class Sessions(ExitStack):
             return self.options.threads
         self.callback(torch.set_num_threads, torch.get_num_threads())
         most = min(FEWEST_SOURCES, self.options.batch, compared.candidate.limits.batch or FEWEST_SOURCES)
-        return take_quickest_threads(compared.three, sample_of([list(source) for source in sources], most))
+        sample = sample_of(listed_sources(sources, self.bundle.config), most)
+        with suppress(GraphError):  # a candidate that cannot run shows so when it is compared
+            return take_quickest_threads(compared.three, sample)
+        return torch.get_num_threads()

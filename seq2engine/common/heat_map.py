@@ -10,9 +10,12 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 import numpy as np
+
+from .page import HERE, Html, macro_html
 
 LEVELS = 64
 ANCHORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725")
@@ -37,63 +40,39 @@ def levels_of(values: np.ndarray) -> np.ndarray:
     return (roots * (LEVELS - 1)).round().astype(np.uint8)
 
 
-def heat_style() -> str:
+def heat_style() -> Html:
     """The style sheet of all maps of a page."""
-    colours = [bytes(colour).hex() for colour in palette()]
-    classes = " ".join(f".k{level}{{background:#{colour}}}" for level, colour in enumerate(colours))
-    return f"""<style>
-.maps {{ display: flex; flex-wrap: wrap; gap: 1.1rem 1.6rem }} .maps figure {{ margin: 0; max-width: 100% }}
-.maps .scroll {{ margin: .25rem 0 0; background: none }} figcaption {{ font-size: .85rem; color: var(--soft) }}
-table.heat {{ width: auto; border-collapse: separate; border-spacing: var(--gap); line-height: 1.1 }}
-table.heat td {{ padding: 0; border: 0; min-width: var(--cell); width: var(--cell); height: var(--cell) }}
-table.heat th {{ padding: 0 .3rem; border: 0; font-weight: 400; font-size: 12px; color: var(--ink); text-align: right;
-  position: sticky; left: 0; background: var(--paper) }}
-table.heat thead th {{ padding: 0 0 .25rem; text-align: center; vertical-align: bottom; position: static }}
-table.heat thead th span {{ display: inline-block }}
-table.heat th.rotated span {{ writing-mode: vertical-rl; transform: rotate(180deg) }}
-@media (max-width: 40rem) {{ table.heat th.long span {{ writing-mode: vertical-rl; transform: rotate(180deg) }} }}
-table.heat td:hover {{ outline: 2px solid var(--ink); outline-offset: -1px }}
-img.heat {{ display: block; image-rendering: pixelated; max-width: none }}
-.legend {{ max-width: 22rem; margin: .8rem .6rem 1.6rem; font-size: 12px; color: var(--soft) }}
-.legend i {{ display: block; height: .8rem; background: linear-gradient(90deg, {", ".join(f"#{c}" for c in colours)}) }}
-.legend div {{ position: relative; height: 1.2rem }}
-.legend span {{ position: absolute; transform: translateX(-50%) }}
-{classes}
-</style>"""
+    return macro_html(HERE, "heat_map.html", "style", [bytes(colour).hex() for colour in palette()])
 
 
-def legend_html() -> str:
+def legend_html() -> Html:
     """The colours from 0 to 1, with numbers where they belong."""
-    ticks = "".join(f'<span style="left:{100 * tick**0.5:.1f}%">{tick:g}</span>' for tick in TICKS)
-    return f'<div class="legend"><i></i><div>{ticks}</div></div>'
+    return macro_html(HERE, "heat_map.html", "legend", [(tick, 100 * tick**0.5) for tick in TICKS])
+
+
+@dataclass(frozen=True)
+class CellMap:
+    """A table of cells as `heat_map.html` draws it."""
+
+    sizes: str  # CSS
+    labelled: bool
+    columns: list[tuple[str, str]]  # label, CSS class
+    rows: list[tuple[str, list[tuple[int, Html]]]]  # label; for every cell the level of its colour and its tooltip
 
 
 def cells_html(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], verb: str, cell: int, labelled: bool
-) -> str:
-    """values [rows, columns] as a table of cells of so many pixels; with a tooltip: "row" verb "column": 0.83.
-
-    Closing tags are left out where HTML lets them be: a page may have tens of thousands of cells.
-    """
+) -> Html:
+    """values [rows, columns] as a table of cells of so many pixels; with a tooltip: "row" verb "column": 0.83."""
     backs = [tooltip_text(f'"{visible(column)}"') for column in columns]
     lines = []
     for row, places, numbers in zip(rows, levels_of(values), values, strict=True):
-        start = f"<tr><th>{escape(cut(row))}" if labelled else "<tr>"
         front = tooltip_text(f'"{visible(row)}" {verb} ')
-        cells = (
-            f"<td class=k{place} title='{front}{back}: {number:.2f}'>"
-            for back, place, number in zip(backs, places, numbers, strict=True)
-        )
-        lines.append(start + "".join(cells))
-    head = "".join(column_label(column, cell) for column in columns)
+        tooltips = (Html(f"{front}{back}: {number:.2f}") for back, number in zip(backs, numbers, strict=True))
+        lines.append((cut(row), list(zip(places.tolist(), tooltips, strict=True))))
     sizes = f"--cell:{cell_size(cell, len(columns))};--gap:{int(labelled)}px"
-    return (
-        f'<div class="scroll"><table class="heat" style="{sizes}">'
-        + (f"<thead><tr><th>{head}</thead>" if labelled else "")
-        + "<tbody>"
-        + "\n".join(lines)
-        + "</table></div>"
-    )
+    heads = [(cut(column), label_class(column, cell)) for column in columns]
+    return macro_html(HERE, "heat_map.html", "cells", CellMap(sizes, labelled, heads, lines))
 
 
 def cell_size(cell: int, columns: int) -> str:
@@ -101,20 +80,16 @@ def cell_size(cell: int, columns: int) -> str:
     return f"max({min(cell, SMALLEST)}px,min({cell}px,(100vw - {OUTSIDE}rem)/{columns}))"
 
 
-def column_label(label: str, cell: int) -> str:
-    """A label above its column, rotated where it is wider than that; on a narrow screen every long one is."""
-    kind = " class=rotated" if len(cut(label)) * LETTER > cell else " class=long" if len(cut(label)) > 2 else ""
-    return f"<th{kind}><span>{escape(cut(label))}</span>"
+def label_class(label: str, cell: int) -> str:
+    """A label above its column is rotated where it is wider than that; on a narrow screen every long one is."""
+    return "rotated" if len(cut(label)) * LETTER > cell else "long" if len(cut(label)) > 2 else ""
 
 
-def picture_html(values: np.ndarray, about: str, cell: int) -> str:
+def picture_html(values: np.ndarray, about: str, cell: int) -> Html:
     """The same as a picture, for maps whose cells would make a page too large."""
     height, width = values.shape
     data = base64.b64encode(png_of(levels_of(values))).decode()
-    return (
-        f'<div class="scroll"><img class="heat" width="{width * cell}" height="{height * cell}" '
-        f'alt="{escape(about)}" title="{escape(about)}" src="data:image/png;base64,{data}"></div>'
-    )
+    return macro_html(HERE, "heat_map.html", "picture", about, width * cell, height * cell, data)
 
 
 def png_of(places: np.ndarray) -> bytes:

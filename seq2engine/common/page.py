@@ -68,9 +68,14 @@ def environment_of(package: str) -> Environment:
     return environment
 
 
+def macro_html(package: str, template: str, macro: str, *arguments: object) -> Html:
+    """One macro of a template, for cells and figures that Python puts in their place."""
+    module: Any = environment_of(package).get_template(template).module
+    return Html(getattr(module, macro)(*arguments))
+
+
 def block_html(macro: str, *arguments: object) -> Html:
-    blocks: Any = environment_of(HERE).get_template("blocks.html").module
-    return Html(getattr(blocks, macro)(*arguments))
+    return macro_html(HERE, "blocks.html", macro, *arguments)
 
 
 def page_html(title: str, subtitle: str, blocks: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where reports go: a page and its data a run, named by what was measured and when, so that none replaces another."""
+"""Where reports go: every run writes a page and its JSON, named by content and date, so that none replaces another."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import new_file
+from seq2engine.common.inner_paths import place_inside
 from seq2engine.common.reports_index import write_index
 from seq2engine.errors import BundleError
 
@@ -48,7 +49,7 @@ def report_files(
     if out is not None and out.suffix in SUFFIXES:
         stem = out.with_suffix("")
     else:
-        folder = root / FOLDER if out is None else out
+        folder = place_inside(root, FOLDER) if out is None else out
         words = (kind, re.sub(r"[^\w.]+", "-", name).strip("-"), f"{now or datetime.now():%Y%m%d-%H%M%S}")
         stem = free_stem(folder / "-".join(filter(None, words)))
     check_writable(stem.parent)
@@ -66,8 +67,12 @@ def free_stem(stem: Path) -> Path:
 
 def latest_report(root: Path, kind: str, suffix: str = ".json") -> Path | None:
     """The newest report of a kind that a folder holds in its reports; None if there is none."""
-    found = (root / FOLDER).glob(f"{kind}-*{suffix}")
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    return max((root / FOLDER).glob(f"{kind}-*{suffix}"), key=age_of, default=None)
+
+
+def age_of(path: Path) -> tuple[int, str]:
+    """By which the newest report is found; a link is as old as itself, wherever it leads."""
+    return path.lstat().st_mtime_ns, path.name
 
 
 def check_writable(folder: Path) -> None:

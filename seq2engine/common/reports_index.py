@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from seq2engine.common.atomic_folders import new_file
+from seq2engine.common.json_files import read_object
 from seq2engine.common.page import HERE, Html, badge_html, link_html, page_from_template, words_html
 
 INDEX = "index.html"
@@ -26,11 +26,11 @@ def write_index(folder: Path) -> None:
 
 def index_html(folder: Path) -> str:
     pages = [path for path in folder.glob("*.html") if path.name != INDEX]
-    newest = sorted(pages, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    newest = sorted(pages, key=lambda path: (path.lstat().st_mtime_ns, path.name), reverse=True)
     rows = [
         (
             link_html(STAMP.sub("", path.stem), quote(path.name)),
-            words_html(f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}", long=False),
+            words_html(f"{datetime.fromtimestamp(path.lstat().st_mtime):%Y-%m-%d %H:%M}", long=False),
             *summary_of(path.with_suffix(".json")),
         )
         for path in newest
@@ -55,12 +55,9 @@ def summary_of(data: Path) -> tuple[Html, Html]:
 def values_of(data: Path) -> dict[str, Any]:
     """A report's data; nothing where there is none, or where it is no object, or too large to be opened for a line."""
     try:
-        if data.stat().st_size > LARGEST:
-            return {}
-        values = json.loads(data.read_bytes())
+        return read_object(data, largest=LARGEST, finite=False)
     except (OSError, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def sentence_of(values: dict[str, Any]) -> str:

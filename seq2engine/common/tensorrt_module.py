@@ -10,6 +10,8 @@ from typing import Any
 
 from seq2engine.errors import SessionError
 
+from .cuda_memory import Cuda, CudaError
+
 # Flavour -> our extra that installs it. Tried in this order: a machine with `tensorrt` has the GPU it builds for.
 FLAVOURS = {"tensorrt": "gpu", "tensorrt_rtx": "rtx"}
 
@@ -33,9 +35,11 @@ def load_tensorrt(flavour: str | None = None) -> Any:
 
 def gpu_name() -> str:
     """The GPU that `tensorrt` builds for: the first of this machine, or nothing where there is none."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    try:
+        with Cuda() as cuda:
+            return cuda.name
+    except CudaError:
+        return ""
 
 
 @contextmanager

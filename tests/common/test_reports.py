@@ -29,6 +29,13 @@ def test_a_second_report_of_one_second_does_not_replace_the_first(tmp_path):
     assert first.page.read_text() == "page"
 
 
+def test_a_reports_folder_that_is_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "reports").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleError, match="reports is a link, and nothing is written through links"):
+        report_files(tmp_path, "bench")
+
+
 @pytest.mark.parametrize("given", ["mine.html", "mine.json"])
 def test_out_may_be_the_very_file(tmp_path, given):
     files = report_files(tmp_path, "bench", out=tmp_path / given)

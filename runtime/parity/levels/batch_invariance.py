@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...generate import generate, padded
+from ...encoder_inputs import encoder_inputs
+from ...generate import generate
 from ...numerics.budgets import WORST_FACTOR, ratio
 from ...numerics.error_scale import EPSILON, errors_of, normalised_logits
 from ...numerics.teacher_forcing import forced_tokens
@@ -63,7 +64,7 @@ def invariance_of(
     batch: int = SAMPLE,
 ) -> tuple[InvarianceResult, ...]:
     limits = candidate.limits
-    rows = [list(source) for source in sources[: min(SAMPLE, batch)]]
+    rows = list(sources[: min(SAMPLE, batch)])
     everyone = list(range(len(rows)))
     targets, exact = outputs_with_logits(oracle, rows, min(longest, STEPS))
     together, rounded = (forced(session, rows, targets, [everyone]) for session in (candidate, reference))
@@ -102,7 +103,7 @@ def outputs_with_logits(
         for source, row in zip(emitted.sources.tolist(), emitted.answer.logits[:, 0], strict=True):
             logits[source].append(row.copy())
 
-    outputs = [found[0].tokens for found in generate(oracle, sources, SearchOptions(steps), note)]
+    outputs = [found[0].tokens for found in generate(oracle, sources, SearchOptions(steps), note, logits=True)]
     return outputs, [np.stack(rows[: len(tokens)]) for rows, tokens in zip(logits, outputs, strict=True)]
 
 
@@ -117,9 +118,10 @@ def forced(
     found: list[np.ndarray] = [np.zeros(0)] * len(sources)
     for batch in batches:
         fed, counts = forced_tokens([targets[row] for row in batch], session.config)
-        ids, mask = padded([sources[row] for row in batch], session.config.pad_id)
-        ids = np.pad(ids, ((0, 0), (0, columns)), constant_values=session.config.pad_id)
-        state = session.encode(ids, np.pad(mask, ((0, 0), (0, columns))))
+        given, mask = encoder_inputs([sources[row] for row in batch], session.config)
+        if columns:
+            given = np.pad(given, ((0, 0), (0, columns)), constant_values=session.config.pad_id)
+        state = session.encode(given, np.pad(mask, ((0, 0), (0, columns))))
         tree = TreeStep(session, state, len(batch), 1, fed.shape[1])
         parents = np.zeros((len(batch), 1), dtype=np.int64)
         by_step = [tree(fed[:, [step]], parents).logits[:, 0].copy() for step in range(fed.shape[1])]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from seq2engine.common.progress import Progress, silent
-from seq2engine.errors import RequestError
+from seq2engine.errors import GraphError, RequestError
 from seq2engine.export.artifact.bundle import Bundle
 
 from ...numerics.teacher_forcing import Tokens
@@ -49,7 +49,7 @@ class SearchCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """All searches of a candidate against `baseline`, which is fp32; `failure` says why nothing was compared."""
+    """All searches of a candidate against `baseline`, which is fp32; `failure`: why nothing was compared."""
 
     baseline: str
     searches: tuple[SearchCost, ...] = ()
@@ -88,7 +88,7 @@ class Fp32Outputs:
         self.keep(corpus)
         try:
             self.decode(chosen, corpus, progress)
-        except RequestError as error:  # requests were checked before: the fp32 graphs are wrong
+        except (RequestError, GraphError) as error:  # requests were checked before: the fp32 graphs are wrong
             return Cost(self.name, failure=f"not measured, {self.name} stopped: {error}")
         return Cost(self.name, tuple(self.search_cost(candidate, options, corpus) for options in chosen))
 

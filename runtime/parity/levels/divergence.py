@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...generate import generate
-from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence
+from ...generate import generate, start_of
+from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence, ScoreResult, ratio
 from ...numerics.teacher_forcing import Scored, Tokens, scored
 from ...search.options import SearchOptions
 from ...search.step import Emitted
 from ...session import Session
+
+MOST_SCORES = 16  # pairs of scores that are measured by teacher forcing
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Gap:
         return "tie" if DIVERGENCE_FACTOR * self.margin <= self.budget else "drift" if self else "bug"
 
 
-def first_difference(first: Sequence[int], second: Sequence[int]) -> int:
+def first_difference(first: Sequence[object], second: Sequence[object]) -> int:
     """The first position where two sequences differ; the length of the shorter one if it begins the other."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
@@ -63,6 +65,7 @@ class Traced:
     last: list[Tokens] = field(
         default_factory=list
     )  # the worst hypothesis of each source: it decides when a search may stop
+    scores: list[float] = field(default_factory=list)  # of the best one
 
 
 def traced(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> Traced:
@@ -72,7 +75,8 @@ def traced(session: Session, sources: Sequence[Sequence[int]], options: SearchOp
         trail.append((emitted.sources.copy(), emitted.tokens.copy(), emitted.parents.copy()))
 
     found = generate(session, sources, dataclasses.replace(options, nbest=options.beam), note)
-    return Traced([nbest[0].tokens for nbest in found], trail, [nbest[-1].tokens for nbest in found])
+    best, last = [nbest[0] for nbest in found], [nbest[-1].tokens for nbest in found]
+    return Traced([one.tokens for one in best], trail, last, [one.score for one in best])
 
 
 Fork = tuple[list[Tokens], list[Tokens]]
@@ -142,6 +146,16 @@ class Diverged:
         return Divergence(self.row, self.step, gap.verdict, kind, gap.margin, gap.budget, self.wanted, self.given, here)
 
 
+@dataclass(frozen=True)
+class Rescored:
+    """A source whose two outputs have the same tokens, and how far apart their scores are."""
+
+    row: int
+    source: Sequence[int]
+    tokens: Tokens
+    difference: float
+
+
 def diverged_at(wanted: Traced, given: Traced, place: int, row: int, source: Sequence[int], end: int) -> Diverged:
     """A source of a batch whose outputs differ; `place` is its number in the batch, `row` among all."""
     fork = fork_of(wanted, given, place, end)
@@ -158,22 +172,23 @@ class Judge:
     batch: int
     usual: float  # the median spread of PyTorch's errors in a step's logits: the least that counts for any step
 
-    def greedy(self, cases: Sequence[Diverged]) -> list[Divergence]:
+    def greedy(self, cases: Sequence[Diverged], options: SearchOptions) -> list[Divergence]:
         """Both chose the same tokens before they diverge, so the margin is that of two tokens of one step."""
         pairs = [(case.source, tokens[: case.step + 1]) for case in cases for tokens in (case.wanted, case.given)]
-        found = self.scored(pairs)
+        found = self.scored(pairs, options)
         pairs_of = zip(cases, found[::2], found[1::2], strict=True)
         return [case.judged(gap_since_fork(ours, theirs), "tokens", ours.top_two) for case, ours, theirs in pairs_of]
 
-    def beams(self, cases: Sequence[Diverged], length_penalty: float) -> list[Divergence]:
+    def beams(self, cases: Sequence[Diverged], options: SearchOptions) -> list[Divergence]:
         """Two outputs of the same score are a tie. If the scores differ, rounding may still be the cause at an earlier
         step: where one search first kept other prefixes, or stopped before the other.
         """
-        found = self.scored([(case.source, tokens) for case in cases for tokens in (case.wanted, case.given)])
+        length_penalty = options.length_penalty
+        found = self.scored([(case.source, tokens) for case in cases for tokens in (case.wanted, case.given)], options)
         gaps = [
             gap_of_scores(ours, theirs, length_penalty) for ours, theirs in zip(found[::2], found[1::2], strict=True)
         ]
-        earlier = self.scored_earlier([case for case, gap in zip(cases, gaps, strict=True) if not gap])
+        earlier = self.scored_earlier([case for case, gap in zip(cases, gaps, strict=True) if not gap], options)
         judged = []
         for case, gap, ours in zip(cases, gaps, found[::2], strict=True):
             chosen, kind = gap, "scores"
@@ -188,23 +203,52 @@ class Judge:
             judged.append(case.judged(chosen, kind, ours.top_two))
         return judged
 
-    def scored_earlier(self, cases: Sequence[Diverged]) -> dict[int, tuple[list[Scored], list[Scored]]]:
+    def scores(self, cases: Sequence[Rescored], options: SearchOptions) -> ScoreResult | None:
+        """Two scores of the same tokens may differ by what PyTorch's error may move them by.
+
+        The usual error of a step is the least that this can be. Only pairs further apart than that are measured, the
+        furthest first.
+        """
+        if not cases:
+            return None
+        penalty = 0.0 if options.beam == 1 else options.length_penalty
+        usual = [self.usual * len(case.tokens) / len(case.tokens) ** penalty for case in cases]
+        strains = [case.difference / least if least else 0.0 for case, least in zip(cases, usual, strict=True)]
+        order = sorted(range(len(cases)), key=lambda place: -strains[place])
+        budgets = {place: DIVERGENCE_FACTOR * usual[place] for place in order}
+        far = [place for place in order[:MOST_SCORES] if strains[place] > 1.0]
+        measured = self.scored([(cases[place].source, cases[place].tokens) for place in far], options)
+        for place, one in zip(far, measured, strict=True):
+            spread = float(one.spreads.sum()) / len(one.tokens) ** penalty
+            budgets[place] = max(budgets[place], DIVERGENCE_FACTOR * spread)
+        worst = max(order, key=lambda place: ratio(cases[place].difference, budgets[place], 0.0))
+        largest = max(case.difference for case in cases)
+        return ScoreResult(len(cases), cases[worst].row, cases[worst].difference, budgets[worst], largest)
+
+    def scored_earlier(
+        self, cases: Sequence[Diverged], options: SearchOptions
+    ) -> dict[int, tuple[list[Scored], list[Scored]]]:
         """Row -> both sides of the fork, or of the stop, of every case that has one. Scored together: a step of many
         rows costs hardly more than one of a few."""
         sides = {case.row: (case.source, case.earlier) for case in cases if case.earlier is not None}
         flat = [(source, prefix) for source, both in sides.values() for side in both for prefix in side]
-        found = iter(self.scored(flat))
+        found = iter(self.scored(flat, options))
         return {
             row: (list(itertools.islice(found, len(both[0]))), list(itertools.islice(found, len(both[1]))))
             for row, (_, both) in sides.items()
         }
 
-    def scored(self, pairs: Sequence[tuple[Sequence[int], Tokens]]) -> list[Scored]:
-        """In the order of the pairs; batches are sorted by length, as each runs to the end of its longest."""
+    def scored(self, pairs: Sequence[tuple[Sequence[int], Tokens]], options: SearchOptions) -> list[Scored]:
+        """As the search scores them, in the order of the pairs; batches are sorted by length, as each runs to the end
+        of its longest."""
         order = sorted(range(len(pairs)), key=lambda place: len(pairs[place][1]))
         sources, targets = [pairs[place][0] for place in order], [pairs[place][1] for place in order]
         found = scored(self.oracle, self.reference, sources, targets, self.batch, self.usual)
-        by_place = dict(zip(order, found, strict=True))
+        start = start_of(self.oracle.config, options)
+        penalty, greedy = options.repetition_penalty, options.beam == 1
+        by_place = {
+            place: one.with_repetition_penalty(penalty, start, greedy) for place, one in zip(order, found, strict=True)
+        }
         return [by_place[place] for place in range(len(pairs))]
 
 

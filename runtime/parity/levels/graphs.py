@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import onnx
-
-from seq2engine.errors import ExportError
+from seq2engine.errors import ExportError, GraphError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.audit import audit_graph
-from seq2engine.export.contract import GRAPHS
+from seq2engine.export.contract import GRAPHS, Census
+from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.precision.census import audit_precision, census_of
 
 
@@ -22,7 +20,7 @@ class GraphResult:
     opset: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    census: dict[str, Any]
+    census: Census
     problem: str = ""
 
     @property
@@ -41,18 +39,25 @@ def graphs_of(bundle: Bundle, precision: str) -> tuple[GraphResult, ...]:
 def graph_result(bundle: Bundle, precision: str, name: str) -> GraphResult:
     path, entry = bundle.graph_path(precision, name), bundle.graph(precision, name)
     problem = ""
-    model = onnx.load(path)
+    census = Census(nodes=0, weight_bytes={}, tensors={}, products={}, product_weights={}, attentions=0)
     try:
-        onnx.checker.check_model(str(path))
+        model = graph_from_file(path, weights=True)
+    except GraphError as error:
+        return GraphResult(name, entry.opset, entry.inputs, entry.outputs, census, str(error))
+    census["nodes"] = len(model.graph.node)
+    try:
+        census = census_of(model)
         audit_graph(model, bundle.specs(precision)[name])
         audit_precision(model, precision, entry.fp32_nodes)
-    except (onnx.checker.ValidationError, ExportError) as error:
+    except ExportError as error:
         problem = " ".join(str(error).split())
+    except KeyError as error:  # shape inference does not know what a node makes
+        problem = f"the type of {error.args[0]} is not known"
     return GraphResult(
         graph=name,
         opset=next(used.version for used in model.opset_import if used.domain in ("", "ai.onnx")),
         inputs=tuple(value.name for value in model.graph.input),
         outputs=tuple(value.name for value in model.graph.output),
-        census=census_of(model),
+        census=census,
         problem=problem,
     )

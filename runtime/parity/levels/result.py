@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from seq2engine.export.contract import PRECISIONS
+
 from ...numerics.budgets import DecodeResult, TensorResult, finite, times
 from ...quality.intervals import Rate
 from ...quality.metrics import Quality
@@ -17,10 +19,25 @@ from .findings import Finding
 from .graphs import GraphResult
 from .next_token import NextToken
 from .sanity import Doubt
+from .weights import WeightResult
 
-LEVELS = ("graphs", "encoder", "steps", "decodes", "quality", "invariance")
+LEVELS = ("weights", "graphs", "coverage", "encoder", "steps", "decodes", "quality", "invariance")
 
-Part = GraphResult | TensorResult | DecodeResult | InvarianceResult | Doubt
+
+@dataclass(frozen=True)
+class Stopped:
+    """Why a candidate could not be opened, or stopped: the level it was at, and where in its graphs, if known."""
+
+    level: str
+    reason: str
+    graph: str = ""
+    node: str = ""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Part = WeightResult | GraphResult | TensorResult | DecodeResult | InvarianceResult | Doubt | Stopped
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,8 @@ class ParityResult:
     max_length: int
     tensors: tuple[TensorResult, ...]
     decodes: tuple[DecodeResult, ...]
-    graphs: tuple[GraphResult, ...] = ()  # none on a backend without graphs
+    weights: tuple[WeightResult, ...] = ()  # none on a backend without graphs
+    graphs: tuple[GraphResult, ...] = ()  # likewise
     invariance: tuple[InvarianceResult, ...] = ()
     error_growth: ErrorGrowth | None = None
     quality: dict[str, tuple[Quality, ...]] = field(default_factory=dict)  # side -> its error rates, with references
@@ -87,6 +105,7 @@ class ParityResult:
     against: str = ""  # the baseline, if `--against` names it
     sampled: Sampled | None = None  # None if no tensors were compared
     torch_threads: int | None = None  # PyTorch's threads, if they were chosen
+    stopped: Stopped | None = None  # where it could not be opened, or stopped
 
     @property
     def effort(self) -> str:
@@ -97,6 +116,16 @@ class ParityResult:
         return self.sampled.text + threads + ("s" if (self.torch_threads or 1) > 1 else "")
 
     @property
+    def rounding_warning(self) -> str:
+        """What this backend's numbers are no evidence of, where it computes in more precision than the graph states."""
+        if self.backend != "onnxruntime" or PRECISIONS.get(self.precision) != "float16":
+            return ""
+        return (
+            "ONNX Runtime's CPU computes most of a graph in fp16 in fp32, so this says nothing about overflow in fp16: "
+            "calibration (manifest.json) and an engine do"
+        )
+
+    @property
     def candidate(self) -> str:
         return f"{self.backend} {self.precision}"
 
@@ -105,9 +134,13 @@ class ParityResult:
         return [decode.search for decode in self.decodes if not decode.failure]
 
     def level(self, name: str) -> Sequence[Part]:
-        doubts = tuple(doubt for doubt in self.doubts if doubt.level == name)
+        doubts: tuple[Part, ...] = tuple(doubt for doubt in self.doubts if doubt.level == name)
+        if self.stopped is not None and self.stopped.level == name:
+            doubts = (*doubts, self.stopped)
+        if name == "weights":
+            return self.weights
         if name == "graphs":
-            return self.graphs
+            return (*self.graphs, *doubts)
         if name == "decodes":
             return (*self.decodes, *doubts)
         if name == "invariance":
@@ -178,6 +211,8 @@ class ParityResult:
             described.update(verdict=bool(decode), equal=decode.equal)
             for divergence, found in zip(decode.divergences, described["divergences"], strict=True):
                 found.update(top_two_budgets=divergence.budgets(divergence.top_two))
+        for account, described in zip(self.weights, values["weights"], strict=True):
+            described.update(verdict=bool(account), reason=account.reason)
         for doubt, described in zip(self.doubts, values["doubts"], strict=True):
             described.update(verdict=bool(doubt), reason=doubt.reason)
         for arranged, described in zip(self.invariance, values["invariance"], strict=True):

@@ -30,7 +30,7 @@ UNLIKELY = 0.025  # one-sided, as one end of a 95 % interval
 
 @dataclass(frozen=True)
 class Doubt:
-    """A search whose outputs contradict a pass. `excuse` says that PyTorch at the same precision does no better."""
+    """A search whose outputs contradict a pass. `excuse` is set if PyTorch at the same precision does no better."""
 
     level: str  # decodes or quality
     search: str

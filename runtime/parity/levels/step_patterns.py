@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...generate import padded
+from ...encoder_inputs import encoder_inputs
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...session import Session
 from ...text.sources import sample_of, tree_sources
@@ -68,7 +68,7 @@ def compare_step_patterns(
         batches = -(-len(chosen_sources) // batch)
         for first in range(batches):
             rows = chosen_sources[first::batches]  # short and long ones together
-            chosen = padded(rows, oracle.config.pad_id)
+            chosen = encoder_inputs(rows, oracle.config)
             trees = [
                 TreeStep(session, session.encode(*chosen), len(rows), width_of(pattern, beam), steps)
                 for session in (oracle, reference, candidate)

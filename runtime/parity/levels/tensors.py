@@ -15,7 +15,8 @@ import numpy as np
 
 from seq2engine.common.progress import Progress, silent
 
-from ...generate import generate, padded, search_over
+from ...encoder_inputs import encoder_inputs
+from ...generate import generate, search_over
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...numerics.error_scale import error_spread
 from ...numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
@@ -61,13 +62,12 @@ class TensorTallies:
     ) -> None:
         """One batch of sources, up to the end of its longest output; with `lasts`, up to the last step."""
         oracle, runs = sessions[0], ForcedRuns(sessions, sources, self.steps)
-        _, real = padded(sources, oracle.config.pad_id)
+        _, real = encoder_inputs(sources, oracle.config)
         for name, tally in self.encoder.items():
             tally.add(*(positions_of(tensor)[real] for tensor in runs.tensors(name)))
         counts = np.zeros((len(sources), self.steps), dtype=bool)
         going = np.ones(len(sources), dtype=bool)  # outputs that are still running
-        rows = [list(source) for source in sources]
-        with closing(search_over(runs, rows, oracle.config, endless(options, self.steps))) as search:
+        with closing(search_over(runs, sources, oracle.config, endless(options, self.steps))) as search:
             for emitted in search:
                 counts[:, emitted.step] = going
                 self.add_step(emitted.step, runs.answers, going, lasts)
@@ -176,7 +176,7 @@ def usual_spread(
         chosen = [sources[row] for row in rows]
         targets = [nbest[0].tokens for nbest in generate(oracle, chosen, options)]
         fed, counts = forced_tokens(targets, oracle.config, options.start)
-        runs = [ForcedRun(session, chosen, fed.shape[1]) for session in (oracle, reference)]
+        runs = [ForcedRun(session, chosen, fed.shape[1], options.prompt) for session in (oracle, reference)]
         for step in range(fed.shape[1]):
             spreads.append(error_spread(*(run.step(fed[:, step])[counts[:, step]] for run in runs)))
     return float(np.median(np.concatenate(spreads)))

@@ -14,9 +14,10 @@ from torch import Tensor, fx, nn
 
 from seq2engine.export.debug_outputs import Call
 
+from ..weights.rounding import HALF
 from .evidence import Evidence, Guess, described
 from .three_way import MASKED
-from .weight_causes import HALF, linear_guesses, norm_guesses, table_guesses
+from .weight_causes import linear_guesses, norm_guesses, rms_norm_guesses, table_guesses
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "the tanh form of GELU": nn.GELU(approximate="tanh"),
@@ -56,6 +57,8 @@ def guesses_of(e: Evidence) -> Iterator[Guess]:
         yield from linear_guesses(e, leaf)
     elif isinstance(leaf, nn.LayerNorm):
         yield from norm_guesses(e, leaf)
+    elif isinstance(leaf, nn.RMSNorm):
+        yield from rms_norm_guesses(e, leaf)
     elif isinstance(leaf, nn.Module):
         yield from (
             Guess("activation", f"{name} is computed", act(e.call.args[0])) for name, act in ACTIVATIONS.items()
@@ -165,7 +168,7 @@ def operand_guesses(e: Evidence) -> Iterator[Guess]:
             for before in graph.operands(name):
                 if before in e.others and e.others[before].shape == args[place].shape:
                     swapped = e.again((*args[:place], e.others[before], *args[place + 1 :]))
-                    kind = "norm" if isinstance(graph.leaf(name), nn.LayerNorm) else "residual"
+                    kind = "norm" if isinstance(graph.leaf(name), nn.LayerNorm | nn.RMSNorm) else "residual"
                     yield Guess(kind, f"{name} is left out: {before} is read instead", swapped, graph.module(name))
         for other, value in {**e.fed, **e.others}.items():
             if other != name and value.shape == args[place].shape and value.dtype == args[place].dtype:

@@ -1,41 +1,47 @@
 """Locates a fault: the first tensor of a graph that is wrong, and the cause.
 
+stored tensors that are not the reference's (weights/): known without a run
 encoder, then the decoder step on PyTorch's own KV caches:
     coarse   the last tensor of every layer           -> the first layer beyond its budget
     fine     every tensor of that layer                -> the first of them, in the order of the graph, and its step
     cause    possible causes in fp64 (causes.py)       -> the one whose result is what the graph computed
 then on the graph's own caches, for errors that only accumulate
+nodes that are not the export's, where no number shows why
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
-from seq2engine.errors import RequestError
+from seq2engine.errors import GraphError, RequestError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import oracle_of
 from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
 
-from ...generate import padded
+from ...encoder_inputs import encoder_inputs, listed_sources
 from ...numerics.budgets import TensorResult
 from ...opening import open_session
-from ...text.sources import FEWEST_SOURCES, random_sources, sample_of
+from ...text.sources import fewest_sources, random_sources, sample_of
 from ...torch_session import TorchSession
 from ...tree_cache import TreeStep
 from ..levels.baseline import Baseline
 from ..levels.findings import Finding, layer_of
 from ..levels.result import ParityResult
 from ..levels.step_patterns import STEP_PATTERNS, pattern_steps, width_of
+from ..levels.weights import WeightResult, stored_fault, structure_fault
+from ..weights.level import weights_of
 from .causes import cause_of
 from .evidence import Evidence
 from .three_way import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched
 
 PLACES = ("encoder", *STEP_PATTERNS)
+WEIGHTS = "weights"  # the place of a stored tensor in --locate
 STEPS = 12  # decoder steps searched first; then all of them
 
 
@@ -57,7 +63,7 @@ class Locator:
         self, bundle: Bundle, precision: str, sources: Sequence[Sequence[int]], beam: int, threads: int | None = None
     ):
         self.bundle, self.precision, self.beam = bundle, precision, beam
-        self.sources = [list(source) for source in sources]
+        self.sources = listed_sources(sources, bundle.config)
         self.threads = threads
         self.opened = ExitStack()
 
@@ -93,7 +99,7 @@ class Locator:
             encode_watched(self.oracle, self.reference, watch, self.sources)
             return watch
         session = Lockstep(self.oracle, self.reference, watch, own_cache)
-        state = session.encode(*padded(self.sources, self.oracle.config.pad_id))
+        state = session.encode(*encoder_inputs(self.sources, self.oracle.config))
         tree = TreeStep(session, state, len(self.sources), width_of(place, self.beam), steps)
         for step, _ in enumerate(pattern_steps([tree], place, self.oracle.config.start_id, steps)):
             if step == keep:
@@ -176,11 +182,56 @@ def locate(
     threads: int | None = None,
     only: str | None = None,
     command: str = "seq2engine parity BUNDLE",
+    weights: tuple[WeightResult, ...] | None = None,
 ) -> Finding | None:
     """The first fault in a bundle's graphs, or None. `step` is one that is known to be wrong.
 
-    `only` is "place:tensor": only that tensor is compared, as the command of a finding does.
+    `only` is "place:tensor": only that tensor is compared, as the command of a finding does. `weights` are the graphs'
+    accounts, if they were made already.
     """
+    if only is None or only.startswith(f"{WEIGHTS}:"):
+        weights = weights_of(bundle, precision) if weights is None else weights
+        tensor = (only or "").partition(":")[2]
+        if only is not None or stored_fault(weights) is not None:
+            return in_weights(stored_fault(weights, tensor), command)
+    try:
+        found = numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command)
+    except GraphError as error:
+        found = crash_of(error, command)
+    doubtful = found is None or found.cause in ("unknown", "crash")
+    other = structure_fault(weights) if doubtful and weights is not None else None
+    return found if other is None else in_weights(other, command)
+
+
+def in_weights(fault: Finding | None, command: str) -> Finding | None:
+    """A fault that needs no run, with the command that shows it again."""
+    if fault is None:
+        return None
+    place = f" {shlex.quote(f'{WEIGHTS}:{fault.tensor}')}" if fault.tensor else ""
+    return dataclasses.replace(fault, command=f"{command} --locate{place}")
+
+
+def crash_of(error: GraphError, command: str) -> Finding:
+    """A graph that cannot run, where nothing else shows why."""
+    module = error.node.partition("/")[0] or error.graph
+    detail, layer = " ".join(str(error).split()), layer_of(module)
+    return Finding(
+        error.graph, error.node, "", module, layer, "", None, "crash", detail, (0.0, 0.0), f"{command} --locate"
+    )
+
+
+def numeric_fault(
+    bundle: Bundle,
+    precision: str,
+    sources: Sequence[Sequence[int]],
+    beam: int,
+    longest: int,
+    step: int,
+    threads: int | None,
+    only: str | None,
+    command: str,
+) -> Finding | None:
+    """The first tensor that is beyond its budget when the graphs are run."""
     steps = min(longest, max(STEPS, step + 1))
     with Locator(bundle, precision, sources, beam, threads) as locator:
         if only is not None:
@@ -200,7 +251,8 @@ def locate(
 def checked(locator: Locator, only: str) -> tuple[str, str]:
     place, _, name = only.partition(":")
     if place not in PLACES:
-        raise RequestError(f"unknown place {place!r}, expected PLACE:TENSOR with a place of {', '.join(PLACES)}")
+        places = ", ".join((WEIGHTS, *PLACES))
+        raise RequestError(f"unknown place {place!r}, expected PLACE:TENSOR with a place of {places}")
     if name not in locator.trio(place).names:
         raise RequestError(
             f"no tensor {name!r} in both the graph and PyTorch; search all of them with: "
@@ -234,9 +286,12 @@ def finding_of(
     rows = [divergence.source for divergence in bugs[:1]]
     chosen = locate_sources(bundle.config, sources, rows)
     command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
-    found = locate(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command)
+    weights = result.weights or None
+    found = locate(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command, weights)
     if found is not None:
         return found
+    if result.stopped is not None:
+        return crash_of(GraphError(result.stopped.reason, result.stopped.graph, result.stopped.node), command)
     kept = "on ONNX Runtime every node of the ONNX graphs is within budget, on their own caches too; the fault is in "
     if baseline is not None and all(result.tensors):
         return outside_graphs(
@@ -259,6 +314,7 @@ def locate_sources(config: ModelConfig, sources: Sequence[Sequence[int]], rows: 
     """Few, as every tensor is compared: these rows, others of all lengths, and random ones up to the fewest."""
     if wrong := [row for row in rows if not 0 <= row < len(sources)]:
         raise RequestError(f"row {wrong[0]} asked for, but there are {len(sources)} sources, the first is row 0")
-    rest = [list(source) for row, source in enumerate(sources) if row not in rows]
-    chosen = [list(sources[row]) for row in rows] + sample_of(rest, FEWEST_SOURCES - len(rows))
-    return chosen + random_sources(config, FEWEST_SOURCES - len(chosen))
+    given, fewest = listed_sources(sources, config), fewest_sources(config)
+    rest = [source for row, source in enumerate(given) if row not in rows]
+    chosen = [given[row] for row in rows] + sample_of(rest, max(0, fewest - len(rows)))
+    return chosen + random_sources(config, max(0, fewest - len(chosen)))

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 
 from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
+from seq2engine.export.graph_files import array_of, graph_from_file
 
-from ...generate import padded
+from ...encoder_inputs import encoder_inputs
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...ort.binding import gathered_slots
-from ...ort.graphs import Placement, inference_session
+from ...ort.graphs import Placement, inference_session, run_arrays
 from ...search.step_output import StepOutput
 from ...session import EVERYTHING, Limits, Session, State, StepForm
 from ...torch_session import TorchSession
@@ -36,7 +36,7 @@ class GraphFile:
 
     def __init__(self, path: Path, threads: int | None):
         self.path, self.threads = path, threads
-        self.model = onnx.load(path, load_external_data=False)
+        self.model = graph_from_file(path)
         self.tensors = real_tensors(self.model)
         self.weights = {weight.name: weight for weight in self.model.graph.initializer}
 
@@ -45,7 +45,7 @@ class GraphFile:
         return OpenFile(inference_session(self.path, Placement(self.threads), changed=changed))
 
     def weight(self, name: str) -> np.ndarray:
-        return onnx.numpy_helper.to_array(self.weights[name], str(self.path.parent))
+        return array_of(self.weights[name], self.path.parent)
 
 
 class OpenFile:
@@ -55,7 +55,8 @@ class OpenFile:
         self.outputs = [made.name for made in session.get_outputs()]
 
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = self.session.run(self.outputs, {name: feeds[name] for name in self.inputs})
+        graph = "decoder_step" if "tokens" in self.inputs else "encoder"
+        found = run_arrays(self.session, self.outputs, {name: feeds[name] for name in self.inputs}, graph)
         return dict(zip(self.outputs, found, strict=True))
 
 
@@ -146,8 +147,8 @@ class Lockstep(Session):
         self.limits = Limits(None, None, self.config.max_source, self.config.max_target)
         self.cache = [f"self_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"]
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
-        return {who.precision: who.encode(source_ids, source_mask) for who in (self.oracle, self.reference)}
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
+        return {who.precision: who.encode(source, source_mask) for who in (self.oracle, self.reference)}
 
     def reserve(self, state: State, slots: int, form: StepForm = EVERYTHING) -> None:
         assert form == EVERYTHING, "all tensors are compared"
@@ -157,9 +158,16 @@ class Lockstep(Session):
         state["own"] = {name: numbers(rounded[name]).copy() for name in self.cache}
 
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: State,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
     ) -> StepOutput:
         fed = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
+        fed |= {} if slot_position is None else {"slot_position": slot_position}
         small = {name: torch.from_numpy(array.copy()) for name, array in fed.items()}
         exact, rounded = state[self.oracle.precision], state[self.reference.precision]
         given = {name: numbers(tensor) for name, tensor in {**rounded, **small}.items()}
@@ -194,7 +202,7 @@ def encode_watched(
     oracle: TorchSession, reference: TorchSession, watch: Watch, sources: Sequence[Sequence[int]]
 ) -> None:
     """The encoder, once."""
-    ids, mask = padded(sources, oracle.config.pad_id)
-    given = {"source_ids": ids, "source_mask": mask}
+    source, mask = encoder_inputs(sources, oracle.config)
+    given = {watch.trio.oracle.spec.inputs[0].name: source, "source_mask": mask}
     exact = {name: torch.from_numpy(array) for name, array in given.items()}
     watch.call(exact, exact, given)

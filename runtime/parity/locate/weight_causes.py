@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..weights.causes import Case
+from ..weights.causes import weight_fault as stored_weight_fault
 from .evidence import Evidence, Guess, as_real, file_weights
 
 EPSILONS = (0.0, *(10.0**-power for power in range(12, 1, -1)))
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def table_guesses(e: Evidence, table: Tensor, ids: Tensor) -> Iterator[Guess]:
@@ -95,24 +96,26 @@ def norm_guesses(e: Evidence, leaf: nn.LayerNorm) -> Iterator[Guess]:
         )
 
 
+def rms_norm_guesses(e: Evidence, leaf: nn.RMSNorm) -> Iterator[Guess]:
+    x, epsilon = e.call.args[0], leaf.eps or 0.0
+
+    def norm(scale: Tensor, added: float) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + added).sqrt() * scale
+
+    node = e.trio.file.tensors[e.tensor]
+    if node.op_type == "RMSNormalization" and node.input[1] in e.trio.file.weights:
+        theirs = e.trio.file.weight(node.input[1])
+        yield Guess(*weight_fault(e, leaf.weight.numpy(), theirs, "scale"), norm(as_real(theirs), epsilon))
+    for other in EPSILONS:
+        if not math.isclose(other, epsilon):
+            yield Guess("norm", f"epsilon {other:g}, expected {epsilon:g}", norm(leaf.weight, other))
+    yield Guess("norm", "the norm is left out", x)
+    yield Guess("norm", "its scale is left out", norm(torch.ones_like(leaf.weight), epsilon))
+    centred = nn.functional.layer_norm(x, x.shape[-1:], leaf.weight, None, epsilon)
+    yield Guess("norm", "the mean is subtracted, as in a layer norm", centred)
+
+
 def weight_fault(e: Evidence, ours: np.ndarray, theirs: np.ndarray, what: str = "weight") -> tuple[str, str]:
     """The cause and how a stored weight differs from the model's."""
-    stored = ours.astype(theirs.dtype)
-    if ours.ndim == 2 and ours.shape[0] == ours.shape[1] and np.array_equal(theirs, stored.T):
-        return "weight", f"the {what} is stored transposed"
-    for name, dtype in HALF.items():
-        if np.array_equal(
-            theirs, torch.from_numpy(stored.copy()).to(dtype).to(torch.float64).numpy().astype(theirs.dtype)
-        ):
-            return "precision", f"the {what} was rounded to {name}"
-    wrong = np.argwhere(stored != theirs)
-    if len(wrong) == 1:
-        at = tuple(wrong[0])
-        return "weight", f"{what} {list(map(int, at))} is {float(theirs[at]):.6g}, expected {float(stored[at]):.6g}"
-    if ours.ndim == 2 and len(wrong):
-        for axis, word in ((1, "column"), (0, "row")):
-            if len(lines := np.unique(wrong[:, axis])) == 1:
-                return "weight", f"{word} {int(lines[0])} of the {what} differs"
-    if len(wrong) and np.array_equal(np.sort(theirs, axis=None), np.sort(stored, axis=None)):
-        return "weight", f"the {what} holds the right numbers in other places"
-    return "weight", f"{len(wrong)} of {stored.size} numbers of the {what} differ"
+    module = e.trio.oracle.module(e.tensor)
+    return stored_weight_fault(Case(ours.astype(theirs.dtype), theirs, what, module, e.trio.oracle.config.heads))

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ...numerics.budgets import FACTORS, DecodeResult, TensorResult, times
+from ...numerics.budgets import FACTORS, DecodeResult, ScoreResult, TensorResult, ratio, times
 from ...quality.intervals import Rate, difference_text, interval_text
 from ..levels.cost import Cost
 from ..levels.result import LEVELS, ParityResult
 
 LEVEL_HEAD = ("level", "verdict", "result")
+WEIGHT_HEAD = ("graph", "verdict", "tensors", "numbers", "constants", "nodes", "passes")
+FAULT_HEAD = ("graph", "tensor or node", "layer", "cause", "what is wrong")
 GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")
 TENSOR_HEAD = (
     "tensor",
@@ -23,7 +25,7 @@ TENSOR_HEAD = (
     "candidate median, maximum",
 )
 NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "maximum KL", "top-1", "top-5")
-DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug")
+DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug", "scores apart by", "in budgets")
 COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step (median)")
 INVARIANCE_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
 
@@ -42,7 +44,12 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
     """A level's verdict and its result in words."""
     parts = result.level(level)
     if not parts and not (level == "quality" and result.rates):
-        missing = {"graphs": "this backend has no graphs", "quality": "needs references"}
+        missing = {
+            "weights": "this backend has no graphs",
+            "graphs": "this backend has no graphs",
+            "coverage": "only of ONNX Runtime on the CPU, whose graphs can be cut",
+            "quality": "needs references",
+        }
         return "not run", missing.get(level, "")
     if bad := [part for part in parts if not part]:
         return "FAIL", bad[0].reason + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
@@ -51,8 +58,12 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
         if result.cost_rates and result.cost is not None:  # the cost first: it is what users ask for
             sides.insert(0, (f"against {result.cost.baseline}", result.cost_rates))
         return "info", "; ".join(f"{name}: {rates_text(rates[:2])}" for name, rates in sides)
+    if level == "weights":
+        tensors, numbers = (sum(getattr(one, name) for one in result.weights) for name in ("traced", "numbers"))
+        return "pass", f"{tensors} tensors of {numbers:,} numbers and every node are traced to the reference"
     if level == "graphs":
-        return "pass", "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
+        nodes = "; ".join(f"{graph.graph}: {graph.census['nodes']} nodes" for graph in result.graphs)
+        return "pass", nodes + (f"; warning: {result.rounding_warning}" if result.rounding_warning else "")
     if level == "decodes":
         return "pass", "; ".join(decode.summary for decode in result.decodes)
     if level == "invariance":
@@ -68,6 +79,30 @@ def level_row(result: ParityResult, level: str) -> tuple[str, str]:
 
 def rates_text(rates: Sequence[Rate]) -> str:
     return ", ".join(f"{rate.search} {rate.metric} {difference_text(rate)}" for rate in rates)
+
+
+def weight_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.name,
+            word(bool(one)),
+            str(one.traced),
+            f"{one.numbers:,}",
+            str(one.constants),
+            str(one.nodes),
+            "; ".join(f"{count} {passes}" for passes, count in one.passes.items()),
+        )
+        for one in result.weights
+    ]
+
+
+def fault_rows(result: ParityResult) -> list[tuple[str, ...]]:
+    """Every fault of the level that needs no run."""
+    return [
+        (one.name, fault.tensor or fault.node, fault.layer, fault.cause, fault.detail)
+        for one in result.weights
+        for fault in one.faults
+    ]
 
 
 def graph_rows(result: ParityResult) -> list[tuple[str, ...]]:
@@ -113,7 +148,17 @@ def next_token_rows(result: ParityResult) -> list[tuple[str, ...]]:
 
 
 def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
-    return [(d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d))) for d in result.decodes]
+    return [
+        (d.search, str(d.sources), str(d.equal), *(str(n) for n in counts_of(d)), *score_cells(d.scores))
+        for d in result.decodes
+    ]
+
+
+def score_cells(scores: ScoreResult | None) -> tuple[str, str]:
+    """How far apart scores of equal outputs are at most, and the most of a budget that any pair uses."""
+    if scores is None:
+        return "not scored", "not scored"
+    return number(scores.largest), number(ratio(scores.difference, scores.budget, 0.0))
 
 
 def counts_of(decode: DecodeResult) -> list[int]:

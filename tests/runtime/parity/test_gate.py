@@ -95,7 +95,7 @@ def test_json_is_read_too(gate):
         ("max_kl = true\n", "g.toml", "max_kl is True, expected a number"),
         ("= 1", "g.toml", "cannot be read"),
         ("{", "g.json", "cannot be read"),
-        ("[1]", "g.json", "holds no thresholds"),
+        ("[1]", "g.json", "it is .1., expected an object"),
     ],
 )
 def test_what_cannot_be_a_gate_is_refused(gate, text, name, message):

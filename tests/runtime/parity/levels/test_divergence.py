@@ -12,9 +12,10 @@ from support.scripted_step import from_table
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.compare import parity_of_sessions
+from seq2engine.runtime.parity.compare import parity_of_sessions, searches_of
 from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
 from seq2engine.runtime.parity.levels.divergence import Diverged, Judge, Traced, stop_of, widest_gap
 from seq2engine.runtime.parity.options import ParityOptions
@@ -151,6 +152,59 @@ def pruning(b, c):
     return {(): first, (B,): end, (C,): maybe, (A,): maybe}
 
 
+class TestRepetitionPenalty:
+    """Parity decodes with the model's own repetition penalty, as `run` does, and judges by the penalised scores."""
+
+    @pytest.mark.parametrize("penalty", [0.7, 1.0, 1.8])
+    def test_a_judge_scores_beams_as_beam_search_does(self, bundle, penalty):
+        options = SearchOptions(max_length=10, beam=4, nbest=4, repetition_penalty=penalty)
+        with (
+            open_session(bundle, "torch", "fp64", threads=1) as oracle,
+            open_session(bundle, "torch", threads=1) as reference,
+        ):
+            sources = random_sources(SMALL, 4)
+            judge = Judge(oracle, reference, 8, 0.0)
+            for source, found in zip(sources, generate(oracle, sources, options), strict=True):
+                scored = judge.scored([(source, one.tokens) for one in found], options)
+                sums = [one.log_probs.sum() / len(one.tokens) ** options.length_penalty for one in scored]
+                assert sums == pytest.approx([one.score for one in found], rel=1e-9)
+
+    @pytest.mark.parametrize("penalty", [0.7, 1.0, 1.8])
+    def test_a_judge_compares_tokens_as_greedy_search_does(self, bundle, penalty):
+        """The chosen token has the largest penalised logit at every step."""
+        options = SearchOptions(max_length=8, repetition_penalty=penalty)
+        with (
+            open_session(bundle, "torch", "fp64", threads=1) as oracle,
+            open_session(bundle, "torch", threads=1) as reference,
+        ):
+            (source,) = random_sources(SMALL, 1)
+            ((found,),) = generate(oracle, [source], options)
+            for step, chosen in enumerate(found.tokens):
+                pairs = [(source, (*found.tokens[:step], token)) for token in range(SMALL.target_vocab)]
+                values = [one.log_probs[-1] for one in Judge(oracle, reference, 8, 0.0).scored(pairs, options)]
+                assert int(np.argmax(values)) == chosen
+
+    def test_decodes_obey_it(self, bundle):
+        with open_session(bundle, "torch", threads=1) as session:
+            session.defaults = Defaults({"repetition_penalty": 1.8})
+            assert [search.repetition_penalty for search in searches_of(session, 10, 4)] == [1.8, 1.8]
+
+    def test_a_divergence_that_only_the_penalty_makes_large_is_no_tie(self):
+        """A and B are equal but for the penalty on A, which both searches have emitted before."""
+        first = [0.01] * 8
+        first[A] = 0.93
+        even = [0.02] * 8
+        even[A], even[B] = 0.44, 0.44
+        table, other = {(): first, (A,): even}, {(): first, (A,): [*even[:A], 0.9, *even[A + 1 :]]}
+        options = SearchOptions(max_length=2, repetition_penalty=1.5)
+        arm = Arm(Scripted(other), Judge(Scripted(table, "fp64"), Scripted(table), 4, 1e-6))
+        ((result,), _) = compare_decodes(Scripted(table), "PyTorch", [arm], [[3]], options, 4)
+        (divergence,) = result.divergences
+        assert (divergence.reference, divergence.candidate) == ((A, B), (A, A))
+        assert divergence.verdict == "bug"
+        assert divergence.margin == pytest.approx(-np.log(0.44) * 0.5)
+
+
 class TestBeams:
     def judged(self, exact, wanted, given, noise=0.0, usual=0.0):
         oracle, reference = Scripted(exact, "fp64"), Scripted(wanted, noise=noise)
@@ -181,7 +235,7 @@ class TestBeams:
         exact = Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}, "fp64")
         judge = Judge(exact, Scripted({(): [0.01, 0.01, 0.01, 0.5, 0.4, 0.05, 0.01, 0.01]}), 4, 0.01)
         for fork in (([(A,)], [(B,), (C,)]), ([(C,), (B,)], [(A,)])):
-            scored = judge.scored([([3], prefix) for side in fork for prefix in side])
+            scored = judge.scored([([3], prefix) for side in fork for prefix in side], SearchOptions(beam=2))
             first = len(fork[0])
             assert widest_gap(scored[:first], scored[first:]).margin == pytest.approx(np.log(0.5 / 0.05))
 
@@ -229,5 +283,5 @@ class TestStopping:
         table = {(): first, (A,): half, (C,): end, (B,): half}
         judge = Judge(Scripted(table, "fp64"), Scripted(table, noise=0.0), 4, 1e-6)
         case = Diverged(0, [3], (A, B), (B, A), None, ((C, END), list(self.RUNNING)))
-        (divergence,) = judge.beams([case], 1.0)
+        (divergence,) = judge.beams([case], SearchOptions(beam=2, length_penalty=1.0))
         assert (divergence.verdict, divergence.kind) == (verdict, kind)

@@ -45,6 +45,7 @@ def huge_budgets(monkeypatch):
     monkeypatch.setattr(compare, "FACTORS", allowed)
     monkeypatch.setattr(divergence.Gap, "verdict", property(lambda gap: "tie"))
     monkeypatch.setattr(compare.TensorResult, "reason", property(lambda tensor: ""))
+    monkeypatch.setattr(compare.ScoreResult, "__bool__", lambda scores: True)
     monkeypatch.setattr(
         "seq2engine.runtime.parity.levels.batch_invariance.InvarianceResult.reason", property(lambda arranged: "")
     )

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.mutations import MUTATIONS, good_bundle, wrong_copy
 from support.parity_cases import SMALL
+from support.weight_mutations import WEIGHT_MUTATIONS
 
 from seq2engine.common.reports import latest_report
 from seq2engine.errors import RequestError
@@ -56,9 +57,9 @@ def wrong(good, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", {**MUTATIONS, **WEIGHT_MUTATIONS})
 def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
-    mutation = MUTATIONS[name]
+    mutation = {**MUTATIONS, **WEIGHT_MUTATIONS}[name]
     result = parity_of(
         wrong_copy(good(mutation), tmp_path / "wrong", mutation),
         precision=mutation.precision,
@@ -177,7 +178,7 @@ class TestCommand:
         code, out, _ = cli("parity", wrong.root, *flags)
         assert code == 1
         told = next(line for line in out.splitlines() if line.startswith("located: "))
-        assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add, step 0" in told
+        assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add; likely cause" in told
         assert "weight: bias [11] is" in told
         page = latest_report(wrong.root, "parity", ".html").read_text()
         assert "Located:" in page

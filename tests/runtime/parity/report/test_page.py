@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from seq2engine.common.page import macro_html
 from seq2engine.runtime.numerics.budgets import DecodeResult, Divergence, Errors, TensorResult
 from seq2engine.runtime.parity.levels.error_growth import ErrorGrowth
 from seq2engine.runtime.parity.levels.result import ParityResult
-from seq2engine.runtime.parity.report.page import EXAMPLES, TEXT_EXAMPLES, parity_html, parity_table
-from seq2engine.runtime.parity.report.plots import error_growth_svg, margins_svg, ratios_html
+from seq2engine.runtime.parity.report.page import EXAMPLES, PACKAGE, TEXT_EXAMPLES, parity_html, parity_table
+from seq2engine.runtime.parity.report.plots import error_growth_plot, margin_histogram, ratio_map
 from seq2engine.runtime.quality.intervals import Difference, Interval, Rate
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -33,6 +34,10 @@ def result_of(*tensors, divergences=(), failure=""):
     steps = [tensor("steps", "logits", ratio, step) for ratio, step in ((1.1, None), (1.2, 3), (1.6, 4))]
     decodes = (DecodeResult("greedy", 40, tuple(divergences), failure), DecodeResult("beam 4", 40))
     return ParityResult("onnxruntime", "fp32", "static", 40, 32, (encoder, *tensors, *steps), decodes)
+
+
+def drawn(macro, plot):
+    return macro_html(PACKAGE, "plots.html", macro, plot)
 
 
 GOOD = result_of()
@@ -85,7 +90,8 @@ class TestBoth:
         words = render(BAD).split()
         head = words.index("search")
         assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "bug"]
-        assert words[head + 6 : head + 12] == ["greedy", "40", "38", "1", "0", "1"]
+        assert words[head + 6 : head + 11] == ["scores", "apart", "by", "in", "budgets"]
+        assert words[head + 11 : head + 17] == ["greedy", "40", "38", "1", "0", "1"]
 
     def test_divergences_are_shown_largest_margin_first(self, render):
         text = render(BAD)
@@ -120,7 +126,8 @@ def test_text_opens_with_the_verdict_and_marks_the_token():
 
 
 def test_text_columns_line_up():
-    table = parity_table(GOOD).split("\n\n")[3].splitlines()
+    parts = parity_table(GOOD).split("\n\n")
+    (table,) = [part.splitlines() for part in parts if part.startswith("search ")]
     assert len({len(line) for line in table}) == 1
 
 
@@ -158,30 +165,30 @@ class TestPictures:
     def test_the_pictures_stand_between_the_verdict_and_the_levels(self):
         result = dataclasses.replace(BAD, error_growth=self.GROWTH)
         page = parity_html(result)
-        heads = ("Error growth", "Error ratios", "Margins", "Divergent decodes", "2. Encoder", "3. Steps", "4. Decodes")
+        heads = ("Error growth", "Error ratios", "Margins", "Divergent decodes", "4. Encoder", "5. Steps", "6. Decodes")
         places = [page.index('<p class="verdict">'), *(page.index(f"<h2>{head}") for head in heads)]
         assert places == sorted(places)
 
     def test_a_cell_of_the_map_tells_its_ratio(self):
-        html = ratios_html(self.GROWTH)
+        html = drawn("ratios", ratio_map(self.GROWTH))
         assert html.count("<td class=k") == 9
         assert "title='layer 0 keys, step 2: 40x'" in html
         assert "<td class=k63 title='layer 0 keys, step 2" in html  # beyond the scale: its end
         assert "<td class=k21 title='layer 0 keys, step 0: 1.00x'" in html
 
     def test_a_plot_leaves_out_what_is_not_finite_or_nothing(self):
-        svg = error_growth_svg(self.GROWTH, "onnxruntime fp32")
+        svg = drawn("error_growth", error_growth_plot(self.GROWTH, "onnxruntime fp32"))
         assert svg.count("<path") == 4
         assert "nan" not in svg
         assert "inf" not in svg
 
     def test_no_error_at_all_is_said(self):
         nothing = ErrorGrowth(("self_k.0", "self_v.0", "logits"), ((0.0,),) * 3, ((0.0,),) * 3, 1e-8)
-        assert "Neither side has any error" in error_growth_svg(nothing, "torch fp32")
+        assert "Neither side has any error" in drawn("error_growth", error_growth_plot(nothing, "torch fp32"))
 
     def test_margins_are_counted_by_verdict(self):
         found = [divergence(1, "tie", 0.01), divergence(2, "tie", 0.0), divergence(3, "bug", math.inf)]
-        svg = margins_svg([*found, divergence(4, "drift", 0.05)])
+        svg = drawn("margins", margin_histogram([*found, divergence(4, "drift", 0.05)]))
         for key in ("tie 2", "drift 1", "bug 1"):
             assert key in svg
         assert svg.count("<rect") == 4

@@ -1,0 +1,1 @@
+"""Inputs that cover: every token id, every position and every branch of a form, compared at small cost."""

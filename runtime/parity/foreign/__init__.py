@@ -1,0 +1,1 @@
+"""Graphs that another exporter made of the same checkpoint, held against our reference."""

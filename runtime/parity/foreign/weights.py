@@ -1,0 +1,109 @@
+"""The stored tensors of somebody else's graph, matched with our reference by their numbers, as names differ.
+
+A tensor is the reference's as it is, transposed, or one part of a product that we keep joined (q|k|v, k|v, gate|up).
+One that is like a tensor of the reference but not equal to it is a fault with a cause; constants like none are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from torch import nn
+
+from ..levels.findings import Finding
+from ..levels.weights import WeightResult
+from ..weights.causes import Case, weight_fault
+from ..weights.stored import StoredGraph
+from ..weights.structure import finding
+from .roles import ForeignGraph
+
+SMALLEST = 16  # numbers; smaller ones are constants of nodes
+ALIKE = 0.5  # correlation from which on a tensor is meant to be one of the reference's
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor of the reference, or a part of it."""
+
+    name: str
+    array: np.ndarray
+    passes: str
+
+
+def matched_weights(graph: ForeignGraph, model: nn.Module, heads: int) -> WeightResult:
+    stored = StoredGraph(onnx.load(graph.path, load_external_data=False), graph.path.parent)
+    known = list(known_tensors(model))
+    by_bytes = {(one.array.shape, one.array.tobytes()): one for one in known}
+    passes: Counter[str] = Counter()
+    constants, numbers = 0, 0
+    faults: list[Finding] = []
+    for name in stored.tensors:
+        array = stored.array(name)
+        numbers += array.size
+        if array.size < SMALLEST or array.dtype.kind != "f":
+            constants += 1
+            continue
+        wide = np.ascontiguousarray(array.astype(np.float32))
+        same = by_bytes.get((wide.shape, wide.tobytes())) or rounded_match(array, known)
+        if same is not None:
+            passes[same.passes + (f", cast {array.dtype.name}" if array.dtype.name != "float32" else "")] += 1
+        elif nearest := nearest_of(wide, known):
+            reader = stored.reader(name)
+            node = "" if reader is None else reader.name
+            module, _, what = nearest.name.rpartition(".")
+            case = Case(nearest.array, wide, what or "weight", module, heads)
+            cause, detail = weight_fault(case)
+            faults.append(finding(graph.name, node, name, module or name, cause, f"of {nearest.name}: {detail}"))
+        else:
+            constants += 1
+    nodes = len(stored.model.graph.node)
+    return WeightResult(graph.name, "", nodes, constants, numbers, dict(passes), tuple(faults))
+
+
+def known_tensors(model: nn.Module) -> Iterator[Known]:
+    """Every tensor of the reference, its parts, and both transposed."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in tensors.items():
+        array = tensor.detach().numpy()
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        counts = {"qkv": (1, 3), "kv": (1, 2), "up": (1, 2)}.get(module, (1,))
+        for count in counts:
+            for place, part in enumerate(np.split(array, count) if len(array) % count == 0 else ()):
+                label = name if count == 1 else f"{name} (part {place + 1} of {count})"
+                split = "" if count == 1 else ", split"
+                yield Known(label, np.ascontiguousarray(part), f"copy{split}")
+                if part.ndim == 2:
+                    yield Known(label, np.ascontiguousarray(part.T), f"transpose{split}")
+
+
+def rounded_match(array: np.ndarray, known: list[Known]) -> Known | None:
+    """The tensor that an array in fp16 is, rounded."""
+    if array.dtype != np.float16:
+        return None
+    alike = (one for one in known if one.array.shape == array.shape)
+    return next((one for one in alike if np.array_equal(one.array.astype(np.float16), array)), None)
+
+
+def nearest_of(array: np.ndarray, known: list[Known]) -> Known | None:
+    """The tensor of the reference with the same shape that goes most with this one; None if none does.
+
+    Rows and columns are compared by their sums too, so that one in another order is still recognised.
+    """
+    best, most = None, ALIKE
+    for one in (one for one in known if one.array.shape == array.shape):
+        pairs = [(one.array, array), (np.sort(one.array, axis=None), np.sort(array, axis=None))]
+        same = sum(np.array_equal(a, b) for a, b in pairs[1:])
+        values = [abs(correlation(*pairs[0])), 1.0 if same else 0.0]
+        if max(values) > most:
+            best, most = one, max(values)
+    return best
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    a, b = (array.astype(np.float64).ravel() - array.mean() for array in (first, second))
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size else 0.0

@@ -1,0 +1,58 @@
+"""The first level of parity, which needs no sample: every number and node of a bundle's graphs is accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx
+
+from seq2engine.common.progress import Progress, silent
+from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.contract import GRAPHS
+from seq2engine.export.precision.passes import PASSES
+from seq2engine.export.to_onnx import graph_from_model
+from seq2engine.model.checkpoint import load_checkpoint
+from seq2engine.model.transformer import Transformer
+
+from ...ort.session import DEFAULT_SETTINGS, OrtSettings
+from ..levels.weights import WeightResult
+from .account import Reference, account_of, unread_faults
+from .derived import derived_results
+from .stored import StoredGraph
+
+
+def weights_of(
+    bundle: Bundle,
+    precision: str,
+    progress: Progress = silent,
+    backend: str = "",
+    settings: OrtSettings = DEFAULT_SETTINGS,
+    engine: str | None = None,
+) -> tuple[WeightResult, ...]:
+    """Both graphs of one precision against the bundle's reference, then the forms that a backend gives them.
+
+    One graph is in memory at a time. `settings` are those of ONNX Runtime's session; `engine` names TensorRT's.
+    """
+    bundle.reference_path()  # checks the hash
+    model = load_checkpoint(bundle.root)
+    reference = Reference(model)
+    found = []
+    for done, name in enumerate(GRAPHS):
+        progress("parity: weights", done / len(GRAPHS))
+        path = bundle.graph_path(precision, name)
+        have = StoredGraph(onnx.load(path, load_external_data=False), path.parent)
+        want = StoredGraph(expected_graph(model, bundle, precision, name))
+        found.append(account_of(name, have, want, reference))
+    if unread := unread_faults(reference):
+        found[-1] = dataclasses.replace(found[-1], faults=(*found[-1].faults, *unread.values()))
+    del model, reference
+    if backend:
+        found += derived_results(bundle, precision, backend, settings, engine)
+    progress("parity: weights", 1.0)
+    return tuple(found)
+
+
+def expected_graph(model: Transformer, bundle: Bundle, precision: str, name: str) -> onnx.ModelProto:
+    """What an export makes of the reference now, in memory."""
+    fp32 = graph_from_model(model, name, bundle.cache_form)
+    return PASSES[precision](fp32, bundle.graph(precision, name).fp32_nodes)

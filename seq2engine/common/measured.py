@@ -1,0 +1,87 @@
+"""What was measured once on this machine, kept in the user's cache folder.
+
+Each measurement is one file, named by a hash of all that it depends on: processor and its instructions, cores, versions
+of libraries, and what the caller adds, such as the model. A file holds these, too, and is taken only if they are the
+same. One that is damaged counts as none; writers replace it whole, so of two at once the later one stays. A folder that
+cannot be written keeps nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .atomic_folders import new_file
+
+LIBRARIES = ("seq2engine", "onnxruntime", "onnxruntime-gpu", "torch", "numpy")
+LISTING = Path("/proc/cpuinfo")
+OF_CPU = ("model name", "flags", "Features", "cache size")
+
+Value = dict[str, Any]
+
+
+def default_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seq2engine" / "measured"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of one thing, such as the precisions of a bundle. `folder` None: none are kept."""
+
+    folder: Path | None
+    about: Mapping[str, Any]  # all that the measurement depends on beside the machine
+
+    @property
+    def key(self) -> Value:
+        return {"machine": machine_facts(), **self.about}
+
+    @property
+    def path(self) -> Path | None:
+        name = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:32]
+        return None if self.folder is None else self.folder / f"{name}.json"
+
+    def value(self) -> Value | None:
+        """What was measured before; None: nothing, or of something else."""
+        if self.path is None:
+            return None
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        same = isinstance(found, dict) and found.get("key") == json.loads(json.dumps(self.key))
+        value = found.get("value") if same else None
+        return value if isinstance(value, dict) else None
+
+    def keep(self, value: Value) -> None:
+        if self.path is None:
+            return
+        with suppress(OSError), new_file(self.path) as file:  # it is measured again next time
+            file.write_text(json.dumps({"key": self.key, "value": value}, indent=1) + "\n", encoding="utf-8")
+
+
+def machine_facts() -> Value:
+    """What decides which way is fastest: the processor as this process sees it, and the libraries."""
+    fields: dict[str, str] = {}
+    if LISTING.is_file():
+        for line in LISTING.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in OF_CPU:
+                fields.setdefault(name.strip(), value.strip())  # the first processor speaks for all
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": fields or platform.processor(), "cores": cores, "libraries": versions()}
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

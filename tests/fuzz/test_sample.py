@@ -1,0 +1,43 @@
+"""A seeded sample of the fuzzing and of the kills; `make fuzz` and tests/fuzz/kills.py run as many as are wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.fuzzing.loaded import materials_in
+
+    return materials_in(tmp_path_factory.mktemp("fuzz") / "materials")
+
+
+def run(script: str, materials: Path, *options: str) -> str:
+    """In a process of its own, which forks for every case: this one has threads."""
+    command = [sys.executable, str(HERE / script), "--materials", str(materials), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_mutated_files_and_random_command_lines_end_in_one_line(materials: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fuzz.json"
+    run("campaign.py", materials, "--cases", "250", "--seed", "1", "--light", "--out", str(out))
+    counts = json.loads(out.read_text())["counts"]
+    assert sum(counts.values()) == 250
+    assert counts["ok"] > 40, "mutations that change nothing, and options that go together, are answered"
+    assert counts["refused"] > 100
+
+
+def test_kills_leave_the_old_state_or_the_new(materials: Path) -> None:
+    output = run("kills.py", materials, "--seed", "1", "--kills", os.environ.get("SEQ2ENGINE_KILLS", "12"))
+    assert ": old" in output

@@ -1,0 +1,147 @@
+"""Every stored number and node is accounted for, without a sample; what is planted in them is found and named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from support.mutations import MUTATIONS, good_bundle, wrong_copy
+from support.parity_cases import SMALL
+from support.weight_mutations import WEIGHT_MUTATIONS
+
+from seq2engine.export.contract import PRECISIONS
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.parity.levels.weights import stored_fault, structure_fault
+from seq2engine.runtime.parity.weights.level import weights_of
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    made = {}
+
+    def bundle(mutation):
+        key = (mutation.config, mutation.outlier, mutation.precision)
+        if key not in made:
+            made[key] = good_bundle(SMALL, mutation, tmp_path_factory.mktemp("good") / "bundle")
+        return made[key]
+
+    return bundle
+
+
+@pytest.mark.parametrize("name", WEIGHT_MUTATIONS)
+def test_a_planted_defect_is_found_and_named_without_a_sample(good, tmp_path, name):
+    mutation = WEIGHT_MUTATIONS[name]
+    results = weights_of(wrong_copy(good(mutation), tmp_path / "wrong", mutation), mutation.precision)
+    fault = stored_fault(results) or structure_fault(results)
+    assert fault.graph == mutation.graph
+    assert fault.layer == mutation.layer, fault.text
+    assert fault.cause in mutation.causes, fault.text
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_other_planted_defect_is_found_without_a_sample(good, tmp_path, name):
+    mutation = MUTATIONS[name]
+    results = weights_of(wrong_copy(good(mutation), tmp_path / "wrong", mutation), mutation.precision)
+    assert not all(results)
+    assert mutation.graph in {fault.graph for result in results for fault in result.faults}
+
+
+def test_there_are_forty_defects_and_more():
+    assert len(MUTATIONS) + len(WEIGHT_MUTATIONS) >= 45
+
+
+@pytest.mark.parametrize(
+    ("change", "form"),
+    [
+        ({}, "static"),
+        ({"positions": "rotary", "norm": "pre", "tie_output": True, "share_embeddings": True}, "growing"),
+        ({"positions": "learned", "activation": "gelu", "share_embeddings": False, "tie_output": False}, "static"),
+    ],
+)
+def test_good_exports_of_every_precision_are_accounted_for(tmp_path, change, form):
+    config = dataclasses.replace(SMALL, **change)
+    bundle = onnx_from_model(random_model(config, 5), tmp_path / "bundle", tuple(PRECISIONS), form)
+    for precision in PRECISIONS:
+        results = weights_of(bundle, precision, backend="" if precision == "bf16" else "onnxruntime")
+        assert all(results), [result.reason for result in results]
+        assert sum(result.traced for result in results[:2]) > 50
+
+
+def test_a_fault_of_a_pass_itself_is_found(tmp_path, monkeypatch):
+    """An export that rounds wrongly makes the same file again, but the trace to the reference shows it."""
+    from seq2engine.export.precision import passes
+    from seq2engine.runtime.parity.weights import level
+
+    def cut(array, element):
+        return (array.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype("float16")
+
+    monkeypatch.setattr(passes, "rounded", cut)
+    assert level.PASSES is passes.PASSES
+    bundle = onnx_from_model(random_model(SMALL, 5), tmp_path / "bundle", ("fp16",))
+    fault = stored_fault(weights_of(bundle, "fp16"))
+    assert fault.cause == "export"
+    assert "not the reference's in float16" in fault.detail
+
+
+def test_a_weight_that_no_graph_stores_is_found(tmp_path):
+    bundle = onnx_from_model(random_model(SMALL, 5), tmp_path / "bundle", ("fp32",))
+    from seq2engine.model.checkpoint import load_checkpoint
+    from seq2engine.runtime.parity.weights.account import Reference, unread_faults
+
+    reference = Reference(load_checkpoint(bundle.root))
+    lost = unread_faults(reference)
+    assert set(lost) >= {"encoder.0.self_attn.qkv.weight", "decoder.1.feed_forward.down.bias"}
+    assert lost["encoder.0.self_attn.qkv.weight"].layer == "encoder.0"
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model whose output table is worth screening."""
+    config = dataclasses.replace(
+        SMALL, source_vocab=20000, target_vocab=20000, d_model=128, tie_output=True, share_embeddings=True
+    )
+    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("wide") / "bundle", ("fp32",))
+
+
+class TestForms:
+    def test_the_tables_of_the_screening_are_held_against_the_output_table(self, wide, monkeypatch):
+        from seq2engine.export.ort_forms import screened_argmax
+
+        results = weights_of(wide, "fp32", backend="onnxruntime")
+        assert all(results), [result.reason for result in results]
+        assert any(result.constants > 15 for result in results if result.form)
+        right = screened_argmax.tables
+
+        for name, change, said in (
+            ("screening/int8", lambda a: np.roll(a, 1, axis=1), "token 0 is not its row of the table, rounded"),
+            ("screening/bounds", lambda a: a * np.float32(0.5), "token 0 is low"),
+            ("screening/always", np.zeros_like, "does not let the first 16 tokens through"),
+        ):
+            monkeypatch.setattr(
+                screened_argmax, "tables", lambda *given, n=name, c=change: {**right(*given), n: c(right(*given)[n])}
+            )
+            faults = [f for result in weights_of(wide, "fp32", backend="onnxruntime") for f in result.faults]
+            assert [fault.tensor for fault in faults] == [name]
+            assert said in faults[0].detail
+
+    @pytest.mark.parametrize("beams", [1, 4, None])
+    def test_a_folded_query_is_held_against_the_query(self, wide, beams):
+        from seq2engine.export.trt_forms.step import step_for_tensorrt
+        from seq2engine.runtime.parity.weights.derived import derived_result
+        from seq2engine.runtime.parity.weights.stored import StoredGraph
+
+        path = wide.graph_path("fp32", "decoder_step")
+        file = StoredGraph(onnx.load(path, load_external_data=False), path.parent)
+        made = step_for_tensorrt(file.model, "static", beams, 32, path.parent)
+        assert derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
+        (weight,) = [w for w in made.graph.initializer if w.name == "trt/decoder.0/out_and_q"]
+        values = numpy_helper.to_array(weight).copy()
+        values[:, values.shape[1] // 2 :] *= 1.001
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        result = derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
+        assert not result
+        assert "the folded query is not cross-attention's query" in result.reason

@@ -1,0 +1,118 @@
+"""Whole files of every kind that a command reads, to be mutated: tiny bundles, checkpoints of every library, texts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import soundfile
+import torch
+
+from seq2engine.cli.main import main
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model, save_checkpoint
+from support import text_bundle
+from support.bench_results import STEADY, result
+from support.hugging_face_models import saved, small_model
+from support.multilingual_bundle import multilingual_bundle
+from support.nn_reference import Reference
+from support.speech_models import WINDOW, sound, speech_model
+from support.tokenizer_cases import pieces, processor
+
+from .hashes import TRAINING, mend_hashes
+
+TESTS = Path(__file__).parents[2]
+PAIRS = "abc\tcab\nab\tba\nhij\tjih\nfa de\ted af\n"
+
+
+def write_materials(root: Path) -> None:
+    """Everything that cases mutate, in folders by kind. Engines are some bytes: without a GPU none is ever loaded."""
+    root.mkdir(parents=True)
+    write_texts(root / "texts")
+    write_bundle(root / "text", root / "texts")
+    multilingual_bundle(root / "pieces")
+    speech = speech_model(root / "speech")
+    soundfile.write(root / "speech" / "sound.wav", sound(WINDOW), 16_000)
+    assert speech.bundle.root == root / "speech" / "bundle"
+    write_checkpoints(root)
+    write_training(root / "training", root / "texts")
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "pairs.tsv").write_text(PAIRS)
+    (folder / "corpus.txt").write_text("abc\nhij fa\n\nde\n")
+    (folder / "gate.json").write_text('{"verdict": true, "min_equal": 0.9, "max_kl": 1.5}')
+    (folder / "gate.toml").write_text("verdict = true\nmin_equal = 0.9\n")
+    for name in ("before", "after"):
+        (folder / f"{name}.json").write_text(result(STEADY).to_json())
+
+
+def write_bundle(folder: Path, texts: Path) -> None:
+    """A bundle that takes text, with engines and reports, and its checkpoint."""
+    tokenizer = folder / "companions" / "tokenizer"
+    tokenizer.mkdir(parents=True)
+    text_bundle.TOKENIZER.write(tokenizer)
+    generation = {"beam": 2, "length_penalty": 0.8, "banned": [[5, 6]], "prefix": [], "forced_eos": None}
+    (folder / "companions" / "generation.json").write_text(json.dumps(generation))
+    model = random_model(text_bundle.CONFIG, 3)
+    onnx_from_model(model, folder / "bundle", ("fp32", "w8a8"), companions=folder / "companions")
+    save_checkpoint(model, folder / "checkpoint")
+    shutil.copytree(folder / "companions", folder / "checkpoint", dirs_exist_ok=True)
+    bundle = str(folder / "bundle")
+    assert main(["build", bundle, "--precision", "fp32", "--gpu", "sm89", "--no-engine-cache", "--quiet"]) == 0
+    assert main(["parity", bundle, "--count", "2", "--precision", "fp32", "--quiet"]) == 0
+    shutil.copy(texts / "before.json", folder / "bundle" / "reports" / "bench-torch-20260102-030405.json")
+    for engine in (folder / "bundle" / "engines").glob("*/*.engine"):
+        engine.write_bytes(hashlib.sha256(engine.name.encode()).digest() * 8)
+    for page in (folder / "bundle" / "reports").glob("*.html"):
+        page.unlink()
+    mend_hashes(folder / "bundle")
+
+
+def write_checkpoints(root: Path) -> None:
+    """A folder of every library whose checkpoints are imported."""
+    marian = saved(small_model("marian", vocab_size=123), root / "marian", num_beams=2, bad_words_ids=[[5]])
+    model = pieces("bpe")
+    names = {processor(model).id_to_piece(i): i for i in range(3, 120)}
+    (marian / "source.spm").write_bytes(model)
+    (marian / "target.spm").write_bytes(model)
+    (marian / "vocab.json").write_text(json.dumps({"<unk>": 0, "</s>": 2, ">>fra<<": 121, **names}))
+    (marian / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
+    bart = saved(small_model("bart"), root / "bart")
+    torch.save({name: t.clone() for name, t in small_model("bart").state_dict().items()}, bart / "pytorch_model.bin")
+    (bart / "model.safetensors").unlink()
+    shutil.copy(root / "speech" / "library" / "tokenizer.json", bart)
+    (bart / "tokenizer_config.json").write_text('{"tokenizer_class": "BartTokenizer", "eos_token": "<|endoftext|>"}')
+    saved(small_model("t5"), root / "t5")
+    shards = root / "shards"
+    small_model("m2m_100").save_pretrained(shards, max_shard_size="20KB")
+    tests = TESTS / "model" / "importers"
+    fairseq, opennmt, plain = (module_at(tests / f"test_{n}.py") for n in ("fairseq", "opennmt", "torch_transformer"))
+    reference = Reference(positions=fairseq.sinusoids())
+    options = fairseq.argparse.Namespace(**fairseq.fairseq_options())
+    fairseq.write(root / "fairseq", {"args": options, "model": fairseq.fairseq_weights(reference, learned=False)})
+    (root / "opennmt").mkdir()
+    opennmt.write(root / "opennmt" / "model.pt", opennmt.reference_of())
+    plain.write(root / "torch", Reference())
+
+
+def module_at(path: Path) -> Any:
+    """The tests of importers know how each library writes its files."""
+    spec = importlib.util.spec_from_file_location(f"writers_of_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_training(folder: Path, texts: Path) -> None:
+    folder.mkdir()
+    data = str(texts / "pairs.tsv")
+    assert main(["train", data, str(folder / "model"), "--dev", data, *TRAINING.split(), "--quiet"]) == 0
+    shutil.rmtree(folder / "model")  # what a killed training leaves: its state

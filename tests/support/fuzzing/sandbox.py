@@ -1,0 +1,194 @@
+"""Runs a command line in a forked process with limits, watches what it does, and names its outcome."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SECONDS = 60  # after which a case hangs
+MEMORY = 1 << 30  # bytes that a case may take beyond what the process had; no file of a case has more than a few MB
+FAILED = 70  # exit code of an exception that no command caught
+WATCHED = ("os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", "pickle.find_class", "socket.connect")
+CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
+OUTCOMES = ("ok", "refused", "traceback", "several lines", "hang", "crash", "memory", "wrote outside", "ran code")
+GOOD = ("ok", "refused")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kind: str  # of OUTCOMES
+    detail: str
+    code: int
+    seconds: float
+    megabytes: int
+    cpu: float  # seconds
+
+
+@dataclass
+class Running:
+    """A forked case: its process, its folders and when it began."""
+
+    pid: int
+    folder: Path
+    started: float
+    before: dict[str, tuple[int, int]]
+    case: Any
+
+
+def start(argv: Sequence[str], folder: Path, case: Any, main: Callable[[Sequence[str]], int]) -> Running:
+    """Forks; the child runs the command inside `folder`/in and ends. Beside it, `folder`/outside is watched."""
+    before = listing(folder / "outside")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        child(argv, folder, main)
+    return Running(pid, folder, time.monotonic(), before, case)
+
+
+def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int]) -> None:
+    code = FAILED
+    try:
+        os.setpgid(0, 0)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(folder / "in")
+        for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+            os.environ[name] = str(folder / "home")
+        import tempfile
+
+        tempfile.tempdir = None
+        limit(resource.RLIMIT_DATA, writable_memory() + 2 * MEMORY)
+        limit(resource.RLIMIT_FSIZE, MEMORY)
+        limit(resource.RLIMIT_CORE, 0)
+        watch(folder)
+        code = main(argv)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, most))
+
+
+def writable_memory() -> int:
+    """Bytes of memory of its own that this process has asked for; the address space says nothing: PyTorch reserves."""
+    found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def watch(folder: Path) -> None:
+    """Notes processes that are started, classes that are unpickled, connections, and changes of files elsewhere."""
+    notes = os.open(folder / "notes", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    allowed = tuple(str(folder / name) + "/" for name in ("in", "home"))
+
+    def elsewhere(name: Any) -> bool:
+        if not isinstance(name, str | bytes | os.PathLike):
+            return False
+        path = os.path.realpath(os.fsdecode(name))
+        return not (path + "/").startswith((*allowed, "/dev/", "/proc/"))
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in WATCHED:
+            if event == "subprocess.Popen" and args[0] in (sys.executable, "uname", "git"):
+                return  # a worker of ours (a build, a measurement), platform.processor(), the version of a checkout
+            os.write(notes, f"ran code: {event} {args[:2]!r}\n".encode("utf-8", "replace"))
+        elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            if elsewhere(args[0]):
+                os.write(notes, f"wrote outside: open {args[0]!r}\n".encode("utf-8", "replace"))
+        elif event in CHANGING and any(map(elsewhere, args[: 2 if event in ("os.rename", "os.link") else 1])):
+            os.write(notes, f"wrote outside: {event} {args[:2]!r}\n".encode("utf-8", "replace"))
+
+    sys.addaudithook(hook)
+
+
+def finished(running: Running, base: int) -> Outcome | None:
+    """The outcome of a case that has ended, or that takes too long and is ended; None while it runs. `base`: kilobytes
+    that the process had before it forked."""
+    pid, status, usage = os.wait4(running.pid, os.WNOHANG)
+    seconds = time.monotonic() - running.started
+    hangs = False
+    if pid == 0:
+        if seconds < SECONDS or (computes(running.pid) and seconds < 10 * SECONDS):
+            return None
+        hangs = True
+        kill(running.pid)
+        _, status, usage = os.wait4(running.pid, 0)
+    kill(running.pid)  # what it may have started
+    megabytes = max(0, usage.ru_maxrss - base) >> 10
+    code = os.waitstatus_to_exitcode(status)
+    kind, detail = ("hang", "") if hangs else kind_of(running, code, megabytes)
+    return Outcome(kind, detail, code, seconds, megabytes, usage.ru_utime + usage.ru_stime)
+
+
+def computes(pid: int) -> bool:
+    """Whether a process is at work and has had less than its seconds of a core: on a busy machine they take longer."""
+    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return 1 < ticks / os.sysconf("SC_CLK_TCK") < SECONDS
+
+
+def kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def kind_of(running: Running, code: int, megabytes: int) -> tuple[str, str]:
+    folder = running.folder
+    errors = (folder / "stderr").read_text(errors="replace") if (folder / "stderr").is_file() else ""
+    notes = (folder / "notes").read_text(errors="replace") if (folder / "notes").is_file() else ""
+    for kind in ("ran code", "wrote outside"):
+        if kind in notes:
+            return kind, next(line for line in notes.splitlines() if line.startswith(kind))[:300]
+    if listing(folder / "outside") != running.before:
+        return "wrote outside", str(sorted(set(listing(folder / "outside")) ^ set(running.before)))[:300]
+    if (folder / "in" / "canary").exists() or (folder / "outside" / "canary").exists():
+        return "ran code", "canary"
+    if code < 0:
+        return "crash", signal.Signals(-code).name
+    if "Traceback (most recent call last)" in errors:
+        return "traceback", place_of(errors)
+    if megabytes << 20 > MEMORY or (running.case.of_file and re.search("out of memory|alloc", errors)):
+        return "memory", f"{megabytes} MB: {errors[-200:]}"
+    if code == 0:
+        return "ok", ""
+    lines = [line for line in errors.splitlines() if re.match(r"(\S+ )*error: ", line)]
+    if len(lines) > 1:
+        return "several lines", errors[-300:]
+    return ("refused", lines[0][:300]) if lines else ("ok", f"exit code {code}: {errors[-200:]}")
+
+
+def place_of(errors: str) -> str:
+    """The exception and the innermost line of ours in a traceback."""
+    ours = re.findall(
+        r'File "[^"]*/((?:seq2engine|model|export|runtime|benchmarks)/[^"]+)", line (\d+), in (\S+)', errors
+    )
+    last = [line for line in errors.splitlines() if line and not line.startswith(" ")]
+    name, line, function = ours[-1] if ours else ("", "", "")
+    return f"{name}:{line} {function}: {last[-1][:160] if last else ''}"
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if not path.is_dir()
+    }
