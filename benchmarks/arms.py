@@ -90,7 +90,12 @@ def provider_of(plan: Plan, backend: str) -> str | None:
 def largest_of(plan: Plan) -> Workload:
     """What an engine must take to be timed on all cases."""
     sizes = ("batch", "beam", "source", "target")
-    return Workload(*(max(getattr(case, size) for case in plan.cases) for size in sizes))
+    natural = plan.options.natural
+    most = {
+        "batch": max((each.batch for each in natural), default=1),
+        "beam": max((each.beam for each in natural), default=1),
+    }
+    return Workload(*(max((getattr(case, size) for case in plan.cases), default=most.get(size)) for size in sizes))
 
 
 def reference_bytes(bundle: Bundle, precision: str) -> int:

@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from seq2engine.errors import UsageError
 from seq2engine.model.config import ModelConfig
+from seq2engine.model.whisper_tokens import layout_of, speech_from_layout
+from seq2engine.runtime.text.sources import random_sources
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Case:
         return f"batch {self.batch}, beam {self.beam}, source {self.source}, output {self.target}"
 
 
+Sources = list[Any]  # of a case: lists of token ids, or of a model that takes audio arrays of features [mels, frames]
 SHOWN = {"target": "output"}  # sizes whose name in reports and errors is another
 
 CASES = (
@@ -41,11 +45,14 @@ CASES = (
 def cases_for(config: ModelConfig) -> tuple[Case, ...]:
     """The default workloads, cut to the lengths a model takes."""
     return tuple(
-        dataclasses.replace(
-            case, source=min(case.source, config.max_source), target=min(case.target, config.max_target)
-        )
+        dataclasses.replace(case, source=source_length(config, case.source), target=min(case.target, config.max_target))
         for case in CASES
     )
+
+
+def source_length(config: ModelConfig, usual: int) -> int:
+    """A usual source length, or the most that a model takes; audio has one length."""
+    return config.max_source if config.takes_audio else min(usual, config.max_source)
 
 
 def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
@@ -67,7 +74,7 @@ def cases_from_grid(config: ModelConfig, grid: Mapping[str, Sequence[int]]) -> t
     """Every combination of the sizes, those of `GRID` where none are given, its lengths cut to what a model takes."""
     usual = {
         **GRID,
-        "source": [min(length, config.max_source) for length in GRID["source"]],
+        "source": [source_length(config, length) for length in GRID["source"]],
         "target": [min(length, config.max_target) for length in GRID["target"]],
     }
     axes = [grid.get(axis) or usual[axis] for axis in GRID]
@@ -96,20 +103,31 @@ def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
     """What keeps a model from running these cases."""
     found = []
     for case in cases:
-        if case.source > config.max_source:
+        if config.takes_audio and case.source != config.max_source:
+            found.append(f"case {case.name}: source {case.source}, a window of audio has {config.max_source}")
+        elif case.source > config.max_source:
             found.append(f"case {case.name}: source {case.source}, the model takes at most {config.max_source}")
-        if case.target > config.max_target:
-            found.append(f"case {case.name}: output {case.target}, the model gives at most {config.max_target}")
-    if not ordinary_ids(config).size:
+        most = config.max_target - len(audio_prompt(config))
+        if case.target > most:
+            found.append(f"case {case.name}: output {case.target}, the model gives at most {most}")
+    if not config.takes_audio and not ordinary_ids(config).size:
         found.append(f"the source vocabulary of {config.source_vocab} has nothing but special tokens")
     return found
 
 
-def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> list[list[int]]:
+def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> Sources:
     """The sources of a case, the same on every machine. All have the full length."""
+    if config.takes_audio:
+        return random_sources(config, case.batch, seed)
+    generator = np.random.default_rng([seed, case.batch, case.source])
     ids = ordinary_ids(config)
-    drawn = np.random.default_rng([seed, case.batch, case.source]).integers(0, len(ids), (case.batch, case.source))
-    return ids[drawn].tolist()
+    return ids[generator.integers(0, len(ids), (case.batch, case.source))].tolist()
+
+
+def audio_prompt(config: ModelConfig) -> tuple[int, ...]:
+    """What the decoder of such a model is fed behind its start token: English text without timestamps."""
+    layout = layout_of(config.target_vocab) if config.takes_audio else None
+    return () if layout is None else tuple(speech_from_layout(layout, ()).prompt())
 
 
 def ordinary_ids(config: ModelConfig) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What keeps a benchmark from running, all of it, before anything is loaded or timed.
+"""All problems of a benchmark request, found before anything is loaded or timed.
 
 Some of it is wrong whatever the bundle holds (`usage_problems`), so the command line finds it before it opens one.
 """
@@ -10,6 +10,7 @@ from seq2engine.export.contract import PRECISIONS
 
 from .cases import case_problems, size_problems
 from .machine import usable_cores
+from .natural.likeness import check_metrics
 from .options import BenchOptions, Plan
 from .peers.processes import peer_problems
 from .scenarios import scenario_problems
@@ -37,11 +38,15 @@ def usage_problems(options: BenchOptions) -> list[str]:
             problems.append(f"no {kind} to time")
         problems += [f"{kind} {name!r}, expected one of {', '.join(known)}" for name in names if name not in known]
         problems += [f"{kind} {name!r} twice" for name in dict.fromkeys(names) if list(names).count(name) > 1]
-    problems += [] if options.cases is None else size_problems(options.cases)
+    problems += [] if options.cases is None or (options.natural and not options.cases) else size_problems(options.cases)
     counts = (("rounds", options.rounds), ("threads", threads))
     problems += [f"{name} {count}, expected at least 1" for name, count in counts if count < 1]
     problems += scenario_problems(options.scenarios, options.bound_ms)
     problems += peer_problems(options.peers, threads, options.environments)
+    if options.neighbours < 0:
+        problems.append(f"neighbours {options.neighbours}, expected 0 or more")
+    if options.scenarios and options.natural and not options.cases:
+        problems.append("scenarios without a case, whose sizes they have; add --case")
     return problems + provider_problems(options) + draft_problems(options)
 
 
@@ -51,7 +56,25 @@ def bundle_problems(plan: Plan) -> list[str]:
     known = [name for name in plan.precisions if name in PRECISIONS]
     problems = [f"precision {name!r}, expected one of {', '.join(held)}" for name in known if name not in held]
     problems += case_problems(plan.cases, plan.bundle.config)
+    problems += natural_problems(plan)
     return problems + speculative_problems(plan)
+
+
+def natural_problems(plan: Plan) -> list[str]:
+    """What keeps real sentences from being decoded: workloads need sentences, and texts need a tokenizer."""
+    if not plan.options.natural:
+        return []
+    if not plan.bundle.takes_text:
+        return ["sentences for a model that takes no text; leave out --natural"]
+    try:
+        check_metrics()
+    except Seq2EngineError as error:
+        return [str(error)]
+    if plan.options.references is None:
+        return []  # the command line reads them when nothing else is wrong
+    count = len(plan.options.references)
+    few = [each for each in plan.options.natural if each.batch > count]
+    return [f"{each}: only {count} sentences, expected at least one batch" for each in few]
 
 
 def provider_problems(options: BenchOptions) -> list[str]:

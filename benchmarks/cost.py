@@ -17,6 +17,7 @@ from typing import Any
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.model_options import measured_options
 from seq2engine.runtime.opening import open_session
 
 from .cases import Case, sources_for
@@ -35,6 +36,7 @@ def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
         "threads": plan.threads,
         "provider": provider,
         "cases": [dataclasses.asdict(case) for case in plan.cases],
+        "natural": [dataclasses.asdict(batch) for batch in natural_batches(plan)],
         "seed": plan.options.seed,
         "draft": arm.draft,
     }
@@ -45,6 +47,24 @@ def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
         name = f"{arm.backend} {arm.precision}"
         raise SessionError(f"{name} failed in the process that measures its memory: {reason}")
     return int(done.stdout.splitlines()[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class NaturalBatch:
+    """The batch of a workload over real sentences that takes most memory."""
+
+    beam: int
+    sources: list[list[int]]
+
+
+def natural_batches(plan: Plan) -> list[NaturalBatch]:
+    references, natural = plan.options.references, plan.options.natural
+    if not natural or references is None:
+        return []
+    tokenizer = plan.bundle.tokenizer()
+    sources = [tokenizer.encode_source(text, plan.options.source_language) for text in references]
+    longest = sorted(sources, key=len)
+    return [NaturalBatch(each.beam, longest[-each.batch :]) for each in natural]
 
 
 def decode_all(request: dict[str, Any]) -> None:
@@ -61,6 +81,8 @@ def decode_all(request: dict[str, Any]) -> None:
             options = case_options(session, case)
             generate(session, sources, options)
             generate(session, sources, fixed_length(options))
+        for batch in (NaturalBatch(**values) for values in request["natural"]):
+            generate(session, batch.sources, measured_options(session, batch.beam))
 
 
 def export_seconds(bundle: Bundle, precision: str) -> float:

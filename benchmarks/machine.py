@@ -6,6 +6,9 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +25,15 @@ LIBRARIES = {  # what is shown -> the distributions it may come from
 SOURCES = Path(__file__).resolve().parent.parent  # where .git is, if these sources are a working copy
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "sve")
 
+SPIN = """
+import os, sys
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, [int(sys.argv[1])])
+while os.getppid() == int(sys.argv[2]):  # it must not outlive who started it
+    for _ in range(1000000):
+        pass
+"""
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -37,6 +49,7 @@ class Environment:
     python: str
     libraries: dict[str, str]
     governor: str | None = None  # how the clock rate is chosen; None where the system has no such file
+    neighbours: int = 0  # busy processes that were started beside the arms, each on a core of its own
     commit: str | None = None  # of this package's sources, "-dirty" behind it if they were changed; None if unknown
 
     @property
@@ -45,7 +58,7 @@ class Environment:
         return self.load_before is not None and self.load_before > self.cores / 2
 
 
-def environment(threads: int, load_before: float | None) -> Environment:
+def environment(threads: int, load_before: float | None, neighbours: int = 0) -> Environment:
     """This machine, as it is at the end of a run that began under `load_before`."""
     cpu, features = processor()
     return Environment(
@@ -59,8 +72,21 @@ def environment(threads: int, load_before: float | None) -> Environment:
         python=platform.python_version(),
         libraries={name: library_version(names) for name, names in LIBRARIES.items()},
         governor=governor(),
+        neighbours=neighbours,
         commit=commit(),
     )
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """So many processes that do nothing but take their cores, one each, while the block runs."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    with ExitStack() as stack:
+        for number in range(count):
+            core = cores[number % len(cores)]
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", SPIN, str(core), str(os.getpid())]))
+            stack.callback(process.kill)
+        yield
 
 
 def governor(setting: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) -> str | None:

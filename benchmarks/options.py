@@ -13,6 +13,7 @@ from seq2engine.runtime.text.sources import coder_of
 
 from .cases import Case, cases_for
 from .machine import usable_cores
+from .natural.result import Workload
 from .peers.processes import ENVIRONMENTS
 from .scenarios import QUERIES, ScenarioOptions
 
@@ -36,6 +37,9 @@ class BenchOptions:
         rates stand beside its times.
     `source_language`, `target_language`: of the references, and the first token of every output, as the model names
         them; None is the model's own.
+    `natural`: batches and beams with which the sources of the references are decoded, each to its own end, and timed;
+        cases are then timed only if they are given.
+    `neighbours`: busy processes that take a core each while everything is timed.
     `scenarios`: single, offline, server (scenarios.py), with the sizes of the first case and that many `queries`;
         `bound_ms` is the p99 latency of a server.
     `quick`: leaves out the ceiling of the machine and the peak memory of every arm.
@@ -55,6 +59,8 @@ class BenchOptions:
     references: References | None = None
     source_language: str | None = None
     target_language: str | None = None
+    natural: Sequence[Workload] = ()
+    neighbours: int = 0
     scenarios: Sequence[str] = ()
     bound_ms: float | None = None
     queries: int = QUERIES
@@ -85,15 +91,16 @@ class Plan:
 
     @property
     def beams(self) -> list[int]:
-        return sorted({case.beam for case in self.cases})
+        return sorted({case.beam for case in self.cases} | {each.beam for each in self.options.natural})
 
 
 def plan_from_options(bundle: Bundle, options: BenchOptions) -> Plan:
     precisions = options.precisions
+    usual = () if options.natural else cases_for(bundle.config)
     return Plan(
         bundle,
         options,
         tuple([shared_precision(bundle, options.backends)] if precisions is None else precisions),
-        cases_for(bundle.config) if options.cases is None else tuple(options.cases),
+        usual if options.cases is None else tuple(options.cases),
         usable_cores() if options.threads is None else options.threads,
     )

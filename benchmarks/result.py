@@ -7,12 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from seq2engine.common.json_files import shortened, typed_from_json
 from seq2engine.errors import ConfigError
 from seq2engine.runtime.quality.metrics import Quality, quality_from_dict
 
 from .cases import SHOWN, Case
 from .ceiling import Ceiling, least_ms
 from .machine import Environment
+from .natural.result import NaturalResult, natural_from_dict, natural_values
 from .scenarios import Scenario
 from .timed_decode import CacheCounts
 from .timing import Ratio, Samples, ratio_interval
@@ -122,6 +124,7 @@ class BenchResult:
     seed: int
     made_at: str
     format: int = FORMAT
+    natural: tuple[NaturalResult, ...] = ()  # real sentences, each decoded to its own end
     interrupted: str = ""  # how far a run came that did not come to its end
 
     @property
@@ -159,6 +162,7 @@ class BenchResult:
         """All fields, and beside the raw samples what they come to, for readers that are not this package."""
         values = dataclasses.asdict(self)
         values["curves"] = [{**dataclasses.asdict(curve), "growth": curve.growth} for curve in self.curves()]
+        values["natural"] = list(map(natural_values, self.natural))
         for case, case_values in zip(self.cases, values["cases"], strict=True):
             for name, arm in case.arms.items():
                 for part, measure in arm.parts.items():
@@ -212,18 +216,37 @@ def result_from_dict(values: dict[str, Any]) -> BenchResult:
             f"benchmark result of format {values.get('format')!r}, this version reads {FORMAT}; "
             "measure again with: seq2engine bench BUNDLE"
         )
-    machine = values["environment"]
-    return BenchResult(
+    if not values["arms"]:
+        raise ValueError("it has no arms")
+    machine, first = values["environment"], next(iter(values["arms"]))
+    made = BenchResult(
         **{
             **{name: value for name, value in values.items() if name != "curves"},
             "arms": {name: Arm(**arm) for name, arm in values["arms"].items()},
-            "cases": tuple(case_from_dict(case, next(iter(values["arms"]))) for case in values["cases"]),
+            "cases": tuple(case_from_dict(case, first) for case in values["cases"]),
             "quality": {name: tuple(map(quality_from_dict, found)) for name, found in values["quality"].items()},
             "ceiling": ceiling_from_dict(values["ceiling"]) if values["ceiling"] else None,
+            "natural": tuple(natural_from_dict(each, first) for each in values.get("natural", ())),
             "scenarios": tuple(map(scenario_from_dict, values["scenarios"])),
             "environment": Environment(**{**machine, "features": tuple(machine["features"])}),
         }
     )
+    check_samples(made)
+    return typed_from_json(BenchResult, dataclasses.asdict(made))
+
+
+def check_samples(result: BenchResult) -> None:
+    """Raises a ValueError unless every time is one, and all arms of a case have as many."""
+    for case in result.cases:
+        if unknown := case.arms.keys() - result.arms.keys():
+            raise ValueError(f"a case has the arm {shortened(min(unknown))}, which is not among its arms")
+        taken = [measure.samples.nanoseconds for arm in case.arms.values() for measure in arm.parts.values()]
+        taken += [samples.nanoseconds for arm in case.arms.values() for samples in arm.split.values()]
+        if any(not times or min(times) < 0 for times in taken):
+            raise ValueError("a measurement without times, or with a negative one")
+        parts = [measure.samples.nanoseconds for arm in case.arms.values() for measure in arm.parts.values()]
+        if any(min(times) == 0 for times in parts) or len({len(times) for times in parts}) > 1:
+            raise ValueError("arms of a case with other numbers of rounds, or a time of 0")
 
 
 def ceiling_from_dict(values: dict[str, Any]) -> Ceiling:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from seq2engine.common.reports import latest_report
+from seq2engine.common.json_files import read_json
+from seq2engine.common.reports import age_of, latest_report
 from seq2engine.errors import ConfigError, UsageError
 
 from .result import BenchResult, result_from_dict
@@ -22,7 +22,7 @@ def result_from_path(path: Path) -> BenchResult:
 
 def latest_in(folder: Path) -> Path:
     """A bundle's latest report; else the newest that lies in the folder itself, where --out has put it."""
-    lying = sorted(folder.glob("bench-*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    lying = sorted(folder.glob("bench-*.json"), key=age_of)
     found = latest_report(folder, "bench") or (lying[-1] if lying else None)
     if found is None:
         raise UsageError(f"{folder} holds no benchmark result, {EXPECTED}; {NEXT}")
@@ -39,20 +39,17 @@ def result_from_file(path: Path) -> BenchResult:
         return result_from_dict(values)
     except ConfigError as error:  # of another format
         raise UsageError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         lost = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is a damaged benchmark result: {lost}; {NEXT}") from error
 
 
 def json_from_file(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, finite=False)
     except FileNotFoundError as error:
         raise UsageError(f"no file {path}, {EXPECTED}; {NEXT}") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; {EXPECTED}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text, {EXPECTED}; {NEXT}") from error
-    except json.JSONDecodeError as error:
-        end = "it ends in the middle" if error.pos >= len(error.doc.rstrip()) else f"{error.msg}, line {error.lineno}"
-        raise UsageError(f"{path} is not JSON ({end}), {EXPECTED}; {NEXT}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be used ({error}), {EXPECTED}; {NEXT}") from error

@@ -14,18 +14,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
 from seq2engine.common.progress import Progress, silent
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
-from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.encoder_inputs import encoder_inputs, listed_sources
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
 
 from .arms import Sessions, blaming, costs_of_arms, open_arms, quality_of_arms
-from .cases import Case, sources_for
+from .cases import Case, Sources, sources_for
 from .ceiling import ceiling_of
 from .checks import check_bench
-from .machine import environment, load_average
+from .machine import busy_neighbours, environment, load_average
+from .natural.result import Workload
 from .options import BenchOptions, Plan, plan_from_options
 from .peers.arms import PeerDecode, Peers, arm_of_peer, decode_with_peers, open_peers
 from .result import PARTS, ArmResult, BenchResult, CaseResult, Measure
@@ -42,6 +45,7 @@ from .timed_decode import (
     repeated_step,
     timed_decode,
 )
+from .timers.natural import NaturalTimer
 from .timing import Samples, interleaved, ratio_interval
 
 WARMUP = 2
@@ -68,24 +72,31 @@ def bench_bundle(
         opened.tokenizer()  # raises where there is none
     result = empty_result(plan)
     with ExitStack() as stack:
+        stack.enter_context(busy_neighbours(asked.neighbours))
         peers = stack.enter_context(open_peers(asked.peers, opened, plan.threads, progress, asked.environments))
         arms = open_arms(stack, plan, progress)
         # Without worker threads nobody spins, so nobody has to wait.
         rest = REST if plan.threads > 1 and len(arms.sessions) + len(peers.running) > 1 else 0.0
         timer = CaseTimer(plan, peers, rest, progress)
-        for number, case in enumerate(plan.cases, start=1):
-            done = (*result.cases, timer.result_of(case, arms.for_case(case)))
+        natural = NaturalTimer(plan, arms, peers, rest, progress)
+        steps: list[Case | Workload] = [*plan.cases, *asked.natural]
+        for number, step in enumerate(steps, start=1):
+            if isinstance(step, Workload):
+                result = dataclasses.replace(result, natural=(*result.natural, natural.result_of(step)))
+            else:
+                done = (*result.cases, timer.result_of(step, arms.for_case(step)))
+                result = dataclasses.replace(result, cases=done)
             timed = arms.about | {name: arm_of_peer(peers, name) for name in peers.timed}
-            result = dataclasses.replace(result, arms=timed, failed=dict(peers.failed), cases=done)
-            keep(dataclasses.replace(result, interrupted=f"interrupted after {number} of {len(plan.cases)} cases"))
-        scenarios = run_scenarios(plan.scenarios, arms.sessions, plan.cases[0], arms.speculative, progress)
-        quality = quality_of_arms(plan, arms.sessions, progress)
+            result = dataclasses.replace(result, arms=timed, failed=dict(peers.failed))
+            keep(dataclasses.replace(result, interrupted=f"interrupted after {number} of {len(steps)} cases"))
+        scenarios = run_scenarios(plan.scenarios, arms.sessions, plan.cases, arms.speculative, progress)
+        quality = {} if asked.natural else quality_of_arms(plan, arms.sessions, progress)
     return dataclasses.replace(
         result,
         arms=result.arms | costs_of_arms(plan, arms, progress),
         quality=quality,
         scenarios=scenarios,
-        environment=environment(plan.threads, result.environment.load_before),
+        environment=environment(plan.threads, result.environment.load_before, asked.neighbours),
         made_at=now_text(),
     )
 
@@ -104,7 +115,7 @@ def empty_result(plan: Plan) -> BenchResult:
         quality={},
         ceiling=None if plan.options.quick else ceiling_of(plan.threads),
         scenarios=(),
-        environment=environment(plan.threads, load),
+        environment=environment(plan.threads, load, plan.options.neighbours),
         rounds=plan.options.rounds,
         warmup=WARMUP,
         seed=plan.options.seed,
@@ -163,7 +174,7 @@ class CaseTimer:
         }
         return CaseResult(case, ours | others)
 
-    def outputs_of(self, case: Case, sessions: Sessions, sources: list[list[int]], options: SearchOptions) -> Outputs:
+    def outputs_of(self, case: Case, sessions: Sessions, sources: Sources, options: SearchOptions) -> Outputs:
         usual: dict[str, Tokens] = {}
         fixed: dict[str, FixedDecode] = {}
         stage = f"bench: {case.name}, outputs"
@@ -181,12 +192,13 @@ class CaseTimer:
         self,
         case: Case,
         sessions: Sessions,
-        sources: list[list[int]],
+        sources: Sources,
         options: SearchOptions,
         outputs: Outputs,
     ) -> tuple[dict[str, dict[str, Samples]], dict[str, list[Split]]]:
         """Samples by part and arm, and the split of every call end to end, those of the warm-up too."""
-        ids, mask = padded(sources, self.plan.bundle.config.pad_id)
+        config = self.plan.bundle.config
+        inputs = encoder_inputs(listed_sources(sources, config), config)
         trail = next(iter(outputs.fixed.values())).trail
         calls: dict[str, dict[str, Callable[[], object]]] = {part: {} for part in PARTS}
         splits: dict[str, list[Split]] = {name: [] for name in sessions}
@@ -196,8 +208,8 @@ class CaseTimer:
 
         for name, session in sessions.items():
             with blaming(name, f"case {case.name}"):
-                calls["encoder"][name] = partial(session.encode, ids, mask)
-                calls["step"][name] = repeated_step(session, ids, mask, options, trail)
+                calls["encoder"][name] = partial(session.encode, *inputs)
+                calls["step"][name] = repeated_step(session, *inputs, options, trail)
                 calls["end_to_end"][name] = partial(decode, name)
         calls["end_to_end"] |= {name: each.worker.run for name, each in outputs.theirs.items()}
         times = {part: self.interleaved(case, part, calls[part]) for part in PARTS}
@@ -213,21 +225,25 @@ class CaseTimer:
 
 
 def agreement(
-    theirs: dict[str, PeerDecode], session: Session, sources: list[list[int]], options: SearchOptions
+    theirs: dict[str, PeerDecode], session: Session, sources: Sources, options: SearchOptions
 ) -> dict[str, tuple[int, int]]:
     """For how many sources each peer outputs what we do with its beam search: as a user would, and at the fixed length.
 
-    No peer can ignore the end token; at a fixed length it is forbidden until the last position instead.
+    No peer can ignore the end token; at a fixed length it is forbidden until the last position instead, and of audio
+    at that one, too.
     """
-    ours: dict[tuple[str, int], Tokens] = {}
+    forced: dict[str, Any] = {"min_length": options.max_length}
+    if session.config.takes_audio:
+        forced = {"banned": ((session.config.end_id,),), "ignore_eos": True}
+    ours: dict[tuple[str, bool], Tokens] = {}
     for style in dict.fromkeys(decode.beam_style for decode in theirs.values()):
-        for least in (0, options.max_length):
-            asked = dataclasses.replace(options, min_length=least, beam_style=style)
-            ours[style, least] = best_tokens(generate(session, sources, asked))
+        for fixed in (False, True):
+            asked = dataclasses.replace(options, beam_style=style, **(forced if fixed else {}))
+            ours[style, fixed] = best_tokens(generate(session, sources, asked))
     return {
         name: (
-            count_equal(decode.usual, ours[decode.beam_style, 0]),
-            count_equal(decode.fixed, ours[decode.beam_style, options.max_length]),
+            count_equal(decode.usual, ours[decode.beam_style, False]),
+            count_equal(decode.fixed, ours[decode.beam_style, True]),
         )
         for name, decode in theirs.items()
     }

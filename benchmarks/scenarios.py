@@ -1,4 +1,4 @@
-"""How a model is used, after MLPerf LoadGen's definitions, on sources of ragged lengths that end where they end.
+"""How a model is used, after MLPerf LoadGen's definitions, on sources of mixed lengths, each decoded to its end token.
 
     single    one query after another, the next as soon as the last is done: time to the first token, per token, in all
     offline   all sources are there at once: sources and tokens per second, with the batch kept full
@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,9 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
+from seq2engine.runtime.text.sources import random_sources
 
-from .cases import Case, ordinary_ids
+from .cases import Case, Sources, ordinary_ids
 from .timed_decode import case_options
 from .timing import Samples, interleaved
 
@@ -75,11 +77,11 @@ class ScenarioOptions:
 def run_scenarios(
     asked: ScenarioOptions,
     sessions: Mapping[str, Session],
-    case: Case,
+    cases: Sequence[Case],
     speculative: Collection[str] = (),
     progress: Progress = silent,
 ) -> tuple[Scenario, ...]:
-    """Every scenario on every arm, with sources up to the case's length, its beams, and outputs up to its target.
+    """Every scenario on every arm, with sources up to the first case's length, its beams, and outputs up to its target.
 
     Speculative decoding changes nothing but single sources with one beam; elsewhere these arms are left out.
     """
@@ -88,6 +90,7 @@ def run_scenarios(
         raise UsageError("; ".join(problems))
     if not names:
         return ()
+    case = cases[0]
     plain = {name: session for name, session in sessions.items() if name not in speculative}
     session = next(iter(sessions.values()))
     sources = ragged_sources(case, session.config, asked.queries, seed)
@@ -106,15 +109,17 @@ def run_scenarios(
     return tuple(found)
 
 
-def ragged_sources(case: Case, config: ModelConfig, count: int, seed: int) -> list[list[int]]:
-    """Sources from a quarter of the case's length to all of it, the same on every machine."""
+def ragged_sources(case: Case, config: ModelConfig, count: int, seed: int) -> Sources:
+    """Sources from a quarter of the case's length to all of it, the same on every machine; audio has one length."""
+    if config.takes_audio:
+        return random_sources(config, count, seed)
     ids, generator = ordinary_ids(config), np.random.default_rng([seed, case.source])
     lengths = generator.integers(max(1, case.source // 4), case.source, count, endpoint=True)
     return [ids[generator.integers(0, len(ids), length)].tolist() for length in lengths]
 
 
 def single_streams(
-    sessions: Mapping[str, Session], sources: list[list[int]], options: SearchOptions, progress: Progress
+    sessions: Mapping[str, Session], sources: Sources, options: SearchOptions, progress: Progress
 ) -> dict[str, dict[str, Samples]]:
     """Times of every query on every arm, in nanoseconds; for each query the arms take turns in another order."""
     taken: dict[str, list[tuple[int, int, int]]] = {name: [] for name in sessions}
@@ -134,7 +139,7 @@ def single_streams(
     }
 
 
-def one_query(session: Session, source: list[int], options: SearchOptions) -> tuple[int, int, int]:
+def one_query(session: Session, source: Any, options: SearchOptions) -> tuple[int, int, int]:
     """Nanoseconds to the first step's end, of every later step on average, and of the whole decode."""
     stamps: list[int] = []
 
@@ -157,7 +162,7 @@ def stream_figures(times: Mapping[str, Samples]) -> dict[str, float]:
 
 
 def offline(
-    sessions: Mapping[str, Session], sources: list[list[int]], options: SearchOptions, progress: Progress
+    sessions: Mapping[str, Session], sources: Sources, options: SearchOptions, progress: Progress
 ) -> list[Scenario]:
     tokens: dict[str, int] = {}
 

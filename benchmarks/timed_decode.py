@@ -20,8 +20,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from seq2engine.runtime.generate import form_from_options, generate, start_of
+from seq2engine.runtime.generate import form_from_options, generate, prompts_of, start_of
 from seq2engine.runtime.model_options import measured_options
+from seq2engine.runtime.search.greedy_plan import GreedyPlan
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted, Hypothesis
 from seq2engine.runtime.search.step_output import StepOutput
@@ -29,7 +30,7 @@ from seq2engine.runtime.session import Session, State, StepForm
 from seq2engine.runtime.threads import Workers
 from seq2engine.runtime.tree_cache import TreeStep
 
-from .cases import Case
+from .cases import Case, Sources, audio_prompt
 
 PIECES = ("encoder", "step", "search", "compaction", "copies")
 
@@ -46,10 +47,11 @@ def case_options(session: Session, case: Case, defaults: bool = True, forced_bos
     """How a case is decoded: tokens without scores, with the model's own rules unless `defaults` is false.
 
     Peers get the weights of a model and nothing else, so beside them its rules and the target language's token
-    (`forced_bos`) are left out.
+    (`forced_bos`) are left out; a prompt, which a model of audio does not decode without, stays.
     """
     if not defaults:
-        return SearchOptions(max_length=case.target, beam=case.beam, scores=False)
+        prompt = audio_prompt(session.config)
+        return SearchOptions(max_length=case.target, beam=case.beam, scores=False, prompt=prompt)
     own = measured_options(session, case.beam, case.target, forced_bos)
     return dataclasses.replace(own, max_length=case.target)
 
@@ -83,15 +85,23 @@ class WatchedSession:
     def workers(self) -> WatchedWorkers | None:
         return None if self.session.workers is None else WatchedWorkers(self.session.workers, self.parallel)
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
         with self.counted("encoder"):
-            return self.session.encode(source_ids, source_mask)
+            return self.session.encode(source, source_mask)
+
+    def prefill(self, state: State, *inputs: np.ndarray) -> StepOutput:
+        with self.counted("step"):
+            return self.session.prefill(state, *inputs)
 
     def step(self, state: State, *inputs: np.ndarray) -> StepOutput:
         started = time.perf_counter_ns()  # no context manager: its own cost would be charged to the search
         answer = self.session.step(state, *inputs)
         self.spent["step"] += time.perf_counter_ns() - started
         return answer
+
+    def choose(self, state: State, *inputs: Any) -> list[StepOutput]:
+        with self.counted("step"):
+            return self.session.choose(state, *inputs)
 
     def reserve(self, state: State, slots: int, form: StepForm) -> None:
         with self.counted("copies"):
@@ -124,7 +134,7 @@ class WatchedWorkers:
         return found
 
 
-def timed_decode(session: Session, sources: list[list[int]], options: SearchOptions) -> Split:
+def timed_decode(session: Session, sources: Sources, options: SearchOptions) -> Split:
     """One call of `generate`, as a user makes it, and where its time went."""
     watched = WatchedSession(session)
     started = time.perf_counter_ns()
@@ -159,13 +169,23 @@ class CountedSession:
         return getattr(self.session, name)
 
     def step(self, state: State, *inputs: np.ndarray) -> StepOutput:
-        mask, counts = inputs[-1], self.counts  # [B, K, L]
+        _, _, _, mask, *_ = inputs  # [B, K, L]
+        counts = self.counts
         self.capacity = mask.shape[-1]
         counts.steps += 1
         counts.read += self.capacity
         counts.most_slots = max(counts.most_slots, self.capacity)
         counts.most_live = max(counts.most_live, int(mask.any(axis=1).sum(axis=1).max(initial=0)))
         return self.session.step(state, *inputs)
+
+    def choose(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> list[StepOutput]:
+        counts, last = self.counts, int(position.max(initial=0)) + count
+        counts.steps += count
+        counts.read += self.capacity * count
+        counts.most_slots, counts.most_live = max(counts.most_slots, self.capacity), max(counts.most_live, last)
+        return self.session.choose(state, tokens, position, plan, count)
 
     def reserve(self, state: State, slots: int, form: StepForm) -> None:
         self.capacity = slots
@@ -197,7 +217,7 @@ class FixedDecode:
     trail: list[Choices]
 
 
-def fixed_decode(session: Session, sources: list[list[int]], options: SearchOptions) -> FixedDecode:
+def fixed_decode(session: Session, sources: Sources, options: SearchOptions) -> FixedDecode:
     """`generate` to a fixed length, the whole batch in one decode."""
     counted = CountedSession(session)
     trail: list[Choices] = []
@@ -229,15 +249,16 @@ class RecordedSession:
 
 
 def repeated_step(
-    session: Session, ids: np.ndarray, mask: np.ndarray, options: SearchOptions, trail: list[Choices]
+    session: Session, source: np.ndarray, mask: np.ndarray, options: SearchOptions, trail: list[Choices]
 ) -> Callable[[], StepOutput]:
     """The step halfway through a decode that made these choices, as a function to call again and again.
 
     Every arm follows the first arm's choices, so all of them step over a cache of the same shape and fill.
     """
     recorded = RecordedSession(session)
-    batch, beam, form = len(ids), options.beam, form_from_options(options, session.config)
-    step = TreeStep(cast(Session, recorded), session.encode(ids, mask), batch, beam, options.max_length, form)
+    batch, beam, form = len(mask), options.beam, form_from_options(options, session.config)
+    step = TreeStep(cast(Session, recorded), session.encode(source, mask), batch, beam, options.max_length, form)
+    step.feed(np.arange(batch), prompts_of(session.config, options, batch))
     start = np.full((batch, beam), start_of(session.config, options), dtype=np.int64)
     step(start, np.tile(np.arange(beam), (batch, 1)))
     for tokens, parents in trail[: options.max_length // 2]:

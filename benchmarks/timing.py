@@ -83,6 +83,7 @@ def interleaved(
     stage: str = "timing",
     lead: int = 0,
     rest: float = 0.0,
+    before: Callable[[str, int], object] = lambda arm, number: None,
     clock: Callable[[], int] = time.perf_counter_ns,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Samples]:
@@ -90,18 +91,21 @@ def interleaved(
 
     Before its timed call an arm rests (seconds; worker threads of the arm before it may still be spinning) and makes
     `lead` calls that are not timed (its weights and code were pushed out of the processor's caches by the others).
-    Whatever an arm raises ends the run.
+    `before` gets the arm and the number of the round, untimed, before anything else of its turn; the warm-up is of
+    round 0. Whatever an arm raises ends the run.
     """
     names = list(arms)
     taken: dict[str, list[int]] = {name: [] for name in names}
     progress(stage, 0.0)
     for name in names:
+        before(name, 0)
         for _ in range(warmup):
             arms[name]()
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             call = arms[name]
+            before(name, number)
             if rest:
                 sleep(rest)
             for _ in range(lead):

@@ -16,7 +16,8 @@ from seq2engine.benchmarks.timed_decode import case_options, fixed_decode, fixed
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.encoder_inputs import padded
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session

@@ -36,7 +36,7 @@ class RecitedStep:
         raise AssertionError("no source is done before the others")
 
     def attention(self) -> np.ndarray:
-        raise AssertionError("nobody asks where it looks")
+        raise AssertionError("this search reads no cross-attention weights")
 
 
 @pytest.mark.parametrize("batch", [1, 8])

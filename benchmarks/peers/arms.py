@@ -14,7 +14,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
-from ..cases import Case
+from ..cases import Case, Sources
 from ..result import Arm
 from .processes import ENVIRONMENTS, Peer, PeerKind, Worker, open_worker, peers_from_names
 
@@ -110,7 +110,7 @@ def loaded_peer(name: str, kind: PeerKind, folder: Path, environments: Path) -> 
     return Peer(kind, workers)
 
 
-def decode_with_peers(peers: Peers, case: Case, sources: list[list[int]]) -> dict[str, PeerDecode]:
+def decode_with_peers(peers: Peers, case: Case, sources: Sources) -> dict[str, PeerDecode]:
     """Every peer's outputs in a case, after its best setting for it was found by trial."""
     found = {}
     for name, peer in list(peers.running.items()):
@@ -123,7 +123,7 @@ def decode_with_peers(peers: Peers, case: Case, sources: list[list[int]]) -> dic
     return found
 
 
-def decode_with_peer(peer: Peer, case: Case, sources: list[list[int]]) -> PeerDecode:
+def decode_with_peer(peer: Peer, case: Case, sources: Sources) -> PeerDecode:
     first = peer.workers[0]
     first.prepare(sources, case.beam, case.target, forced=False)
     first.run()

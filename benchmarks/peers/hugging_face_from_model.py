@@ -1,16 +1,17 @@
 """Our weights as a Hugging Face model folder, the form that every peer can read.
 
-A post-norm model becomes a Marian, a pre-norm one a Pegasus: of all families these two have what ours have, and
-nothing besides. Two vocabularies become one, the target's ids behind the source's, with the source's ids out of reach
-of the output: a peer's token is ours plus `Ids.target`.
+A model with relative positions becomes a T5, one that takes audio a Whisper. Of the others a post-norm model becomes a
+Marian, a pre-norm one a Pegasus: of all families these two have what ours have, and nothing besides. Two vocabularies
+become one, with the source's ids out of reach of the output: a peer's token is ours plus `Ids.target`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -30,7 +31,11 @@ from seq2engine.model.importers.hugging_face import (
     TARGET,
 )
 from seq2engine.model.importers.renames import layer_renames
-from seq2engine.model.transformer import Transformer
+from seq2engine.model.transformer import Embedding, Transformer
+
+from .ids import Ids, cut_weights, ids_of
+from .t5_from_model import t5_config, t5_problems, t5_weights
+from .whisper_from_model import special_words, whisper_config, whisper_ids, whisper_problems, whisper_weights
 
 FAMILIES = {  # norm -> architecture and model type
     "post": ("MarianMTModel", "marian"),
@@ -41,41 +46,37 @@ UNREACHABLE = -1e9  # a logit that never wins, and is a number in every precisio
 
 
 @dataclass(frozen=True)
-class Ids:
-    """What a peer adds to our ids, and its special tokens."""
+class Family:
+    """How a model becomes one of theirs: what they lack, and the settings, ids and weights of the one they get."""
 
-    source: int
-    target: int
-    vocab: int
-    pad: int
-    start: int
-    end: int
+    problems: Callable[[ModelConfig], list[str]]
+    ids: Callable[[ModelConfig], Ids]
+    config: Callable[[ModelConfig, Ids], dict[str, Any]]
+    weights: Callable[[Transformer, Ids], dict[str, Tensor]]
 
 
-def ids_of(config: ModelConfig) -> Ids:
-    shift = 0 if config.share_embeddings else config.source_vocab
-    return Ids(
-        source=0,
-        target=shift,
-        vocab=shift + config.target_vocab,
-        pad=shift + config.pad_id,
-        start=shift + config.start_id,
-        end=shift + config.end_id,
-    )
+def family_of(config: ModelConfig) -> Family:
+    if config.takes_audio:
+        return Family(whisper_problems, whisper_ids, whisper_config, whisper_weights)
+    if config.relative:
+        return Family(t5_problems, ids_of, t5_config, t5_weights)
+    return Family(what_no_family_has, ids_of, their_config, their_weights)
 
 
 def hugging_face_from_model(model: Transformer, folder: Path) -> Ids:
     """Writes config.json, generation_config.json and model.safetensors into a folder that is there."""
     config = model.config
-    if problems := what_no_family_has(config):
+    family = family_of(config)
+    if problems := family.problems(config):
         raise RequestError(f"the peers cannot run this model: {'; '.join(problems)}; leave out --peers")
-    ids = ids_of(config)
-    save_file(their_weights(model, ids), folder / "model.safetensors", metadata={"format": "pt"})
-    settings = their_config(config, ids)
+    ids = family.ids(config)
+    save_file(family.weights(model, ids), folder / "model.safetensors", metadata={"format": "pt"})
+    settings = family.config(config, ids)
     (folder / "config.json").write_text(json.dumps(settings, indent=1))
     tokens = {name: settings[name] for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(tokens, indent=1))
-    (folder / "ids.json").write_text(json.dumps(asdict(ids)))
+    words = special_words(config) if config.takes_audio else {}
+    (folder / "ids.json").write_text(json.dumps({**asdict(ids), "words": words}))
     return ids
 
 
@@ -131,27 +132,22 @@ def their_config(config: ModelConfig, ids: Ids) -> dict[str, Any]:
 
 
 def their_weights(model: Transformer, ids: Ids) -> dict[str, Tensor]:
-    """Our weights under their names; what we keep in one tensor (q|k|v) is cut into its parts."""
     config = model.config
-    ours = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     renames = {
         **layer_renames(ENCODER_LAYER, config.encoder_layers),
         **layer_renames(DECODER_LAYER, config.decoder_layers),
     }
     if config.norm == "pre":
         renames |= FINAL_NORMS
-    theirs: dict[str, Tensor] = {}
-    for name, parts in renames.items():
-        pieces = ours[name].chunk(len(parts))
-        theirs |= {part: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
-
+    theirs = cut_weights(model, renames)
     embeddings = {"source": model.source_embedding, "target": model.target_embedding}
     for ours_name, theirs_name in POSITIONS.items():
         table = embeddings[ours_name.split("_")[0]].positions
         assert table is not None
         theirs[theirs_name] = table.detach().clone()
     target = model.target_embedding.tokens.weight.detach()
-    tables = [target] if config.share_embeddings else [model.source_embedding.tokens.weight.detach(), target]
+    source = cast(Embedding, model.source_embedding).tokens.weight.detach()
+    tables = [target] if config.share_embeddings else [source, target]
     theirs[SHARED] = torch.cat(tables)
     bias = torch.full((1, ids.vocab), UNREACHABLE)
     bias[0, ids.target :] = 0.0 if model.output.bias is None else model.output.bias.detach()

@@ -11,10 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import numpy as np
+
 from seq2engine.errors import SessionError, UsageError
+from seq2engine.runtime.encoder_inputs import AudioSource
+
+from ..cases import Sources
 
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENTS = Path(".peers")  # where `make peers` puts them
+FEATURES = "features.npy"
 TRIALS = 2  # decodes with every setting of a peer, to find its best
 
 
@@ -94,6 +100,7 @@ class Worker(AbstractContextManager["Worker"]):
     process: subprocess.Popen[str]
     complaints: Any  # the file its standard error goes to
     settings: dict[str, Any]
+    folder: Path  # of the model
     load_seconds: float = 0.0
     version: str = ""
     bytes: int = 0  # of the files it loaded
@@ -125,9 +132,13 @@ class Worker(AbstractContextManager["Worker"]):
         lines = [line for line in self.complaints.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"exit code {self.process.wait()}, and no error message"
 
-    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
+    def prepare(self, sources: Sources, beam: int, length: int, forced: bool) -> None:
         """What `run` decodes from now on: exactly `length` tokens where forced, else at most."""
-        self.ask(do="prepare", sources=sources, beam=beam, length=length, forced=forced)
+        given: Any = sources
+        if isinstance(sources[0], AudioSource):  # features go by a file
+            given = FEATURES
+            np.save(self.folder / FEATURES, np.stack([source.features for source in sources]))
+        self.ask(do="prepare", sources=given, beam=beam, length=length, forced=forced)
 
     def run(self) -> None:
         self.ask(do="run")
@@ -156,7 +167,7 @@ def open_worker(
         stderr=complaints,
         text=True,
     )
-    worker = Worker(name, process, complaints, settings)
+    worker = Worker(name, process, complaints, settings, model)
     try:
         loaded = worker.ask(do="load", peer=kind.worker, folder=str(model), settings=settings)
     except BaseException:

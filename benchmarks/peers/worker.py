@@ -2,7 +2,7 @@
 
 One JSON object a line comes in, one goes out:
     load     folder, settings            -> seconds, version, bytes of what it read
-    prepare  sources, beam, length, forced -> what is to be decoded from now on
+    prepare  sources, beam, length, forced -> what is to be decoded from now on; sources of audio are a file's name
     run                                  -> decodes it
     tokens                               -> the output of the last run, without end tokens and padding
     memory                               -> peak bytes of this process
@@ -24,7 +24,7 @@ class HuggingFacePeer:
 
     libraries: tuple[str, ...] = ("torch", "transformers")
 
-    def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, Any], settings: dict[str, Any]):
         import torch
 
         self.ids = ids
@@ -43,15 +43,16 @@ class HuggingFacePeer:
             model.forward = self.torch.compile(model.forward)
         return model
 
-    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
+    def prepare(self, sources: Any, beam: int, length: int, forced: bool) -> None:
+        """`sources` are token ids; of audio, the name of a file of features in the folder."""
         width = max(map(len, sources))
         rows = [[token + self.ids["source"] for token in source] for source in sources]
         pad = self.ids["pad"]
-        self.inputs = {
+        self.inputs: Any = {
             "input_ids": self.torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
             "attention_mask": self.torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]),
         }
-        self.options = {
+        self.options: dict[str, Any] = {
             "num_beams": beam,
             "do_sample": False,
             "max_new_tokens": length,
@@ -62,10 +63,46 @@ class HuggingFacePeer:
 
     def run(self) -> None:
         with self.torch.inference_mode():
-            self.output = self.model.generate(**self.inputs, **self.options)
+            self.output = self.generate(**self.inputs, **self.options)
+
+    def generate(self, **given: Any) -> Any:
+        return self.model.generate(**given)
 
     def tokens(self) -> list[list[int]]:
         return [cut(row[1:], self.ids) for row in self.output.tolist()]
+
+
+class WhisperPeer(HuggingFacePeer):
+    """The same for audio: the library's search alone, without what its Whisper adds to it."""
+
+    def __init__(self, folder: Path, ids: dict[str, Any], settings: dict[str, Any]):
+        self.folder = folder
+        super().__init__(folder, ids, settings)
+
+    def model_from(self, folder: Path, settings: dict[str, Any]) -> Any:
+        import transformers
+
+        self.version = f"transformers {transformers.__version__}"
+        self.read = [folder / "model.safetensors"]
+        return transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+
+    def prepare(self, sources: Any, beam: int, length: int, forced: bool) -> None:
+        import numpy
+
+        features = self.torch.from_numpy(numpy.load(self.folder / sources))
+        super().prepare([[0]] * len(features), beam, length, forced=False)
+        fed = [self.ids["start"], *self.ids["prompt"]]
+        self.inputs = {"input_features": features, "decoder_input_ids": self.torch.tensor([fed] * len(features))}
+        self.options["suppress_tokens"] = [self.ids["end"]] if forced else None
+
+    def generate(self, **given: Any) -> Any:
+        from transformers import GenerationMixin
+
+        return GenerationMixin.generate(self.model, **given)
+
+    def tokens(self) -> list[list[int]]:
+        fed = 1 + len(self.ids["prompt"])
+        return [cut(row[fed:], self.ids) for row in self.output.tolist()]
 
 
 class OptimumPeer(HuggingFacePeer):
@@ -114,7 +151,7 @@ class CTranslate2Peer:
 
     libraries = ("ctranslate2",)
 
-    def __init__(self, folder: Path, ids: dict[str, int], settings: dict[str, Any]):
+    def __init__(self, folder: Path, ids: dict[str, Any], settings: dict[str, Any]):
         import ctranslate2
 
         self.ids, self.version = ids, f"ctranslate2 {ctranslate2.__version__}"
@@ -123,41 +160,55 @@ class CTranslate2Peer:
         if not (converted / "model.bin").is_file():
             self.convert(folder, converted, settings["precision"])
         self.read = [path for path in converted.iterdir() if path.is_file()]
-        self.translator = ctranslate2.Translator(
+        self.model = self.kind(ctranslate2)(
             str(converted),
             compute_type=settings["precision"],
             inter_threads=self.workers,
             intra_threads=settings["intra_threads"],
         )
 
-    def convert(self, folder: Path, converted: Path, precision: str) -> None:
-        import transformers
-        from ctranslate2.converters.transformers import BartLoader
+    def kind(self, ctranslate2: Any) -> Any:
+        return ctranslate2.Translator
 
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-        model.config.normalize_before = model.config.model_type == "pegasus"
-        model.config.normalize_embedding = False
-        loader = BartLoader()
+    def convert(self, folder: Path, converted: Path, precision: str) -> None:
+        loader, model = self.loader_and_model(folder)
         spec = loader.get_model_spec(model)
         loader.set_vocabulary(spec, [self.word(token) for token in range(self.ids["vocab"])])
-        spec.config.eos_token, spec.config.decoder_start_token = (
-            self.word(self.ids["end"]),
-            self.word(self.ids["start"]),
-        )
-        spec.config.bos_token, spec.config.unk_token = spec.config.decoder_start_token, self.word(self.ids["pad"])
+        self.configure(spec)
         spec.validate()
         if precision != "float32":
             spec.optimize(quantization=precision)
         converted.mkdir(parents=True, exist_ok=True)
         spec.save(str(converted))
 
-    @staticmethod
-    def word(token: int) -> str:
+    def loader_and_model(self, folder: Path) -> tuple[Any, Any]:
+        import transformers
+        from ctranslate2.converters.transformers import BartLoader, T5Loader, UMT5Loader
+
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        if model.config.model_type == "umt5":
+            return UMT5Loader(), model
+        if model.config.model_type == "t5":
+            # Its converter scales the output by this flag, which the library always sets, and goes by another itself.
+            model.config.tie_word_embeddings = model.config.scale_decoder_outputs
+            return T5Loader(), model
+        model.config.normalize_before = model.config.model_type == "pegasus"
+        model.config.normalize_embedding = False
+        return BartLoader(), model
+
+    def configure(self, spec: Any) -> None:
+        spec.config.eos_token, spec.config.decoder_start_token = (
+            self.word(self.ids["end"]),
+            self.word(self.ids["start"]),
+        )
+        spec.config.bos_token, spec.config.unk_token = spec.config.decoder_start_token, self.word(self.ids["pad"])
+
+    def word(self, token: int) -> str:
         return f"t{token}"
 
-    def prepare(self, sources: list[list[int]], beam: int, length: int, forced: bool) -> None:
-        self.inputs = [[self.word(token + self.ids["source"]) for token in source] for source in sources]
-        self.options = {
+    def prepare(self, sources: Any, beam: int, length: int, forced: bool) -> None:
+        self.inputs: Any = [[self.word(token + self.ids["source"]) for token in source] for source in sources]
+        self.options: dict[str, Any] = {
             "beam_size": beam,
             "max_decoding_length": length,
             "min_decoding_length": length - 1 if forced else 0,
@@ -166,10 +217,60 @@ class CTranslate2Peer:
         }
 
     def run(self) -> None:
-        self.output = self.translator.translate_batch(self.inputs, **self.options)
+        self.output = self.model.translate_batch(self.inputs, **self.options)
 
     def tokens(self) -> list[list[int]]:
         return [cut([int(word[1:]) for word in answer.hypotheses[0]], self.ids) for answer in self.output]
+
+
+class CTranslate2WhisperPeer(CTranslate2Peer):
+    """`Whisper.generate`; with several workers the batch is cut into as many parts."""
+
+    def __init__(self, folder: Path, ids: dict[str, Any], settings: dict[str, Any]):
+        super().__init__(folder, ids, settings)
+        self.folder = folder
+
+    def kind(self, ctranslate2: Any) -> Any:
+        self.view = ctranslate2.StorageView.from_array
+        return ctranslate2.models.Whisper
+
+    def loader_and_model(self, folder: Path) -> tuple[Any, Any]:
+        import transformers
+        from ctranslate2.converters.transformers import WhisperLoader
+
+        return WhisperLoader(), transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+
+    def configure(self, spec: Any) -> None:
+        spec.config.suppress_ids = spec.config.suppress_ids_begin = spec.config.lang_ids = []
+        spec.config.alignment_heads = [(0, 0)]
+
+    def word(self, token: int) -> str:
+        return self.ids["words"].get(str(token), f"t{token}")
+
+    def prepare(self, sources: Any, beam: int, length: int, forced: bool) -> None:
+        import numpy
+
+        self.inputs = numpy.array_split(numpy.load(self.folder / sources), self.workers)
+        self.options = {
+            "beam_size": beam,
+            "max_length": 2 * length,  # it decodes half of what it is asked for, the other half being for a prompt
+            "suppress_blank": False,
+            "suppress_tokens": [self.ids["end"]] if forced else [],
+            "asynchronous": True,
+        }
+
+    def run(self) -> None:
+        fed = [self.ids["start"], *self.ids["prompt"]]
+        parts = [
+            self.model.generate(self.view(part), [fed] * len(part), **self.options) for part in self.inputs if len(part)
+        ]
+        self.output = [waiting.result() for part in parts for waiting in part]
+
+    def tokens(self) -> list[list[int]]:
+        # The end token is not among them. What stops before the asked length has ended.
+        longest = self.options["max_length"] // 2
+        rows = [list(answer.sequences_ids[0]) for answer in self.output]
+        return [cut(row if len(row) == longest else [*row, self.ids["end"]], self.ids) for row in rows]
 
 
 PEERS: dict[str, Any] = {
@@ -178,9 +279,19 @@ PEERS: dict[str, Any] = {
     "optimum": OptimumPeer,
     "openvino": OpenVinoPeer,
 }
+AUDIO_PEERS: dict[str, Any] = {"ctranslate2": CTranslate2WhisperPeer, "hugging_face": WhisperPeer}
 
 
-def cut(tokens: list[int], ids: dict[str, int]) -> list[int]:
+def peer_for(name: str, folder: Path) -> Any:
+    """The peer of that name for the model in a folder."""
+    if json.loads((folder / "config.json").read_text())["model_type"] != "whisper":
+        return PEERS[name]
+    if name not in AUDIO_PEERS:
+        raise ValueError(f"{name} is not asked for audio here")
+    return AUDIO_PEERS[name]
+
+
+def cut(tokens: list[int], ids: dict[str, Any]) -> list[int]:
     """A peer's output in our ids, up to and with its end token."""
     if ids["end"] in tokens:
         tokens = tokens[: tokens.index(ids["end"]) + 1]
@@ -213,7 +324,7 @@ def bring_in(peer: Any, folder: Path, settings: dict[str, Any]) -> None:
     CTranslate2 imports torch for its converters if it can: a model that is converted needs neither, and their memory
     would be charged to it.
     """
-    if peer is CTranslate2Peer and (folder / f"ctranslate2-{settings['precision']}" / "model.bin").is_file():
+    if issubclass(peer, CTranslate2Peer) and (folder / f"ctranslate2-{settings['precision']}" / "model.bin").is_file():
         sys.modules["torch"] = sys.modules["transformers"] = None  # type: ignore[assignment]
     for name in peer.libraries:
         importlib.import_module(name)
@@ -222,8 +333,9 @@ def bring_in(peer: Any, folder: Path, settings: dict[str, Any]) -> None:
 def answer_to(request: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
     verb = request.pop("do")
     if verb == "load":
-        folder, peer = Path(request["folder"]), PEERS[request["peer"]]
+        folder = Path(request["folder"])
         ids = json.loads((folder / "ids.json").read_text())
+        peer = peer_for(request["peer"], folder)
         bring_in(peer, folder, request["settings"])
         started = time.perf_counter()
         it = peers["it"] = peer(folder, ids, request["settings"])

@@ -1,6 +1,6 @@
 """The measured tables of README and docs/BENCHMARK.md, made of committed results: `make readme` writes them anew.
 
-A page says which result stands where: <!-- measured: benchmarks/results/base.json, random weights -->
+A comment on the page names the result of each table: <!-- measured: benchmarks/results/base.json, random weights -->
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ..machine import SOURCES
 from ..result import BenchResult, CaseResult
 from ..result_files import result_from_file
 from ..timing import ratio_interval
+from .natural_table import natural_conditions, natural_table
 from .tables import interval_of, number
 
 PAGES = (SOURCES / "README.md", SOURCES / "docs" / "BENCHMARK.md")
@@ -22,6 +23,8 @@ THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of 
 
 def readme_text(result: BenchResult, weights: str) -> str:
     """The table and its conditions: of every case our arms against the best peer of the same precision."""
+    if result.natural:
+        return "\n".join([*natural_table(result, weights, OURS, THEIRS), "", *conditions(result)]) + "\n"
     precisions = [arm.precision for arm in result.arms.values() if arm.backend == OURS and arm.draft is None]
     model = result.model
     head = [f"d {model['d_model']}, {model['encoder_layers']}+{model['decoder_layers']} layers, {weights}"]
@@ -72,14 +75,19 @@ def conditions(result: BenchResult) -> list[str]:
     differing = [name for name in result.arms if not all(case.same(name) for case in result.cases if name in case.arms)]
     versions = sorted({arm.version for arm in result.arms.values() if arm.version})
     busy = f", on a busy machine (load {machine.load_before})" if machine.busy else ""
+    if machine.neighbours:
+        busy += f", beside {machine.neighbours} busy process{'es'[: 2 * (machine.neighbours > 1)]}"
+    where = f"{machine.cpu}, {machine.threads} threads,"
+    made = f"{result.made_at[:10]}{busy}. Peers: {', '.join(peers) or 'none'} ({'; '.join(versions)})."
     agreement = f"Outputs differ from {result.first}'s somewhere: {', '.join(differing)}."
-    lines = [
+    forced = [
         "End to end at forced output length, tokens without scores, medians of "
         f"{result.rounds} interleaved rounds with 95 % intervals of the",
-        f"ratio, every peer with its best setting for the case; {machine.cpu}, {machine.threads} threads,",
-        f"{result.made_at[:10]}{busy}. Peers: {', '.join(peers) or 'none'} ({'; '.join(versions)}).",
+        f"ratio, every peer with its best setting for the case; {where}",
+        made,
         agreement if differing else "All outputs are equal.",
     ]
+    lines = [*natural_conditions(result), where, made] if result.natural else forced
     if memory := {name: arm.peak_bytes for name, arm in result.arms.items() if arm.peak_bytes is not None}:
         lines.append("Peak memory, MB: " + ", ".join(f"{name} {peak / 1e6:.0f}" for name, peak in memory.items()) + ".")
     lines += [f"{name} did not run: {reason}." for name, reason in result.failed.items()]

@@ -9,6 +9,7 @@ from pathlib import Path
 from seq2engine.runtime.quality.metrics import quality_head, quality_row
 
 from ..intervals import COVERAGE, fewest_rounds
+from ..natural.result import Likeness
 from ..result import PARTS, BenchResult, CaseResult, Curve, slots_of_greedy, winner
 from ..timed_decode import PIECES
 from ..timing import Ratio
@@ -115,6 +116,50 @@ def scenario_rows(result: BenchResult, scenario: str) -> list[tuple[str, ...]]:
 
 def figure_text(name: str, value: float) -> str:
     return NO_RATE if name == "queries_per_second" and value == 0 else number(value)
+
+
+NATURAL_HEAD = (
+    "sentences to their ends",
+    "arm",
+    "tokens/s",
+    "p50, ms",
+    "p90",
+    "p99",
+    "times as fast",
+    "equal outputs",
+    "chrF to them",
+    "BLEU",
+    "chrF",
+    "BLEU of references",
+    "best setting",
+)
+NATURAL_NOTE = (
+    "Real sentences in the order of their file, each decoded to its own end; a call decodes one batch, and arms take "
+    "turns after every call. Times as fast: all calls together, with the interval of a call's ratio. Equal outputs, "
+    "chrF and BLEU are against the first arm's outputs, then chrF and BLEU against the references."
+)
+
+
+def natural_rows(result: BenchResult) -> list[tuple[str, ...]]:
+    """Under NATURAL_HEAD."""
+    return [
+        (
+            str(found.workload),
+            name,
+            number(arm.tokens_per_second),
+            *(number(arm.samples.percentile(percent)) for percent in (50, 90, 99)),
+            "1" if name == next(iter(found.arms)) else interval_text(arm.speedup),
+            f"{arm.likeness.equal} of {arm.likeness.lines}",
+            *(f"{value:.1f}" for value in likeness_scores(arm.likeness)),
+            arm.setting,
+        )
+        for found in result.natural
+        for name, arm in found.arms.items()
+    ]
+
+
+def likeness_scores(likeness: Likeness) -> tuple[float, ...]:
+    return likeness.chrf, likeness.bleu, likeness.reference_chrf, likeness.reference_bleu
 
 
 def arm_rows(result: BenchResult) -> list[tuple[str, ...]]:
@@ -271,6 +316,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
         ("instruction sets", ", ".join(machine.features) or "unknown"),
         ("cores", f"{machine.cores}, of which each arm was given {machine.threads}"),
         ("governor", machine.governor or "unknown"),
+        ("busy neighbours", str(machine.neighbours)),
         ("load before and after", f"{machine.load_before} and {machine.load_after}"),
         ("system", machine.platform),
         ("Python", machine.python),

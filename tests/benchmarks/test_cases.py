@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from seq2engine.benchmarks.cases import (
@@ -25,7 +26,7 @@ TINY = PRESETS["tiny"]
 
 def test_default_cases_fit_every_preset():
     for config in PRESETS.values():
-        assert cases_for(config) == CASES
+        assert config.takes_audio or cases_for(config) == CASES
         assert case_problems(cases_for(config), config) == []
 
 
@@ -92,3 +93,19 @@ def test_a_sweep_is_every_combination_cut_to_the_model():
     assert len(found) == 2 * 2 * 2  # batch, beam, source; both outputs are cut to one
     assert {(case.source, case.target) for case in found} == {(32, 32), (64, 32)}
     assert found[0] == Case("1x1x32x32", 1, 1, 32, 32)
+
+
+def test_a_window_of_audio_has_one_length() -> None:
+    config = PRESETS["whisper-tiny.en"]
+    assert {case.source for case in cases_for(config)} == {1500}
+    assert not case_problems(cases_for(config), config)
+    wrong = [Case("short", 1, 1, 32, 32), Case("long", 1, 1, 1500, 448)]
+    assert case_problems(wrong, config) == [
+        "case short: source 32, a window of audio has 1500",
+        "case long: output 448, the model gives at most 447",
+    ]
+    case = dataclasses.replace(wrong[1], batch=2)
+    sources, again, others = ([source.features for source in sources_for(case, config, seed)] for seed in (1, 1, 2))
+    assert [features.shape for features in sources] == [(80, 3000)] * 2
+    assert np.array_equal(sources, again)
+    assert not np.array_equal(sources, others)

@@ -25,10 +25,10 @@ def broken(changed: dict[str, object], lost: str = "") -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TEXT[: len(TEXT) // 2], "is not JSON"),
-        ('{"format": 4,', "is not JSON (it ends in the middle), expected the JSON file of a benchmark"),
-        ("", "is not JSON (it ends in the middle)"),
-        ("batch 1, beam 4", "is not JSON (Expecting value, line 1)"),
+        (TEXT[: len(TEXT) // 2], "not JSON"),
+        ('{"format": 4,', "(not JSON: it ends in the middle), expected the JSON file of a benchmark"),
+        ("", "(not JSON: it ends in the middle)"),
+        ("batch 1, beam 4", "(not JSON: Expecting value, line 1, column 1)"),
         ("[1, 2]", "is JSON, but no benchmark result; expected the JSON file of a benchmark"),
         ('{"ok": true}', "is JSON, but no benchmark result"),
         (broken({"format": 99}), "benchmark result of format 99, this version reads 4; measure again"),
@@ -58,7 +58,7 @@ def test_other_things_that_are_no_result(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, said in (
         ("nope.json", "no file .*nope.json, expected the JSON file of a benchmark, or a bundle"),
-        ("binary", "binary is no text"),
+        ("binary", "binary cannot be used"),
         ("page.html", "page.html is the page of a report, expected its data: .*page.json"),
         ("empty", "empty holds no benchmark result"),
         ("binary/inside.json", "cannot read .*: Not a directory"),

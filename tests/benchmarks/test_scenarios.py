@@ -105,11 +105,11 @@ def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="unknown scenario burst, expected some of single, offline, server"):
-        run_scenarios(ScenarioOptions(["single", "burst"]), {}, CASE)
+        run_scenarios(ScenarioOptions(["single", "burst"]), {}, [CASE])
     with pytest.raises(UsageError, match="a bound of 0 ms, expected more than 0"):
-        run_scenarios(ScenarioOptions(["server"], bound_ms=0), {}, CASE)
+        run_scenarios(ScenarioOptions(["server"], bound_ms=0), {}, [CASE])
     with pytest.raises(UsageError, match="a bound without the scenario server"):
-        run_scenarios(ScenarioOptions(["single"], bound_ms=5), {}, CASE)
+        run_scenarios(ScenarioOptions(["single"], bound_ms=5), {}, [CASE])
 
 
 def test_a_rate_that_cannot_be_had_is_no_zero() -> None:

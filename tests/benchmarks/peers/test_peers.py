@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from support.hugging_face_models import in_double
+from support.rounding import double_error
 
-from seq2engine.benchmarks.peers.hugging_face_from_model import hugging_face_from_model, ids_of
+from seq2engine.benchmarks.cases import Case, sources_for
+from seq2engine.benchmarks.peers.hugging_face_from_model import hugging_face_from_model
+from seq2engine.benchmarks.peers.ids import ids_of
 from seq2engine.benchmarks.peers.processes import Peer, PeerKind, open_worker, peer_kinds, peers_from_names
 from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
@@ -35,6 +40,27 @@ MODELS = {
         activation="silu",
         output_bias=True,
     ),
+}
+
+T5 = {  # with as many layers on both sides: the library's T5 counts those of its cache by the encoder's
+    **SMALL,
+    "encoder_layers": 2,
+    "norm": "pre",
+    "norm_kind": "rms",
+    "positions": "relative",
+    "biases": False,
+    "scale_attention": False,
+    "scale_embeddings": False,
+    "norm_epsilon": 1e-6,
+    "source_vocab": 40,
+    "target_vocab": 40,
+    "start_id": 0,
+    "end_id": 1,
+}
+MODELS |= {
+    "T5 v1.0": ModelConfig(**LENGTHS, **T5, max_distance=5, d_kv=6, scale_output=True),
+    "T5 v1.1": ModelConfig(**LENGTHS, **T5, max_distance=20, activation="gelu_tanh", gated=True, tie_output=False),
+    "UMT5": ModelConfig(**LENGTHS, **T5, max_distance=5, distances_per_layer=True, scale_output=True),
 }
 
 
@@ -71,6 +97,64 @@ def test_the_folder_is_read_back_as_the_model_it_was(tmp_path: Path) -> None:
     again = checkpoint_from_hugging_face(tmp_path).model
     ids, mask, said = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.tensor([[1, 30, 12]])
     assert torch.equal(model(ids, mask, said), again(ids, mask, said))
+
+
+@pytest.mark.parametrize("name", ["T5 v1.0", "T5 v1.1", "UMT5"])
+def test_distances_have_buckets_of_their_own(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    model = wandering(MODELS[name]).double()
+    hugging_face_from_model(model, tmp_path)
+    theirs = in_double(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)).eval()
+    ids, mask, said = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.arange(3, 15)[None]
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids, attention_mask=mask, decoder_input_ids=said).logits
+        found = model(ids, mask, said)
+        assert (found - wanted).abs().max() <= double_error(model.float()(ids, mask, said), wanted)
+
+
+AUDIO = ModelConfig(
+    **SMALL,
+    source_vocab=0,
+    target_vocab=51864,
+    norm="pre",
+    positions="learned",
+    activation="gelu",
+    share_embeddings=False,
+    scale_embeddings=False,
+    front_end="mel",
+    mels=8,
+    max_source=20,
+    max_target=24,
+    pad_id=50256,
+    start_id=50257,
+    end_id=50256,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["ctranslate2 float32", "transformers"])
+def test_a_peer_s_tokens_of_audio_are_ours(peer: str, tmp_path: Path, environments: Path) -> None:
+    model = wandering(AUDIO)
+    ids = hugging_face_from_model(model, tmp_path)
+    kind = peer_kinds(1)[peer]
+    sources = sources_for(Case("audio", 2, 1, 20, 8), AUDIO)
+    with open_worker(peer, kind, kind.settings[0], tmp_path, environments) as worker:
+        for beam in (1, 4):
+            for forced in (False, True):
+                worker.prepare(sources, beam, 8, forced)
+                worker.run()
+                rules = {"banned": ((AUDIO.end_id,),), "ignore_eos": True} if forced else {}
+                options = SearchOptions(max_length=8, beam=beam, beam_style=kind.beam_style, prompt=ids.prompt, **rules)
+                with TorchSession(model, "fp32") as session:
+                    said = [nbest[0].tokens for nbest in generate(session, sources, options)]
+                assert worker.tokens() == said, (beam, forced)
+
+
+def test_peers_know_only_the_vocabularies_of_openai(tmp_path: Path) -> None:
+    model = build_model(dataclasses.replace(AUDIO, target_vocab=51000))
+    with pytest.raises(RequestError, match="its vocabulary is 51000, a Whisper's 51864, 51865 or 51866; leave out"):
+        hugging_face_from_model(model, tmp_path)
 
 
 def test_two_vocabularies_stand_one_behind_the_other() -> None:

@@ -1,0 +1,1 @@
+"""Real sentences decoded to their own ends: speed and quality of every arm side by side."""

@@ -1,0 +1,1 @@
+"""A real model and real sentences, fetched from the package registry."""

@@ -1,0 +1,1 @@
+"""What is timed on every arm, in turns."""
