@@ -5,33 +5,52 @@
 # make test-cpus   the tests of numbers as other CPUs would run them: fewer instructions, more threads; an hour on two cores
 # make peers  environments for `seq2engine bench --peers`, in .peers; gigabytes, and needed for nothing else
 # make measure     `base` against all peers, into benchmarks/results/base.json and docs/BENCHMARK.md; an hour on two cores
+# make fuzz   mutated files and random command lines: 10 minutes, or FUZZ="--cases 10000 --seed 3"
+# make kills  commands that write, killed at 200 random instants (KILLS=200)
+# make measure-real     a real translation model on real sentences against CTranslate2, into benchmarks/results and README; 15 minutes
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-slow test-cpus lint bench peers measure readme docs pictures gpu-check gpu-present clean
+.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real fuzz kills readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
 	$(BIN)/seq2engine demo --out out/demo
 
+# Tests start many processes, and each would compile our modules anew where byte code is not kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A worker for each core. A file stays with one worker, so that what its tests share is made once. Benchmarks are `make bench`.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark
 
-test: lint
-	$(PYTEST) -m 'not gpu and not slow' --junitxml=out/tests.xml
+# Types are checked beside the tests: mypy has one thread, and would leave the other cores idle for a minute.
+test: style
+	@$(MAKE) --no-print-directory --jobs=2 types test-fast
 	@$(BIN)/python tests/support/summary.py out/tests.xml
 
-test-slow: $(VENV)/installed
+test-fast: $(VENV)/installed
+	$(PYTEST) -m 'not gpu and not slow' --junitxml=out/tests.xml
+
+test-slow: $(VENV)/installed .peers/triton/installed
 	$(PYTEST) -m 'slow and not gpu' --junitxml=out/tests-slow.xml
 	@$(BIN)/python tests/support/summary.py out/tests-slow.xml
 
 test-all: test test-slow
 
-# Each line is one CPU: what PyTorch (ATEN, oneDNN, MKL) is told, or what is hidden from it, from numpy and from ONNX Runtime,
-# which asks the processor itself (tests/support/fewer_instructions.c). TESTS="tests/runtime/search/test_beam.py" runs less.
-TESTS ?= tests/support tests/model tests/export tests/runtime tests/commands/test_score.py tests/cli/test_search_flags.py
+FUZZ ?= --minutes 10
+fuzz: $(VENV)/installed
+	$(BIN)/python tests/fuzz/campaign.py $(FUZZ)
+
+KILLS ?= 200
+kills: $(VENV)/installed
+	$(BIN)/python tests/fuzz/kills.py --kills $(KILLS)
+
+# Each line is one CPU: settings of PyTorch (ATEN, oneDNN, MKL), or instructions hidden from it, from numpy and from ONNX Runtime,
+# which asks the processor itself (tests/support/fewer_instructions.c; exit code 77: this processor cannot hide any, so that
+# line is skipped). TESTS="tests/runtime/search/test_beam.py" runs less.
+TESTS ?= tests/support tests/model tests/export tests/runtime tests/commands/test_score.py tests/flags/test_search.py
 FEWER := LD_PRELOAD=$(CURDIR)/out/fewer_instructions.so
 test-cpus: $(VENV)/installed
 	@mkdir -p out && $(CC) -shared -fPIC -O1 -o out/fewer_instructions.so tests/support/fewer_instructions.c
@@ -43,11 +62,15 @@ test-cpus: $(VENV)/installed
 	    "MKL_CBWR=COMPATIBLE" \
 	    "$(FEWER) SEQ2ENGINE_HIDE=avx512" \
 	    "$(FEWER) SEQ2ENGINE_HIDE=avx2 SEQ2ENGINE_TEST_THREADS=2"; \
-	do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -p no:faulthandler $(TESTS) || failed=1; done; exit $$failed
+	do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -p no:faulthandler $(TESTS) || test $$? = 77 || failed=1; done; exit $$failed
 
-lint: $(VENV)/installed
+lint: style types
+
+style: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
 	rm -rf build/linked && mkdir -p build/linked/seq2engine
 	cd build/linked/seq2engine && ln -s ../../../seq2engine/* ../../../model ../../../export ../../../runtime ../../../benchmarks .
 	$(BIN)/mypy
@@ -62,6 +85,8 @@ peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/in
 	@echo "making .peers/$*; this happens once"
 	@test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
 	@.peers/$*/bin/python -m pip install --quiet --requirement $<
+	@# of pytriton only its tritonserver is used: what it asks for would put back numpy 1
+	@if [ $* = triton ]; then .peers/$*/bin/python -m pip install --quiet --no-deps nvidia-pytriton==0.7.0; fi
 	@# optimum-intel asks for torchvision, of which there is no build without CUDA, and which no text model needs
 	@if [ $* = openvino ]; then .peers/$*/bin/python -m pip install --quiet --no-deps optimum-intel==2.2.0; fi
 	@touch $@
@@ -71,6 +96,20 @@ measure: $(VENV)/installed peers
 	$(BIN)/seq2engine export random:base out/base --precision fp32 w8a8 --force
 	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers all --case $(MEASURED) --rounds 6 --out out/base/bench.json
 	mkdir -p benchmarks/results && cp out/base/bench.json benchmarks/results/base.json
+	$(MAKE) readme
+
+# OPUS-MT zh-en and its sentences come from the package registry (benchmarks/real). SENTENCES=96 takes a quarter of the time,
+# NEIGHBOURS=1 puts a busy process on one core, REAL_PEERS="all" takes every library of `make peers`.
+SENTENCES ?= 384
+NEIGHBOURS ?= 0
+REAL_PEERS ?= "ctranslate2 float32" "ctranslate2 int8"
+REAL_RESULT := $(if $(filter 0,$(NEIGHBOURS)),real,real_busy)
+measure-real: $(VENV)/installed .peers/transformers/installed
+	$(BIN)/python -m seq2engine.benchmarks.real.opus_zh_en out/opus
+	$(BIN)/seq2engine export out/opus/hf out/opus/bundle --precision fp32 w8a8 --force
+	$(BIN)/seq2engine bench out/opus/bundle --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers $(REAL_PEERS) \
+	    --references out/opus/pairs.tsv --count $(SENTENCES) --natural 1x1 1x4 8x1 8x4 32x1 32x4 --neighbour $(NEIGHBOURS) --out out/opus/$(REAL_RESULT).json
+	cp out/opus/$(REAL_RESULT).json benchmarks/results/opus_zh_en_$(REAL_RESULT).json
 	$(MAKE) readme
 
 readme: $(VENV)/installed

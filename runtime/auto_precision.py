@@ -2,18 +2,19 @@
 
     fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, in turns -> the fastest
 
-The fastest depends on the instructions, the cores and the model, so it is measured.
+The fastest depends on the instructions, the cores and the model, so it is measured, once on a machine.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from seq2engine.common.reports import FOLDER
+from seq2engine.common.json_files import read_object, typed_from_json
+from seq2engine.common.measured import Measured
+from seq2engine.common.reports import FOLDER, age_of
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import QUANTISED
@@ -25,14 +26,27 @@ from .text.sources import random_sources
 
 CANDIDATES = ("fp32", "fp16", "w8a8")  # the most precise first; others save memory or are for GPUs
 ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here
+NOT_KEPT = Measured(None, {})
 ROUNDS, SOURCES, STEPS = 5, 4, 8
 
 
 def open_fastest(
-    bundle: Bundle, backend: str, provider: str | None, open_precision: Callable[[str], Session]
+    bundle: Bundle,
+    backend: str,
+    provider: str | None,
+    open_precision: Callable[[str], Session],
+    kept: Measured = NOT_KEPT,
 ) -> Session:
-    """The session that decodes fastest; its `chosen` names the precision and the reason. The others are closed."""
+    """The session that decodes fastest; its `chosen` names the precision and the reason. The others are closed.
+
+    `kept` are the times of the same precisions that were measured before; then only the fastest is opened.
+    """
     names, left_out = candidates_of(bundle, backend, provider)
+    known = (kept.value() or {}).get("seconds", {})
+    if len(names) > 1 and list(known) == names and all(isinstance(one, float) for one in known.values()):
+        session = open_precision(min(known, key=lambda name: known[name]))
+        session.chosen = choice_text(session.precision, known, bundle, backend, left_out)
+        return session
     with ExitStack() as opened:
         sessions = {name: opened.enter_context(open_precision(name)) for name in names}
         times = decode_times(sessions) if len(sessions) > 1 else dict.fromkeys(names, 0.0)
@@ -41,10 +55,13 @@ def open_fastest(
         opened.pop_all()
         for other in sessions.values():
             other.close()
-    session.chosen = "; ".join(
-        filter(None, (reason_of(fastest, times), quality_of(fastest, bundle, backend), left_out))
-    )
+    kept.keep({"seconds": times})
+    session.chosen = choice_text(fastest, times, bundle, backend, left_out)
     return session
+
+
+def choice_text(fastest: str, times: Mapping[str, float], bundle: Bundle, backend: str, left_out: str) -> str:
+    return "; ".join(filter(None, (reason_of(fastest, times), quality_of(fastest, bundle, backend), left_out)))
 
 
 def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[list[str], str]:
@@ -70,14 +87,14 @@ def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[l
 def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
     """The verdict of the bundle's latest parity report on a precision and backend; None if there is no report."""
     found = (bundle.root / FOLDER).glob(f"parity-*{precision}*.json")
-    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in sorted(found, key=age_of, reverse=True):
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if (values["backend"], values["precision"]) == (backend, precision):
-                return bool(values["verdict"])
-        except (ValueError, KeyError, TypeError) as error:
+            values = read_object(path, finite=False)
+            if (values.get("backend"), values.get("precision")) == (backend, precision):
+                return typed_from_json(bool, values.get("verdict"), "verdict")
+        except (OSError, ValueError) as error:
             raise SessionError(
-                f"{path} is no parity report ({error!r}), and precision auto goes by it; delete it, or run again: "
+                f"{path} is no parity report ({error}), and precision auto goes by it; delete it, or run again: "
                 f"seq2engine parity {shlex.quote(str(bundle.root))} --precision {precision}"
             ) from error
     return None

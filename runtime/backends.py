@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from seq2engine.common.measured import Measured
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.profiles import Workload
@@ -16,6 +20,7 @@ BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
     "onnxruntime": "ort.opening",
     "tensorrt": "trt.session",
 }
+AUTO = "auto"  # speculative decoding where the bundle has a precision that drafts, as long as it is faster
 WITH_ATTENTION = ("torch", "onnxruntime")  # those that can put out their cross-attention weights
 
 
@@ -32,6 +37,8 @@ class SessionOptions:
     provider: str | None = None
     draft: str | None = None
     workload: Workload | None = None
+    tokens_per_wait: int | None = None
+    profile: Path | None = None
 
 
 def check_session(options: SessionOptions) -> None:
@@ -43,9 +50,14 @@ def check_session(options: SessionOptions) -> None:
         raise SessionError(f"a provider is an option of onnxruntime, not of {backend}; leave --provider out")
     if options.engine is not None and backend != "tensorrt":
         raise SessionError(f"an engine is an option of tensorrt, not of {backend}; leave --engine out")
+    on_gpu = backend == "tensorrt" or options.provider not in (None, "cpu")
+    if options.tokens_per_wait is not None and (not on_gpu or options.tokens_per_wait < 1):
+        raise SessionError(
+            f"tokens_per_wait {options.tokens_per_wait} of {backend}, expected at least 1, and a GPU; leave it out"
+        )
     if threads is not None and threads < 1:
         raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
-    if options.draft is not None:
+    if options.draft not in (None, AUTO):
         check_speculative(options)
     if options.attention and backend not in WITH_ATTENTION:
         raise SessionError(
@@ -65,6 +77,18 @@ def check_speculative(options: SessionOptions) -> None:
         )
     if options.precision == "auto":
         raise SessionError("speculative decoding with precision auto, expected a named precision; leave --draft out")
+
+
+def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, Any]) -> Measured:
+    """What was measured of this bundle with these options before, on this machine."""
+    graphs = {
+        precision: {name: entry.sha256 for name, entry in entries.items()}
+        for precision, entries in bundle.manifest.graphs.items()
+    }
+    asked = {"backend": options.backend, "provider": options.provider, "threads": options.threads}
+    return Measured(
+        options.profile, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs}
+    )
 
 
 def with_defaults(session: Session, bundle: Bundle) -> Session:

@@ -12,10 +12,12 @@ from typing import Any
 
 from seq2engine.export.artifact.bundle import GENERATION, Bundle
 
+from .search.options import checked_values
+
 
 @dataclass(frozen=True)
 class Defaults:
-    """Fields of SearchOptions as JSON has them, and the name of the file that they come from."""
+    """Fields of SearchOptions, of the right types, and the name of the file that they come from."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     where: str = GENERATION
@@ -26,10 +28,16 @@ class Defaults:
         return self.values.get("start")
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """What the decoder is fed after the start token, before it emits anything."""
+        return tuple(self.values.get("prompt", ()))
+
+    @property
     def needs_attention(self) -> bool:
         """Whether they need a session that keeps its cross-attention weights."""
         return bool(self.values.get("alignments") or self.values.get("coverage_penalty"))
 
 
 def defaults_of(bundle: Bundle) -> Defaults:
-    return Defaults(bundle.generation(), str(bundle.root / GENERATION))
+    where = str(bundle.root / GENERATION)
+    return Defaults(checked_values(bundle.generation(), where), where)

@@ -8,17 +8,19 @@ import numpy as np
 
 from seq2engine.model.config import ModelConfig
 
+from .encoder_inputs import encoder_inputs, listed_sources
 from .model_options import options_from_session
 from .parallel import in_parallel
 from .requests import check_request
 from .search.alternatives import alternatives_search
 from .search.beam import beam_search
 from .search.greedy import greedy_search
+from .search.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.options import SearchOptions
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
-from .session import Session, StepForm
+from .session import Session, State, StepForm
 from .tree_cache import TreeStep
 
 
@@ -27,29 +29,62 @@ def decode(
     sources: Sequence[Sequence[int]],
     options: SearchOptions,
     prefixes: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    logits: bool = False,
 ) -> Search:
-    """The decode loop as a generator of steps; it returns the n-best hypotheses of every source."""
-    rows = [list(source) for source in sources]
-    check_request(session.limits, session.config, rows, options, prefixes=prefixes)
-    return (yield from decode_checked(session, rows, options, prefixes))
+    """The decode loop as a generator of steps; it returns the n-best hypotheses of every source.
+
+    With `logits`, whoever runs it may read the logits of every step that it emits.
+    """
+    rows = listed_sources(sources, session.config)
+    check_request(session.limits, session.config, rows, options, prefixes=prefixes, prompts=prompts)
+    return (yield from decode_checked(session, rows, options, prefixes, prompts, logits))
 
 
 def decode_checked(
     session: Session,
-    sources: list[list[int]],
+    sources: Sequence[Sequence[int]],
     options: SearchOptions,
     prefixes: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    logits: bool = False,
 ) -> Search:
     """The same for a request that was checked, or a part of one."""
-    state = session.encode(*padded(sources, session.config.pad_id))
-    form = form_from_options(options, session.config)
-    step = TreeStep(session, state, len(sources), options.width, options.max_length, form)
+    state = session.encode(*encoder_inputs(sources, session.config))
+    return (yield from decode_encoded(session, state, sources, options, prefixes, prompts, logits))
+
+
+def decode_encoded(
+    session: Session,
+    state: State,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    logits: bool = False,
+) -> Search:
+    """The same for sources that were encoded; their state may be decoded several times, one after another."""
+    form = form_from_options(options, session.config, logits)
+    plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes)
+    step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan)
+    if prompts or options.prompt:
+        step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))
     return (yield from search_over(step, sources, session.config, options, prefixes))
+
+
+def prompts_of(
+    config: ModelConfig, options: SearchOptions, count: int, given: Sequence[Sequence[int]] | None = None
+) -> list[tuple[int, ...]]:
+    """What the decoder is fed for each source before it emits anything: its own prompt, or start token and prompt of
+    the options."""
+    if given is None:
+        return [(start_of(config, options), *options.prompt)] * count
+    return [tuple(prompt) for prompt in given]
 
 
 def search_over(
     step: Step,
-    sources: list[list[int]],
+    sources: Sequence[Sequence[int]],
     config: ModelConfig,
     options: SearchOptions,
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -58,17 +93,38 @@ def search_over(
     search = alternatives_search if options.alternatives else sampling_search if options.sample else beam_search
     if options.greedy and search is beam_search:
         search = greedy_search
-    starts = [Start(tuple(prefix) or options.forced_start) for prefix in prefixes or ()]
-    special = Special(start_of(config, options), NO_TOKEN if options.ignore_eos else config.end_id)
-    return search(step, len(sources), special, options, sources, starts)
+    starts = starts_of(options, prefixes)
+    return search(step, len(sources), special_of(config, options), options, sources, starts)
 
 
-def form_from_options(options: SearchOptions, config: ModelConfig) -> StepForm:
-    """What these options read of a step's output: their shortlist, and only candidates where no score is asked for."""
+def starts_of(options: SearchOptions, prefixes: Sequence[Sequence[int]] | None) -> list[Start]:
+    return [Start(tuple(prefix) or options.forced_start) for prefix in prefixes or ()]
+
+
+def special_of(config: ModelConfig, options: SearchOptions) -> Special:
+    return Special(start_of(config, options), NO_TOKEN if options.ignore_eos else config.end_id)
+
+
+def plan_from_options(
+    session: Session, options: SearchOptions, batch: int, prefixes: Sequence[Sequence[int]] | None
+) -> GreedyPlan | None:
+    """By what a session may choose tokens by itself; None if it cannot, or not with these options."""
+    ahead, config = session.ahead, session.config
+    if options.prompt:  # a plan counts from position 0
+        return None
+    if ahead is None or options.max_length > ahead.length or unserved(options, ahead.candidates):
+        return None
+    starts = starts_of(options, prefixes)
+    return greedy_plan(options, special_of(config, options), starts, batch, config.target_vocab, ahead.length)
+
+
+def form_from_options(options: SearchOptions, config: ModelConfig, logits: bool = False) -> StepForm:
+    """What these options read of a step's output: their shortlist, and only candidates where no score is asked for, or
+    where nobody reads `logits` beside the search."""
     shortlist = None
     if options.shortlist is not None:
         shortlist = Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab)
-    return StepForm(shortlist, options.candidates if options.unscored else 0)
+    return StepForm(shortlist, options.candidates if options.unscored else 0, 0 if logits else options.best)
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:
@@ -82,36 +138,35 @@ def generate(
     options: SearchOptions | None = None,
     on_step: Callable[[Emitted], None] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    logits: bool = False,
 ) -> list[list[Hypothesis]]:
     """Decodes a batch of sources; n-best hypotheses each, best first (samples by number, alternatives by token).
+
+    A source is token ids or, for a model that takes audio, an array of log-mel features [mels, frames].
 
     Without `options`, the model's own defaults apply (its bundle's generation.json); `options_from_session` changes
     parts of them. SearchOptions that are given are taken as they are.
 
-    `on_step` sees every step as it is done. It stops the decode by raising: its exception comes out of here, the
-    decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every source (an empty
-    one for none), are forced like the options' `prefix`. A large batch may be decoded by parallel workers if there is
-    no `on_step`.
+    `on_step` sees every step as it is done; if it reads their logits, say so with `logits`, as some sessions leave them
+    on a device otherwise, where they may also be some steps ahead. It stops the decode by raising: its exception comes
+    out of here, the decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every
+    source (an empty one for none), are forced like the options' `prefix`. `prompts`, one for every source, are all that
+    the decoder is fed before it emits anything, in place of the start token and the options' `prompt`; a prompt is read
+    in one call where the session can, and is no part of the output. A large batch may be decoded by parallel workers if
+    there is no `on_step`.
     """
     options = options or options_from_session(session)
     if on_step is not None:
-        return drain(decode(session, sources, options, prefixes), on_step)
-    rows = [list(source) for source in sources]
-    check_request(session.limits, session.config, rows, options, prefixes=prefixes)
+        return drain(decode(session, sources, options, prefixes, prompts, logits), on_step)
+    rows = listed_sources(sources, session.config)
+    check_request(session.limits, session.config, rows, options, prefixes=prefixes, prompts=prompts)
 
     def part(worker: Session, numbers: list[int]) -> list[list[Hypothesis]]:
         own = None if prefixes is None else [prefixes[number] for number in numbers]
-        return drain(decode_checked(worker, [rows[number] for number in numbers], options, own))
+        fed = None if prompts is None else [prompts[number] for number in numbers]
+        return drain(decode_checked(worker, [rows[number] for number in numbers], options, own, fed))
 
     found = in_parallel(session, rows, options.width, part)
     by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}
     return [by_number[number] for number in range(len(rows))]
-
-
-def padded(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ragged sources -> ids int64 and mask bool, both [B, longest]."""
-    lengths = np.array([len(source) for source in sources])
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.full(mask.shape, pad_id, dtype=np.int64)
-    ids[mask] = np.concatenate([np.asarray(source, dtype=np.int64) for source in sources])
-    return ids, mask

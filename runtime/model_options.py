@@ -14,6 +14,7 @@ from seq2engine.errors import UsageError
 
 from .search.option_fields import OptionFields
 from .search.options import SearchOptions, options_from_values
+from .search.timestamps import Timestamps
 from .search.trie import Trie
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class SearchFields(TypedDict, total=False):
     start: int | None
     forced_bos: int | None
     forced_eos: int | None
+    prompt: tuple[int, ...] | None
     prefix: tuple[int, ...] | None
     banned: tuple[tuple[int, ...], ...] | None
     first_banned: tuple[int, ...] | None
@@ -54,10 +56,12 @@ class SearchFields(TypedDict, total=False):
     coverage_penalty: float | None
     phrases: tuple[tuple[int, ...], ...] | None
     trie: Trie | None
+    timestamps: Timestamps | None
     alternatives: bool | None
     min_alternative_expansion_prob: float | None
     alignments: bool | None
     scores: bool | None
+    allowed_log_probs: bool | None
     ignore_eos: bool | None
 
 
@@ -73,7 +77,9 @@ def options_from_session(
     `options_from_values`.
     """
     check_fields(given)
-    most = session.limits.target if longest is None else longest
+    asked = given.get("prompt")
+    prompt = session.defaults.prompt if asked is None else asked  # it takes positions, too
+    most = max(1, session.limits.target - len(prompt)) if longest is None else longest
     return options_from_values(session.defaults.values, most, session.defaults.where, also, **given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+from pathlib import Path
 
 from seq2engine.errors import SessionError, missing_package
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
@@ -12,7 +13,7 @@ from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.profiles import Workload
 
 from .auto_precision import open_fastest
-from .backends import BACKENDS, SessionOptions, check_session, with_defaults
+from .backends import BACKENDS, SessionOptions, check_session, measured_for, with_defaults
 from .session import Session
 
 
@@ -27,19 +28,37 @@ def open_session(
     provider: str | None = None,
     draft: str | None = None,
     workload: Workload | None = None,
+    tokens_per_wait: int | None = None,
+    profile: Path | None = None,
 ) -> Session:
     """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that the backend runs.
 
-    `threads` is for CPU backends, `engine` names one of several engines, `provider` says where ONNX Runtime
+    `threads` is for CPU backends, `engine` names one of several engines, `provider` is where ONNX Runtime
     computes: cpu (the default), cuda, tensorrt or nv_tensorrt_rtx. Precision "auto" is the fastest of fp32, fp16 and
     w8a8 on this machine, by timing short decodes: see the session's `chosen`.
 
     With `attention`, the session keeps its cross-attention weights, for alignments and the coverage penalty.
     `deterministic` is bitwise batch-invariant; it adds padding. `draft` is a cheaper precision of the bundle for
-    speculative decoding of single sources with one beam: the same tokens, sooner. `workload` is the largest request to
-    come, as far as it is known: of several engines the one that suits it is opened.
+    speculative decoding of single sources with one beam: the same tokens, sooner. "auto" is w8a8 for fp32 where the
+    bundle has it, for as long as that is faster. `workload` is the largest request to
+    come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is for GPUs:
+    greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one, which is
+    slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto") for the
+    next session of the same bundle; None: it is measured every time.
     """
-    options = SessionOptions(backend, precision, threads, engine, attention, deterministic, provider, draft, workload)
+    options = SessionOptions(
+        backend,
+        precision,
+        threads,
+        engine,
+        attention,
+        deterministic,
+        provider,
+        draft,
+        workload,
+        tokens_per_wait,
+        profile,
+    )
     check_session(options)
     return session_with(bundle if isinstance(bundle, Bundle) else open_bundle(bundle), options)
 
@@ -51,7 +70,8 @@ def session_with(bundle: Bundle, options: SessionOptions) -> Session:
         def open_precision(precision: str) -> Session:
             return session_with(bundle, dataclasses.replace(options, precision=precision))
 
-        return open_fastest(bundle, options.backend, options.provider, open_precision)
+        kept = measured_for(bundle, options, {"what": "precision"})
+        return open_fastest(bundle, options.backend, options.provider, open_precision, kept)
     precision = options.precision
     if precision is None:
         precision = default_precision(bundle, options.backend, options.engine)

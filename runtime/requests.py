@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
+from .encoder_inputs import AudioSource, problem_with_audio
 from .search.option_checks import problems_with_model, problems_with_prefix
 from .search.option_fields import OptionFields
 from .search.options import SearchOptions
@@ -24,35 +25,52 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
         problems.append(
             f"{what} asked for, but the session keeps no cross-attention weights; open it with attention=True"
         )
-    if options.max_length > limits.target:
-        problems.append(f"max length {options.max_length}, at most {limits.target}")
+    if options.max_length + len(options.prompt) > limits.target:
+        behind = f" behind a prompt of {len(options.prompt)} tokens" if options.prompt else ""
+        problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
+    if config.takes_audio and options.source_no_repeat_ngram:
+        problems.append("source_no_repeat_ngram asked for, but audio has no tokens")
     return problems
+
+
+def check_options(limits: Limits, config: ModelConfig, options: SearchOptions) -> None:
+    """Refuses options that no source could be decoded with."""
+    if problems := problems_with_limits(limits, config, options):
+        raise RequestError("; ".join(problems))
 
 
 def check_request(
     limits: Limits,
     config: ModelConfig,
-    sources: list[list[int]],
+    sources: Sequence[Sequence[int]],
     options: SearchOptions,
     first: int = 0,
     prefixes: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Refuses what the graphs could not run, with every problem in one message, before anything is run.
 
     The first five sources that cannot be decoded are named; `first` is the number of the first source, where these are
-    part of a longer list. `prefixes` are what the output of each begins with.
+    part of a longer list. `prefixes` are what the output of each begins with, `prompts` what the decoder is fed
+    before that.
     """
     problems = problems_with_limits(limits, config, options)
     if prefixes is not None and options.prefix:
         problems.append("a prefix of all sources and one of each, expected either")
     if prefixes is not None and len(prefixes) != len(sources):
         problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
+    if prompts is not None and len(prompts) != len(sources):
+        problems.append(f"{len(prompts)} prompts for {len(sources)} sources, expected one for each")
     if not sources:
         problems.append("the batch is empty; give at least one source")
     if limits.batch is not None and len(sources) > limits.batch:
         problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
     refused = []
     for row, source in enumerate(sources, start=first):
+        if isinstance(source, AudioSource):
+            if problem := problem_with_audio(source, config):
+                refused.append(f"source {row} {problem}")
+            continue
         if not source:
             refused.append(f"source {row} is empty")
         elif len(source) > limits.source:
@@ -62,6 +80,14 @@ def check_request(
     for row, prefix in enumerate(prefixes or (), start=first):
         wrong_prefix = problems_with_prefix(options, prefix, config.target_vocab, config.end_id)
         refused += [f"source {row}: {problem}" for problem in wrong_prefix]
+    for row, prompt in enumerate(prompts or (), start=first):
+        if not prompt:
+            refused.append(f"source {row} has an empty prompt, expected the start token at least")
+        elif len(prompt) - 1 + options.max_length > limits.target:
+            most = limits.target - options.max_length + 1
+            refused.append(f"source {row} has a prompt of {len(prompt)} tokens, at most {most}")
+        if wrong := [token for token in prompt if not 0 <= token < config.target_vocab]:
+            refused.append(f"source {row} has a prompt with token {wrong[0]}, the vocabulary has {config.target_vocab}")
     if len(refused) > 5:
         refused[5:] = [f"and {len(refused) - 5} more"]
     if problems or refused:

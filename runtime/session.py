@@ -17,6 +17,7 @@ from seq2engine.export.contract import attention_name
 from seq2engine.model.config import ModelConfig
 
 from .defaults import Defaults
+from .search.greedy_plan import GreedyPlan
 from .search.step_output import Shortlist, StepOutput
 from .threads import Workers
 
@@ -32,7 +33,8 @@ class StepForm:
     """
 
     shortlist: Shortlist | None = None  # the only tokens that have logits; None: the whole vocabulary
-    candidates: int = 0  # only this many best tokens of every beam are read; 0: everything
+    candidates: int = 0  # only this many best tokens of every beam are read, and no score; 0: more than that
+    best: int = 0  # only this many best tokens of every beam and their scores are read, in most steps; 0: all logits
 
 
 EVERYTHING = StepForm()
@@ -55,6 +57,18 @@ class Limits:
         return None if self.slots is None else self.slots - max(0, self.least_beams - beams)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """How a session chooses tokens by itself, greedily: so many between two waits, looking at so many candidates.
+
+    A plan (search/greedy_plan.py) tells it beforehand what the rules say; `length` is how many tokens that may have.
+    """
+
+    tokens: int
+    candidates: int
+    length: int
+
+
 class Session(AbstractContextManager["Session"], Protocol):
     """What a backend must do. A session owns its graphs; a State belongs to the caller and ends with the session."""
 
@@ -66,24 +80,66 @@ class Session(AbstractContextManager["Session"], Protocol):
     deterministic: bool = False  # bitwise batch-invariant: no bit of an output depends on other sources
     defaults: Defaults = Defaults()  # the model's own decoding options; what its bundle says, if it was opened from one
     chosen: str = ""  # which precision `auto` has chosen, and why
+    prefills: bool = False  # whether it has `prefill`; else a prompt is fed by steps
     workers: Workers[Session] | None = None  # for parallel decodes of one batch, where they pay (parallel.py)
+    ahead: Ahead | None = None  # where its steps can choose tokens by themselves
+    keeps_mask: bool = False  # the mask stays on its device between steps, and `descend` is of use to it
 
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> State:
-        """ids int64 and mask bool [B,S] -> a state with `source_mask`, `cross_k/v.i` and `encoder_states`."""
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
+        """ids int64 [B,S] or features float32 [B,mels,2S] of a model that takes audio, and mask bool [B,S] -> a state
+        with `source_mask`, `cross_k/v.i` and `encoder_states`."""
 
     def reserve(self, state: State, slots: int, form: StepForm = EVERYTHING) -> None:
         """Puts an empty cache of that many slots, all zero, into the state; its steps then have this form."""
 
     def step(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: State,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
     ) -> StepOutput:
         """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> its output in fp32.
 
+        A model with relative positions also needs slot_position [B,M]: where the token of every slot stands.
         The state's cache then holds the K new slots. The output is valid until the next call.
         """
 
+    def descend(self, state: State, parents: np.ndarray) -> None:
+        """Announces how the mask of the next step follows from that of the latest one, so that it need not be sent.
+
+        Row k of source b becomes row parents[b,k] of the latest mask (-1: an empty row), and slot write_index[b] + k is
+        added to it. Called right before a step, only where `keeps_mask`, and never after `reserve` or `select`: a step
+        without it brings a mask of its own. The step gets the whole mask in either case.
+        """
+        return None
+
+    def prefill(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+    ) -> StepOutput:
+        """Several tokens of each source in one call: tokens and their positions [B,P], write_index [B], self_mask
+        [B,P,M]. The state's cache then holds P new slots; the output has the logits of each token [B,P,V]. Only where
+        `prefills`."""
+        raise SessionError(f"a session of {self.backend} reads a prompt by steps")
+
+    def choose(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> list[StepOutput]:
+        """Only where `ahead`: so many steps of one beam, each fed with what the one before it chose.
+
+        tokens [B,1] and position [B] are those of the first of them; what a source has cached is at slots 0 to its
+        position. The outputs have one candidate: the token that was chosen. A source that is done, or at the limit of
+        the plan, stays there; its outputs are numbers that mean nothing.
+        """
+        raise SessionError(f"{self.backend} chooses no tokens by itself")
+
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
-        """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are)."""
+        """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are).
+
+        A batch grows where all sources are kept and some are named again behind them: rows for others (`replace`).
+        """
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         """Gives these rows [N] to the sources of another state, which was only encoded, and makes all S `width` long.

@@ -7,22 +7,24 @@ oracle (`fp64:int8`) has them, too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from torch import nn
 
-from seq2engine.errors import SessionError
+from seq2engine.errors import GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, STORED, attention_name
-from seq2engine.export.ort_forms.int8_matmul import STEPS
-from seq2engine.export.precision.quantise import scheme_of, weights_from_graph
+from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, attention_name
+from seq2engine.export.graph_files import graph_from_file, graph_of_ours
+from seq2engine.export.ort_forms.int8_matmul import SIGNED, STEPS_OF, Steps
+from seq2engine.export.precision.quantise import weights_from_graph
+from seq2engine.export.precision.smoothing import smoothing_from_graph
 from seq2engine.model.checkpoint import load_checkpoint
-from seq2engine.model.layers import append_slots, write_slots
+from seq2engine.model.layers import FeedForward, KeyValue, append_slots, write_slots
 from seq2engine.model.transformer import Transformer
 
 from .backends import SessionOptions
@@ -52,10 +54,12 @@ class TorchSession(Session):
     """Runs a model in fp32, or at another precision over the weights of one in fp32, which stay as they are.
 
     Nodes of the graphs named in `in_fp32` are computed in fp32 whatever the precision. With `attention`, a state has
-    the cross-attention weights `cross_attention.i` [B,H,K,S] of every layer after a step.
+    the cross-attention weights `cross_attention.i` [B,H,K,S] of every layer after a step. `smoothing` is what inputs of
+    products are multiplied by before they are rounded to int8 (w8a8).
     """
 
     backend = "torch"
+    prefills = True
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class TorchSession(Session):
         cache_form: str = "static",
         in_fp32: Collection[str] = (),
         attention: bool = False,
+        smoothing: Mapping[str, np.ndarray] | None = None,
     ):
         if precision not in DTYPES:
             raise SessionError(f"PyTorch runs {', '.join(DTYPES)} here, not {precision!r}")
@@ -72,7 +77,7 @@ class TorchSession(Session):
         self.dtype = DTYPES[precision]
         self.model = model if precision == "fp32" else model_at(model, self.dtype, in_fp32)
         if precision == "w8a8":
-            round_rows(self.model)
+            round_rows(self.model, smoothing or {})
         self.limits = Limits(None, None, self.config.max_source, self.config.max_target, attention=attention)
         self.latest: tuple[Shortlist, Transformer] | None = None  # the model with the latest shortlist's projection
 
@@ -92,7 +97,8 @@ class TorchSession(Session):
         graphs = GRAPHS if computes_in in bundle.precisions else ()
         fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).fp32_nodes}
         weights = model or model_with_weights_of(bundle, weights_of(precision))
-        return cls(weights, computes_in, bundle.cache_form, fallbacks, attention)
+        smoothing = smoothing_of(bundle) if computes_in == "w8a8" else None
+        return cls(weights, computes_in, bundle.cache_form, fallbacks, attention, smoothing)
 
     def model_for(self, shortlist: Shortlist | None) -> Transformer:
         """The model with an output projection of these tokens alone; the latest is kept."""
@@ -105,9 +111,9 @@ class TorchSession(Session):
         return self.latest[1]
 
     @torch.inference_mode()
-    def encode(self, source_ids: np.ndarray, source_mask: np.ndarray) -> TorchState:
+    def encode(self, source: np.ndarray, source_mask: np.ndarray) -> TorchState:
         mask = torch.from_numpy(source_mask)
-        states, cross = self.model.encode(torch.from_numpy(source_ids), mask)
+        states, cross = self.model.encode(torch.from_numpy(source), mask)
         state = TorchState(source_mask=mask, encoder_states=states)
         for i, (k, v) in enumerate(cross):
             state[f"cross_k.{i}"], state[f"cross_v.{i}"] = k, v
@@ -129,6 +135,7 @@ class TorchSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
+        slot_position: np.ndarray | None = None,
     ) -> StepOutput:
         layers = range(self.config.decoder_layers)
         with self.attention_weights() as weights:
@@ -141,8 +148,34 @@ class TorchSession(Session):
                 [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
                 [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
                 STORES[self.cache_form],
+                None if slot_position is None else torch.from_numpy(slot_position),
             )
         state.update(weights)
+        return self.output(state, logits, cache)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        state: TorchState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+    ) -> StepOutput:
+        layers = range(self.config.decoder_layers)
+        logits, cache = state.model.prefill(
+            torch.from_numpy(tokens),
+            torch.from_numpy(position),
+            torch.from_numpy(write_index),
+            torch.from_numpy(self_mask),
+            state["source_mask"],
+            [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
+            [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
+            STORES[self.cache_form],
+        )
+        return self.output(state, logits, cache)
+
+    def output(self, state: TorchState, logits: torch.Tensor, cache: list[KeyValue]) -> StepOutput:
         for i, (k, v) in enumerate(cache):
             state[f"self_k.{i}"], state[f"self_v.{i}"] = k, v
         # Logits of an oracle are fp64; all others are fp32, as those of the graphs.
@@ -226,31 +259,54 @@ def model_with_weights_of(bundle: Bundle, weights: str) -> Transformer:
     return model
 
 
-def round_rows(model: Transformer) -> None:
+def smoothing_of(bundle: Bundle) -> dict[str, np.ndarray]:
+    """What the w8a8 graphs multiply inputs of products by, by product."""
+    found: dict[str, np.ndarray] = {}
+    for graph in GRAPHS:
+        path = bundle.graph_path("w8a8", graph)
+        found |= smoothing_from_graph(graph_from_file(path), path.parent)
+    return found
+
+
+def round_rows(model: Transformer, smoothing: Mapping[str, np.ndarray]) -> None:
     """Has every product round its input row by row, as the int8 products of the CPU form do."""
-
-    def rounded(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        scale = given[0].abs().amax(dim=-1, keepdim=True)
-        scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # a row of zeros stays one
-        return ((given[0] / scale * STEPS).round() / STEPS * scale, *given[1:])
-
-    for module in model.modules():
+    kinds = {nn.ReLU: STEPS_OF["Relu"], nn.GELU: STEPS_OF["Gelu"], nn.SiLU: STEPS_OF["Silu"]}
+    activated = {
+        f"{path}.down": kinds[type(module.activation)]
+        for path, module in model.named_modules()
+        if isinstance(module, FeedForward) and not module.gated
+    }
+    for path, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(rounded)
+            factors = torch.from_numpy(smoothing[path].copy()) if path in smoothing else None
+            module.register_forward_pre_hook(partial(rounded_input, activated.get(path, SIGNED), factors))
+
+
+def rounded_input(
+    steps: Steps, factors: torch.Tensor | None, module: nn.Module, given: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    x = given[0] if factors is None else given[0] * factors
+    scale = (x.abs() if steps.lowest is None else x).amax(dim=-1, keepdim=True)
+    scale = scale.clamp(min=max(steps.least, torch.finfo(scale.dtype).tiny))  # a row of zeros stays one
+    x = (x / scale * steps.above).round() / steps.above * scale
+    return (x if factors is None else x / factors, *given[1:])
 
 
 @torch.no_grad()
 def take_quantised_weights(model: Transformer, bundle: Bundle, precision: str) -> None:
     """Gives a model the weights of a bundle's quantised graphs, after checking that they are its own, rounded."""
     for graph in GRAPHS:
-        for name, array in weights_from_graph(onnx.load(bundle.graph_path(precision, graph))).items():
+        path = bundle.graph_path(precision, graph)
+        with graph_of_ours(path):
+            found = weights_from_graph(graph_from_file(path, weights=True))
+        for name, stored in found.items():
             weight = model.get_parameter(name)
-            given = torch.from_numpy(np.ascontiguousarray(array))
-            furthest = scheme_of(precision, STORED[precision]).rounding * weight.abs().amax(dim=1, keepdim=True)
+            given, furthest = (torch.from_numpy(np.ascontiguousarray(a)) for a in (stored.array, stored.furthest))
             if not ((given - weight).abs() <= 1.01 * furthest + 2.0**-24).all():
-                raise SessionError(
+                raise GraphError(
                     f"{name} of the {precision} {graph} graph is not the checkpoint's, rounded; "
-                    f"export again with: seq2engine export CHECKPOINT {bundle.root} --force"
+                    f"export again with: seq2engine export CHECKPOINT {bundle.root} --force",
+                    graph,
                 )
             weight.copy_(given)
 

@@ -19,15 +19,22 @@ from seq2engine.model.transformer import Transformer
 BLOCK = 1 << 18  # elements of a table that are converted at once: 2 MB in fp64
 
 
-class RoundedLinear(nn.Linear):
+class Rounded:
+    """A module over the weight of another one, stored in fp32: taken at `rounded_to`, computed at `dtype`."""
+
+    dtype: torch.dtype
+    rounded_to: torch.dtype
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weight is filled already. PyTorch would import its compiler, for seconds, to fill none."""
+
+
+class RoundedLinear(Rounded, nn.Linear):
     """A product with a weight that is stored in fp32, taken at `rounded_to` and multiplied at `dtype`.
 
     In fp16 and bf16 the sum is made in fp32 and rounded once at the end, as tensor cores and PyTorch's own CPU kernels
     do; those kernels take several times as long. A bias of a wider type is added after that, in that type.
     """
-
-    dtype: torch.dtype
-    rounded_to: torch.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -47,14 +54,22 @@ class RoundedLinear(nn.Linear):
         return made
 
 
-class RoundedEmbedding(nn.Embedding):
+class RoundedEmbedding(Rounded, nn.Embedding):
     """Rows of a table that is stored in fp32 and taken at `rounded_to`, as `dtype`."""
-
-    dtype: torch.dtype
-    rounded_to: torch.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
         return functional.embedding(ids, self.weight).to(self.rounded_to).to(self.dtype)
+
+
+class RoundedConv(Rounded, nn.Conv1d):
+    """A convolution at `dtype`, summed in fp32 at least and rounded once, as the products are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(self.dtype, torch.float32)
+        weight = self.weight.to(self.rounded_to).to(wide)
+        assert self.bias is not None
+        made = functional.conv1d(x.to(self.dtype).to(wide), weight, self.bias.to(wide), self.stride, self.padding)
+        return made.to(self.dtype)
 
 
 def model_at(model: Transformer, dtype: torch.dtype, fallbacks: Collection[str] = ()) -> Transformer:
@@ -84,13 +99,13 @@ def model_at(model: Transformer, dtype: torch.dtype, fallbacks: Collection[str] 
             taken = torch.float32 if readers[id(module.weight)] <= wide else dtype
             parent, _, name = path.rpartition(".")
             setattr(made.get_submodule(parent), name, rounded(module, here, taken))
-        elif fallbacks and isinstance(module, nn.LayerNorm):
+        elif fallbacks and isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.register_forward_pre_hook(cast_to_own)
     return made
 
 
 def has_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Embedding)
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding)
 
 
 def only_bias(path: str, fallbacks: Collection[str]) -> bool:
@@ -100,9 +115,13 @@ def only_bias(path: str, fallbacks: Collection[str]) -> bool:
 
 def rounded(module: nn.Module, dtype: torch.dtype, rounded_to: torch.dtype | None = None) -> nn.Module:
     """A product or an embedding with the same weight, at `dtype`."""
-    made: RoundedLinear | RoundedEmbedding
+    made: RoundedLinear | RoundedConv | RoundedEmbedding
     if isinstance(module, nn.Linear):
         made = RoundedLinear(module.in_features, module.out_features, module.bias is not None, device="meta")
+        made.bias = module.bias
+    elif isinstance(module, nn.Conv1d):
+        made = RoundedConv(module.in_channels, module.out_channels, 1, device="meta")
+        made.kernel_size, made.stride, made.padding = module.kernel_size, module.stride, module.padding
         made.bias = module.bias
     else:
         assert isinstance(module, nn.Embedding)

@@ -14,6 +14,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
+from seq2engine.common.measured import default_folder
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError, UsageError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
@@ -21,17 +22,19 @@ from seq2engine.export.artifact.profiles import Workload
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 
+from .backends import AUTO
 from .defaults import defaults_of
 from .generate import decode, generate
 from .model_options import first_token, options_from_session
 from .opening import open_session
 from .search.options import SearchOptions
 from .session import Session
+from .speech.transcriber import Transcriber
 from .text.batching import BATCH
 from .text.lines import Line
 from .text.scoring import ScoredLine, TargetScore, score_lines, score_targets
 from .text.sources import coder_of
-from .text.streaming import settled
+from .text.streaming import TextStream
 from .text.translate import Translated, translate_lines, translate_texts
 
 if TYPE_CHECKING:
@@ -50,12 +53,15 @@ def load(
     attention: bool = False,
     deterministic: bool = False,
     provider: str | None = None,
-    draft: str | None = None,
+    draft: str | None = AUTO,
     workload: Workload | None = None,
     ids: bool = False,
+    tokens_per_wait: int | None = None,
+    profile: bool = True,
 ) -> Translator:
     """Opens a bundle for text: session, tokenizer and the model's own decoding defaults. All but `ids` is as in
-    `open_session`.
+    `open_session`, with speculative decoding where it is faster (`draft=None`: without). What is measured for that, or
+    for precision "auto", is kept in the user's cache folder (`profile=False`: measured anew, and not kept).
 
     With `attention`, outputs can have alignments and a coverage penalty; a model whose own defaults ask for them gets
     it anyway. With `ids`, texts are lines of token ids such as "17 4 250", as they are where the bundle has no
@@ -65,13 +71,24 @@ def load(
     coder = coder_of(opened, ids)
     attention = attention or defaults_of(opened).needs_attention
     session = open_session(
-        opened, backend, precision, threads, engine, attention, deterministic, provider, draft, workload
+        opened,
+        backend,
+        precision,
+        threads,
+        engine,
+        attention,
+        deterministic,
+        provider,
+        draft,
+        workload,
+        tokens_per_wait,
+        default_folder() if profile else None,
     )
     return Translator(opened, session, coder, threads)
 
 
-class Translator:
-    """A model that takes text. It owns its session: close it, or use it in a `with` block.
+class Translator(Transcriber):
+    """A model that takes text, or audio. It owns its session: close it, or use it in a `with` block.
 
     Search options are fields of `SearchOptions` by name, such as `beam=4`, in place of the model's own; or one
     `SearchOptions` as `options`, which replaces all of them. Languages are named as the model names them, such as
@@ -245,8 +262,7 @@ class Translator:
         source = self.tokenizer.encode_source(text, source_language)
         if not text.strip() or source == self.tokenizer.encode_source("", source_language):
             return
-        tokens: list[int] = []
-        shown = ""
+        shown = TextStream(self.tokenizer)
         with closing(decode(self.session, [source], options)) as steps:
             while True:
                 try:
@@ -254,15 +270,10 @@ class Translator:
                 except StopIteration as finished:
                     best = finished.value[0][0].tokens
                     break
-                tokens.append(int(emitted.tokens[0, 0]))
-                whole = settled(self.tokenizer.decode_target(tokens))
-                if len(whole) > len(shown):
-                    assert whole.startswith(shown), "text that was shown has changed"
-                    yield whole[len(shown) :]
-                    shown = whole
-        whole = self.tokenizer.decode_target(best)
-        if len(whole) > len(shown):
-            yield whole[len(shown) :]
+                if piece := shown.add(int(emitted.tokens[0, 0])):
+                    yield piece
+        if piece := shown.finish(best):
+            yield piece
 
     @overload
     def score(  # type: ignore[overload-overlap]

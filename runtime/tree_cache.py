@@ -13,15 +13,19 @@ front and leaves `slack` free slots behind them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from seq2engine.errors import RequestError
 
+from .search.greedy_plan import GreedyPlan
+from .search.step import NO_TOKEN
 from .search.step_output import StepOutput
 from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
+PREFILL_TOKENS = 32  # of a prompt in one call: graphs compute the logits of all of them
 COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
 
 
@@ -36,6 +40,7 @@ class TreeStep:
         beams: int,
         max_steps: int,
         form: StepForm = EVERYTHING,
+        plan: GreedyPlan | None = None,
     ):
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
         self.fixed_slots, self.batch_invariant = session.limits.slots_for(beams), session.deterministic
@@ -44,51 +49,196 @@ class TreeStep:
             self.capacity = 0
         elif self.fixed_slots is not None:
             self.capacity = self.fixed_slots
+        elif plan is not None:
+            self.capacity = rounded(max_steps)  # who chooses tokens by itself is not stopped for a larger cache
         else:
             self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
+        self.position: np.ndarray  # [B] steps that each source has done
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
+        # Of the token in every slot [B,L], for models with relative positions; what the mask hides may be anything.
+        self.slot_position = np.zeros((batch, self.capacity), dtype=np.int64) if session.config.relative else None
+        self.opening: np.ndarray | None = None  # [B] the last token of a prompt, fed in place of the start token
         self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
+        self.announces = session.keeps_mask and not self.growing
+        # With a plan the session chooses tokens some steps ahead of the search, which is given its outputs one by one.
+        self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
+        self.waiting: list[StepOutput] = []
+        self.staying: np.ndarray | None = None  # rows that are left, if some have gone since the session chose
+        self.begun: np.ndarray | None = None  # [B] rows that begin anew in the next step; None: it brings a whole mask
         session.reserve(state, self.capacity, form)
 
+    def feed(
+        self, rows: np.ndarray, prompts: Sequence[Sequence[int]], asked: Sequence[int] = ()
+    ) -> dict[int, np.ndarray]:
+        """Reads prompts of these rows [N], which are at their first step: all but the last token of each. The next call
+        feeds that last one, whatever start token it is given.
+
+        `asked` are places in the prompts: the logits [V] after that token are given back by row, unless it is the last.
+        """
+        if self.opening is None:
+            self.opening = np.full(len(self.mask), NO_TOKEN)
+        self.opening[rows] = [prompt[-1] for prompt in prompts]
+        longest = max(map(len, prompts)) - 1
+        found: dict[int, np.ndarray] = {}
+        if not longest:
+            return found
+        counts = np.zeros(len(self.mask), dtype=np.int64)
+        tokens = np.zeros((len(self.mask), longest), dtype=np.int64)
+        for row, prompt in zip(rows.tolist(), prompts, strict=True):
+            counts[row] = len(prompt) - 1
+            tokens[row, : len(prompt) - 1] = prompt[:-1]
+        self.max_steps += longest
+        self.begun = None
+        # Calls of several tokens differ between batches, so their sums do, too.
+        at_once = self.session.prefills and not self.batch_invariant and self.slot_position is None
+        most = PREFILL_TOKENS if at_once else 1
+        for first in range(0, longest, most):
+            part = tokens[:, first : first + most]
+            real = np.clip(counts - first, 0, part.shape[1])
+            output = self.prefill(part, real) if most > 1 else self.prefill_step(part, real)
+            for row, place in zip(rows.tolist(), asked, strict=False):
+                if 0 <= place - first < real[row]:
+                    found[row] = np.array(output.logits[row, place - first])
+        return found
+
+    def prefill(self, tokens: np.ndarray, real: np.ndarray) -> StepOutput:
+        """Tokens [B,P], of which each row's first `real` [B] count: the slots of the others are written again later."""
+        count = tokens.shape[1]
+        if self.growing:
+            self.grow(count)
+        elif self.most_used + count > self.capacity:
+            self.compact(rounded(self.live_slots() + count + slack(self.beams, self.live_slots())))
+        places = np.arange(count)
+        slots = np.arange(self.capacity)
+        written = (slots >= self.used[:, None, None]) & (slots <= (self.used[:, None] + places)[..., None])  # [B, P, L]
+        positions = np.minimum(self.position[:, None] + places, self.session.config.max_target - 1)
+        output = self.session.prefill(self.state, tokens, positions, self.used, written | self.mask[:, :1])
+        self.mask |= written[:, np.maximum(real - 1, 0), :][self.rows, self.rows] & (real > 0)[:, None, None]
+        self.advance(real, real)
+        return output
+
+    def prefill_step(self, tokens: np.ndarray, real: np.ndarray) -> StepOutput:
+        """One token [B,1] of each row that has one, by a step of all beams; only the first beam's slot is kept."""
+        if self.growing:
+            self.grow(self.beams)
+        else:
+            self.free_slots()
+        mask = self.mask.copy()
+        mask.put(self.next, True)
+        output = self.step(np.repeat(tokens, self.beams, axis=1), mask)
+        fed = np.flatnonzero(real)
+        self.mask[fed, :, self.used[fed]] = True
+        self.advance(real, real * self.beams)
+        return output
+
+    def advance(self, steps: np.ndarray, slots: np.ndarray) -> None:
+        """Rows [B] have done so many steps and written so many slots more."""
+        self.set_positions(self.position + steps, self.used + (0 if self.growing else slots))
+
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
+        if self.plan is not None:
+            return self.chosen(tokens, self.plan)
+        if self.opening is not None:
+            tokens = np.where(self.opening[:, None] == NO_TOKEN, tokens, self.opening[:, None])
+            self.opening = None
         self.descend(parents)
         if self.growing:
             self.compact_growing()
-            self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, self.beams)))
-            self.set_positions(self.position, np.full(len(tokens), self.capacity))
-            self.capacity += self.beams
+            self.grow(self.beams)
         else:
             self.free_slots()
         self.mask.put(self.next, True)
-        output = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        if self.announces:
+            self.announce(parents)
+        if self.slot_position is None:  # as `step`, without its call: this is done for every token
+            output = self.session.step(self.state, tokens, self.position, self.used, self.mask)
+        else:
+            output = self.step(tokens, self.mask)
         self.places += self.ahead
         self.most_used += self.beams
         return output
+
+    def step(self, tokens: np.ndarray, mask: np.ndarray) -> StepOutput:
+        if self.slot_position is None:
+            return self.session.step(self.state, tokens, self.position, self.used, mask)
+        self.slot_position[self.rows, self.used[:, None] + np.arange(self.beams)] = self.position[:, None]
+        return self.session.step(self.state, tokens, self.position, self.used, mask, self.slot_position)
+
+    def grow(self, slots: int) -> None:
+        """A growing cache gets so many slots at its end, which the next call writes."""
+        self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, slots)))
+        if self.slot_position is not None:
+            self.slot_position = np.pad(self.slot_position, ((0, 0), (0, slots)))
+        self.set_positions(self.position, np.full(len(self.mask), self.capacity))
+        self.capacity += slots
+
+    def announce(self, parents: np.ndarray) -> None:
+        """Tells a session that keeps the mask how the next one follows from it, if it does."""
+        if self.begun is not None:
+            self.session.descend(self.state, np.where(self.begun[:, None], -1, parents))
+        self.begun = np.zeros(len(parents), dtype=bool)
+
+    def chosen(self, tokens: np.ndarray, plan: GreedyPlan) -> StepOutput:
+        """The next of the steps that the session has done by itself; it does some more when all were given out.
+
+        Rows that left in between leave the session only then.
+        """
+        assert self.session.ahead is not None
+        if not self.waiting:
+            plan = self.settled(plan)
+            left = int((plan.limit - self.position).max())
+            count = min(self.session.ahead.tokens, left)
+            self.waiting = self.session.choose(self.state, tokens, self.position, plan, count)
+            self.position = np.minimum(self.position + count, plan.limit - 1)  # as the session counts
+        output = self.waiting.pop(0)
+        return output if self.staying is None else output.of(self.staying)
+
+    def settled(self, plan: GreedyPlan) -> GreedyPlan:
+        """The plan of the rows that are left, once all others have left the session."""
+        if self.staying is not None:
+            self.session.select(self.state, self.staying, None)
+            plan = self.plan = plan.of(self.staying)
+            self.position, self.staying = self.position[self.staying], None
+        return plan
 
     def attention(self) -> np.ndarray:
         return cross_attention(self.session, self.state)
 
     def keep(self, rows: np.ndarray) -> None:
+        if self.plan is not None:
+            self.staying = rows if self.staying is None else self.staying[rows]
+            return
         self.session.select(self.state, rows, None)
         self.mask = self.mask[rows]
+        self.begun = None
+        if self.slot_position is not None:
+            self.slot_position = self.slot_position[rows]
+        self.opening = None if self.opening is None else self.opening[rows]
         self.set_positions(self.position[rows], self.used[rows])
 
-    def replace(self, rows: np.ndarray, newcomers: State, width: int) -> None:
-        """From the next call on these rows [N] are the newcomers' sources, at their first step.
+    def replace(self, rows: np.ndarray, newcomers: State, width: int, plan: GreedyPlan | None = None) -> None:
+        """From the next call on these rows [N] are the newcomers' sources, at their first step, by this plan.
 
         In a growing cache they begin behind all slots, and the mask hides those before from them.
         """
+        assert not self.waiting, "rows are given away between two times that the session chooses tokens"
+        if self.plan is not None and plan is not None:
+            self.plan = self.settled(self.plan).put(rows, plan)
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
-        if not self.growing and not self.batch_invariant and self.fixed_slots is None:
+        if not self.growing and not self.batch_invariant and self.fixed_slots is None and self.plan is None:
             live = self.live_slots()
             if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed so many slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
         """The next call is the first step of these rows."""
-        if len(rows):
+        if self.plan is not None:
+            self.position[rows] = 0
+        elif len(rows):
             self.mask[rows] = False
+            if self.begun is not None:
+                self.begun[rows] = True
             self.used[rows] = self.position[rows] = 0
             self.set_positions(self.position, self.used)
 
@@ -175,8 +325,11 @@ class TreeStep:
         valid = np.arange(capacity) < used[:, None]
         slots[:, :width] = np.where(valid[:, :width], front[:, :width], slots[:, :width])
         self.mask = np.take_along_axis(self.mask, slots[:, None, :], axis=2) & valid[:, None, :]
+        if self.slot_position is not None:
+            self.slot_position = np.take_along_axis(self.slot_position, slots, axis=1)
         self.set_positions(self.position, used)
         self.session.select(self.state, None, slots)
+        self.begun = None
         self.capacity = capacity
 
 

@@ -40,8 +40,12 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.model.training.text import Trained as Trained
     from seq2engine.model.training.text import train_from_text as train_from_text
     from seq2engine.model.transformer import Transformer as Transformer
+    from seq2engine.packaging.package import PackageOptions as PackageOptions
     from seq2engine.packaging.package import PackageResult as PackageResult
     from seq2engine.packaging.package import package_from_bundle as package_from_bundle
+    from seq2engine.packaging.push import PushOptions as PushOptions
+    from seq2engine.packaging.push import PushResult as PushResult
+    from seq2engine.packaging.push import push_bundle as push_bundle
     from seq2engine.runtime.attention.view import AttentionView as AttentionView
     from seq2engine.runtime.attention.view import LayerCheck as LayerCheck
     from seq2engine.runtime.generate import generate as generate
@@ -58,10 +62,17 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.search.options import SearchOptions as SearchOptions
     from seq2engine.runtime.search.step import Emitted as Emitted
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
+    from seq2engine.runtime.search.timestamps import Timestamps as Timestamps
     from seq2engine.runtime.search.trie import Trie as Trie
     from seq2engine.runtime.search.trie import trie_from_sequences as trie_from_sequences
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
+    from seq2engine.runtime.speech.audio import AudioInput as AudioInput
+    from seq2engine.runtime.speech.options import TranscribeFields as TranscribeFields
+    from seq2engine.runtime.speech.options import TranscribeOptions as TranscribeOptions
+    from seq2engine.runtime.speech.transcript import Segment as Segment
+    from seq2engine.runtime.speech.transcript import Transcript as Transcript
+    from seq2engine.runtime.speech.transcript import Word as Word
     from seq2engine.runtime.text.continuous_batching import translate_many as translate_many
     from seq2engine.runtime.text.lines import Line as Line
     from seq2engine.runtime.text.scoring import ScoredLine as ScoredLine
@@ -88,6 +99,13 @@ PUBLIC = {
     "LayerCheck": "runtime.attention.view",
     "Coder": "model.tokenizers.base",
     "Tokenizer": "model.tokenizers.base",
+    # audio in, text out
+    "AudioInput": "runtime.speech.audio",
+    "Transcript": "runtime.speech.transcript",
+    "Segment": "runtime.speech.transcript",
+    "Word": "runtime.speech.transcript",
+    "TranscribeOptions": "runtime.speech.options",
+    "TranscribeFields": "runtime.speech.options",
     # token ids in, token ids out
     "open_session": "runtime.opening",
     "Session": "runtime.session",
@@ -103,6 +121,7 @@ PUBLIC = {
     "SearchFields": "runtime.model_options",
     "OptionFields": "runtime.search.option_fields",
     "options_from_session": "runtime.model_options",
+    "Timestamps": "runtime.search.timestamps",
     "Trie": "runtime.search.trie",
     "trie_from_sequences": "runtime.search.trie",
     # models and checkpoints
@@ -133,7 +152,11 @@ PUBLIC = {
     "plan_from_lengths": "export.engines.plan",
     "ShapePlan": "export.engines.plan",
     "package_from_bundle": "packaging.package",
+    "PackageOptions": "packaging.package",
     "PackageResult": "packaging.package",
+    "push_bundle": "packaging.push",
+    "PushOptions": "packaging.push",
+    "PushResult": "packaging.push",
     # parity and benchmark
     "parity_of": "runtime.parity.run",
     "parities_of": "runtime.parity.run",

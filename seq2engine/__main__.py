@@ -1,4 +1,4 @@
-"""The `seq2engine` command. It heeds interrupts from its first moment on, before anything larger is imported."""
+"""The `seq2engine` command. Interrupts are handled from the start, before anything large is imported."""
 
 from seq2engine.cli.exits import exit_code_of
 

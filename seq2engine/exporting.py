@@ -1,4 +1,4 @@
-"""Model to bundle, calibrated for fp16: the one function behind the command, Python, the demo and the GPU check.
+"""Model to bundle, calibrated: the one function behind the command, Python, the demo and the GPU check.
 
 It stands above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
 """
@@ -13,7 +13,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import UsageError
 from seq2engine.export import to_onnx
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
-from seq2engine.export.contract import DEFAULT_PRECISIONS, PRECISIONS, check_choices
+from seq2engine.export.contract import DEFAULT_PRECISIONS, check_choices
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.importers.by_name import opened_checkpoint
 from seq2engine.model.tokenizers.base import FOLDER, Coder
@@ -53,8 +53,9 @@ def onnx_from_model(
     """Writes a bundle with both graphs in each precision and the reference weights, and opens it.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. Where a precision
-    computes in fp16, the fp32 graphs decode the source lines of `calibrate` (None: random sources), and nodes whose
-    numbers fp16 could not hold stay in fp32.
+    computes in fp16 or rounds activations to int8, the fp32 graphs decode the source lines of `calibrate` (None: random
+    sources). Nodes whose numbers fp16 could not hold stay in fp32; channels too large for int8 beside the others are
+    smoothed.
     """
     calibration = calibration_for(model.config, precisions, cache_form, progress, companions, calibrate)
     return to_onnx.onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, calibration)
@@ -80,18 +81,22 @@ def calibration_for(
     companions: Path | None,
     calibrate: Path | None,
 ) -> to_onnx.Calibrate | None:
-    """The calibration: it decodes a corpus, with the checkpoint's tokenizer, or random sources; None without fp16."""
+    """The calibration: it decodes a corpus, with the checkpoint's tokenizer, or random sources; None: no need."""
     for precision in precisions:
         check_choices(precision, cache_form)
-    if "float16" not in {PRECISIONS[precision] for precision in precisions}:
+    if not to_onnx.needs_calibration(precisions):
         if calibrate is not None:
             raise UsageError(
-                f"--calibrate finds numbers too large for fp16, but {' '.join(precisions)} computes nothing in fp16; "
-                "leave it out, or add fp16 to --precision"
+                f"--calibrate measures numbers for fp16 and w8a8, but {' '.join(precisions)} is neither; "
+                "leave it out, or add fp16 or w8a8 to --precision"
             )
         return None
+    if calibrate is not None and config.takes_audio:
+        raise UsageError("--calibrate reads lines of text, but this model takes audio; leave it out")
     if calibrate is None:
-        return calibration_of(None, "random sources", config, cache_form, progress)
+        return calibration_of(
+            None, "random audio features" if config.takes_audio else "random sources", config, cache_form, progress
+        )
     takes_text = companions is not None and (companions / FOLDER).is_dir()
     coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
     return calibration_of(sources_from_corpus(calibrate, coder), calibrate.name, config, cache_form, progress)

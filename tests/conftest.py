@@ -12,17 +12,22 @@ import torch
 
 from seq2engine.cli.main import main
 from seq2engine.runtime.ort import graphs as ort_graphs
+from seq2engine.runtime.ort import session as ort_session
 from seq2engine.runtime.torch_session import TorchSession
 
 # The models are tiny: a second thread costs more than it brings, and very much more on a busy machine. Whether results
 # depend on it is another question, which `make test-cpus` asks.
 THREADS = int(os.environ.get("SEQ2ENGINE_TEST_THREADS", "1"))
 torch.set_num_threads(THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # the same for the processes that tests start
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads_of_sessions():
-    """Sessions compute on at least so many threads, also those that a test opens with one."""
+    """Sessions compute on at least so many threads, also those that a test opens with one.
+
+    And on no more where a test leaves it open: threads that wait in a busy loop take the cores of other tests.
+    """
     read, open_graph = TorchSession.from_bundle.__func__, ort_graphs.inference_session
 
     def from_bundle(cls, bundle, precision, threads=None, **named):
@@ -33,6 +38,7 @@ def _threads_of_sessions():
         return open_graph(path, dataclasses.replace(placement, threads=threads), *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ort_session, "sensible_threads", lambda config: THREADS)
         if THREADS > 1:
             patch.setattr(TorchSession, "from_bundle", classmethod(from_bundle))
             patch.setattr(ort_graphs, "inference_session", inference_session)

@@ -98,3 +98,9 @@ def test_the_site_builds(tmp_path):
     done = subprocess.run(argv, env={**environment(), "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "GUIDE.html").is_file()
+
+
+def test_make_test_cpus_names_tests_that_are_there():
+    makefile = (ROOT / "Makefile").read_text()
+    (named,) = re.findall(r"^TESTS \?= (.*)$", makefile, re.M)
+    assert [path for path in named.split() if not (ROOT / path).exists()] == []

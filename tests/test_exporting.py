@@ -49,13 +49,13 @@ def test_a_corpus_of_one_s_own(overflowing, tmp_path):
     corpus.write_text("5 6 7\n8 9\n")
     made = seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp16",), calibrate=corpus)
     assert (made.manifest.calibration["corpus"], made.manifest.calibration["sources"]) == ("corpus.txt", 2)
-    with pytest.raises(ConfigError, match="computes nothing in fp16"):
+    with pytest.raises(ConfigError, match="but fp32 is neither"):
         seq2engine.onnx_from_model(overflowing, tmp_path / "other", ("fp32",), calibrate=corpus)
     assert not (tmp_path / "other").exists()
 
 
-def test_nothing_is_decoded_where_nothing_computes_in_fp16(overflowing, tmp_path):
-    assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32", "w8a8")).manifest.calibration == {}
+def test_nothing_is_decoded_where_nothing_is_measured(overflowing, tmp_path):
+    assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32",)).manifest.calibration == {}
 
 
 def test_nobody_in_front_exports_past_it():

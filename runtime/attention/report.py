@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import numpy as np
 
 from seq2engine.common.heat_map import cells_html, heat_style, legend_html, picture_html, visible
-from seq2engine.common.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.common.page import Html, block_html, macro_html, page_from_template
 from seq2engine.common.tables import text_table
 from seq2engine.model.tokenizers.base import unknown_text
 
@@ -21,10 +20,7 @@ CELL_BYTES = 1_500_000  # of cells with tooltips on a page; maps beyond are pict
 LABELLED = 12  # pixels of a cell from which on there is room for a label beside it
 MOST = 3  # source tokens listed for an output token
 
-STYLE = """<style>
-h1 { overflow-wrap: anywhere } .maps + .maps { margin-top: 1.1rem } .verdict .badge { margin-right: .4rem }
-.place { color: var(--soft); font-size: .8em } .share { color: var(--soft); margin-left: .5rem }
-</style>"""
+PACKAGE = "seq2engine.runtime.attention"
 
 Lines = Sequence[Sequence[tuple[str, np.ndarray]]]  # lines of named maps
 
@@ -55,42 +51,31 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
         fitted(162, given, 3, 16),
         labelled=False,
     )
-    blocks = [
-        heat_style(),
-        STYLE,
-        about_html(about),
-        f'<p class="verdict">{verdict_badge(bool(view))} {escape(view.reason)}</p>',
-        *([note_html(f"The text has {unknown_text(view.unknown)}.")] if view.unknown else []),
-        heading_html("Cross-attention, all layers"),
-        note_html(
-            "A row is an output token, from top to bottom: its attention weights over the source tokens, in the step "
-            "that chose it. A row adds up to 1. Colours follow the square root of the weight."
+    values = {
+        "title": f"{shortened(view.text)} → {shortened(view.output)}",
+        "subtitle": (
+            f"Cross-attention of one {search} decode on ONNX Runtime {view.precision}, {view.cache_form} cache: "
+            f"{counted(layers, 'layer')} of {counted(heads, 'head')}, {counted(given, 'source token')}, "
+            f"{counted(outputs, 'output token')}."
         ),
-        legend_html(),
-        average,
-        heading_html("Layers"),
-        note_html("The mean over the heads of each layer."),
-        by_layer,
-        heading_html("Heads"),
-        by_head,
-        *([note_html("Maps without a tooltip on every cell are pictures, to keep this page small.")] * draw.pictures),
-        heading_html("Source tokens with the most weight"),
-        note_html(f"The mean over the heads of layer {layers}, the last one. Small numbers count source tokens."),
-        most_html(view, of_layers[-1]),
-        heading_html("ONNX Runtime against PyTorch"),
-        note_html(
-            f"Both computed in {view.precision}; errors are the largest against PyTorch in fp64. ONNX Runtime's may be "
-            f"{WORST_FACTOR:g} times PyTorch's."
-        ),
-        table_html(CHECK_HEAD, ((*row, verdict_badge(word == "pass")) for *row, word in check_rows(view))),
-    ]
-    title = f"{shortened(view.text)} → {shortened(view.output)}"
-    subtitle = (
-        f"Cross-attention of one {search} decode on ONNX Runtime {view.precision}, {view.cache_form} cache: "
-        f"{counted(layers, 'layer')} of {counted(heads, 'head')}, {counted(given, 'source token')}, "
-        f"{counted(outputs, 'output token')}."
-    )
-    return page_html(title, subtitle, blocks)
+        "heat_style": heat_style(),
+        "legend": legend_html(),
+        "about_rows": about,
+        "view": view,
+        "passed": bool(view),
+        "unknown": unknown_text(view.unknown) if view.unknown else "",
+        "average": average,
+        "by_layer": by_layer,
+        "by_head": by_head,
+        "pictures": draw.pictures,
+        "layers": layers,
+        "most_head": ("output token", "most", "second", "third")[: min(MOST, given) + 1],
+        "most": most_rows(view, of_layers[-1]),
+        "factor": WORST_FACTOR,
+        "check_head": CHECK_HEAD,
+        "checks": [(*row, cell("verdict", word == "pass")) for *row, word in check_rows(view)],
+    }
+    return page_from_template(PACKAGE, "attention.html", values)
 
 
 class MapWriter:
@@ -101,10 +86,10 @@ class MapWriter:
         self.spent = 0
         self.pictures = False
 
-    def __call__(self, lines: Lines, cell: int, labelled: bool) -> str:
+    def __call__(self, lines: Lines, cell: int, labelled: bool) -> Html:
         """Maps [T,S] in lines, each with a tooltip on every cell, or all of them as pictures."""
         view = self.view
-        drawn: list[str] = []
+        drawn: list[Html] = []
         spent = self.spent
         for values in (values for maps in lines for _, values in maps):
             drawn.append(cells_html(values, view.target, view.source, "attends to", cell, labelled))
@@ -116,13 +101,10 @@ class MapWriter:
         return lines_html(lines, drawn)
 
 
-def lines_html(lines: Lines, drawn: Sequence[str]) -> str:
+def lines_html(lines: Lines, drawn: Sequence[Html]) -> Html:
+    """The maps under their names, line by line."""
     maps = iter(drawn)
-    figures = (
-        "".join(f"<figure><figcaption>{escape(name)}</figcaption>{next(maps)}</figure>" for name, _ in line)
-        for line in lines
-    )
-    return "".join(f'<div class="maps">{figure}</div>' for figure in figures)
+    return cell("lines", [[(name, next(maps)) for name, _ in line] for line in lines])
 
 
 def fitted(width: int, columns: int, least: int, most: int) -> int:
@@ -130,22 +112,16 @@ def fitted(width: int, columns: int, least: int, most: int) -> int:
     return min(max(width // columns, least), most)
 
 
-def most_html(view: AttentionView, weights: np.ndarray) -> str:
+def most_rows(view: AttentionView, weights: np.ndarray) -> list[tuple[Html, ...]]:
     """For every output token the source tokens with the most weight; weights [T,S]."""
-    count = min(MOST, len(view.source))
-    order = np.argsort(-weights, axis=1, kind="stable")[:, :count]
-
-    def cell(row: int, place: int) -> Html:
-        return Html(
-            f'{escape(visible(view.source[place]))} <span class="place">{place + 1}</span>'
-            f'<span class="share">{weights[row, place]:.2f}</span>'
+    order = np.argsort(-weights, axis=1, kind="stable")[:, :MOST]
+    return [
+        (
+            block_html("words", visible(token), False),
+            *(cell("share", visible(view.source[place]), place + 1, weights[row, place]) for place in order[row]),
         )
-
-    rows = (
-        (Html(escape(visible(token))), *(cell(row, place) for place in order[row]))
         for row, token in enumerate(view.target)
-    )
-    return table_html(("output token", "most", "second", "third")[: count + 1], rows)
+    ]
 
 
 def check_rows(view: AttentionView) -> list[tuple[str, ...]]:
@@ -159,8 +135,9 @@ def check_rows(view: AttentionView) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict_badge(passed: bool) -> Html:
-    return badge_html("passed" if passed else "failed", "good" if passed else "bad")
+def cell(macro: str, *arguments: object) -> Html:
+    """A piece of the page as pieces.html draws it."""
+    return macro_html(PACKAGE, "pieces.html", macro, *arguments)
 
 
 def counted(count: int, thing: str) -> str:

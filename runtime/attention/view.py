@@ -147,7 +147,7 @@ def checked_line(text: str) -> str:
 def weights_of(session: Session, source: Sequence[int], target: Tokens, options: SearchOptions) -> np.ndarray:
     """Feeds a target to a session that keeps its cross-attention -> weights [layers, heads, T, S]."""
     start = session.config.start_id if options.start is None else options.start
-    run = ForcedRun(session, [source], len(target))
+    run = ForcedRun(session, [source], len(target), options.prompt)
     names = [attention_name(layer) for layer in range(session.config.decoder_layers)]
     steps = []
     for token in (start, *target[:-1]):

@@ -254,13 +254,42 @@ class Divergence:
 
 
 @dataclass(frozen=True)
+class ScoreResult:
+    """Scores of outputs with equal tokens: the pair that uses most of its budget, and how far apart any two are.
+
+    A score is the sum of a token's log-probabilities, over its length to the length penalty in beam search. So its
+    budget is the sum of what PyTorch's own error may move each of them by, over the same, times the factor that holds
+    for choices between tokens: it grows with the length as the score's error does.
+    """
+
+    compared: int
+    source: int
+    difference: float
+    budget: float
+    largest: float
+
+    @property
+    def reason(self) -> str:
+        if self.difference <= self.budget:
+            return ""
+        return (
+            f"equal tokens, but the score of source {self.source} differs by {self.difference:.2g}, "
+            f"budget {self.budget:.2g}"
+        )
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
 class DecodeResult:
-    """All sources decoded by the baseline and by the candidate. `failure` says why there is nothing to compare."""
+    """All sources decoded by the baseline and by the candidate. `failure`: why there is nothing to compare."""
 
     search: str
     sources: int
     divergences: tuple[Divergence, ...] = ()
     failure: str = ""
+    scores: ScoreResult | None = None  # None: no two outputs have equal tokens and a score
 
     @property
     def equal(self) -> int:
@@ -281,7 +310,7 @@ class DecodeResult:
         if self.failure:
             return f"{self.search}: {self.failure}"
         if not self.differing:
-            return ""
+            return f"{self.search}: {self.scores.reason}" if self.scores is not None and not self.scores else ""
         worst = self.differing[0]
         return (
             f"{self.search}: {len(self.differing)} of {self.sources} outputs differ beyond rounding, worst source "

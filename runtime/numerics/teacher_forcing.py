@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from seq2engine.model.config import ModelConfig
 
-from ..generate import padded
+from ..encoder_inputs import encoder_inputs, padded
 from ..search.step_output import StepOutput
 from ..session import Session
 from ..tree_cache import TreeStep
@@ -21,15 +22,22 @@ LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
 
 
 class ForcedRun:
-    """One session with one beam per source, fed given tokens. The state lives as long as the run."""
+    """One session with one beam per source, fed given tokens. The state lives as long as the run.
 
-    def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int):
+    A `prompt` is read after the first token that is fed: it is no step of the run.
+    """
+
+    def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int, prompt: Sequence[int] = ()):
         self.session = session
-        self.state = session.encode(*padded(sources, session.config.pad_id))
+        self.state = session.encode(*encoder_inputs(sources, session.config))
         self.tree = TreeStep(session, self.state, len(sources), 1, steps)
+        self.prompt = tuple(prompt)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """tokens [B] -> logits [B,V], valid until the next step."""
+        if self.prompt:
+            self.tree.feed(np.arange(len(tokens)), [(token, *self.prompt) for token in tokens.tolist()])
+            self.prompt = ()
         return self.tree(tokens[:, None], np.zeros((len(tokens), 1), dtype=np.int64)).logits[:, 0]
 
     def tensor(self, name: str) -> np.ndarray:
@@ -74,12 +82,17 @@ def forced_tokens(
     return np.hstack([first, labels[:, :-1]]), counts
 
 
+def normalisers_of(logits: np.ndarray) -> np.ndarray:
+    """Logits [B,V] in fp64 -> their log-sum-exp [B]; NaN where logits are not finite."""
+    with np.errstate(invalid="ignore"):
+        most = logits.max(axis=1, keepdims=True)
+        return most[:, 0] + np.log(np.exp(logits - most).sum(axis=1))
+
+
 def log_probs_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Logits [B,V] in fp64 and tokens [B] -> the tokens' log-probabilities [B]; NaN where logits are not finite."""
     with np.errstate(invalid="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        own = np.take_along_axis(shifted, tokens[:, None], axis=1)[:, 0]
-        return own - np.log(np.exp(shifted).sum(axis=1))
+        return np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] - normalisers_of(logits)
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,19 @@ class Scored:
     log_probs: np.ndarray = field(repr=False)  # [T]
     spreads: np.ndarray = field(repr=False)  # [T]
     top_two: np.ndarray = field(repr=False)  # [T]: the oracle's margin between its two best tokens
+    normalisers: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0))  # [T]: log-sum-exp of its logits
+
+    def with_repetition_penalty(self, penalty: float, start: int, greedy: bool) -> Scored:
+        """The tokens scored as a search with this penalty does (see search/rules.py): greedy search compares logits,
+        beam search log-probabilities. An error of a penalised value grows as the value does."""
+        if penalty == 1.0:
+            return self
+        values = self.log_probs + self.normalisers if greedy else self.log_probs
+        before = (start, *self.tokens)
+        seen = np.array([token in before[: step + 1] for step, token in enumerate(self.tokens)], dtype=bool)
+        values = np.where(seen, np.where(values < 0, values * penalty, values / penalty), values)
+        spreads = np.where(seen, self.spreads * max(penalty, 1 / penalty), self.spreads)
+        return dataclasses.replace(self, log_probs=values, spreads=spreads)
 
 
 def scored(
@@ -143,20 +169,28 @@ def _scored_batch(
     firsts = [same[0] for same in targets]
     fed, _ = forced_tokens(firsts, oracle.config, oracle.defaults.start)
     labels, _ = padded(firsts, oracle.config.end_id)
-    runs = [ForcedRun(session, sources, fed.shape[1]) for session in (oracle, reference)]
-    log_probs, spreads, top_two = np.zeros(fed.shape), np.zeros(fed.shape), np.zeros(fed.shape)
+    prompt = oracle.defaults.prompt
+    runs = [ForcedRun(session, sources, fed.shape[1], prompt) for session in (oracle, reference)]
+    log_probs, spreads, top_two, normalisers = (np.zeros(fed.shape) for _ in range(4))
     lasts: list[np.ndarray] = [np.zeros(0)] * len(targets)  # log-probabilities of the last tokens
     for step in range(fed.shape[1]):
         exact, rounded = (run.step(fed[:, step]).astype(np.float64) for run in runs)  # [B, V]
         log_probs[:, step] = log_probs_of(exact, labels[:, step])
         spreads[:, step] = spreads_of(exact, rounded, reference.precision, usual)
+        normalisers[:, step] = normalisers_of(exact)
         top_two[:, step] = np.ptp(np.partition(exact, -2, axis=1)[:, -2:], axis=1)
         for row, same in enumerate(targets):
             if step == len(same[0]) - 1:
                 lasts[row] = log_probs_of(exact[[row] * len(same)], np.array([target[-1] for target in same]))
     return [
         [
-            Scored(target, np.append(log_probs[row, : n - 1], last), spreads[row, :n], top_two[row, :n])
+            Scored(
+                target,
+                np.append(log_probs[row, : n - 1], last),
+                spreads[row, :n],
+                top_two[row, :n],
+                normalisers[row, :n],
+            )
             for target, last in zip(same, lasts[row], strict=True)
         ]
         for row, (same, n) in enumerate((same, len(same[0])) for same in targets)

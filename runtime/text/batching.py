@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BATCH = 32  # sources decoded together, where nobody says otherwise
+BATCH = 32  # sources decoded together, by default
 CALL = 32  # tokens in whose time a call of the encoder reads its weights
 MANY = 8  # batches from which on one mixed batch is enough
 

@@ -24,14 +24,14 @@ class Line:
     end: int = 0  # bytes of the input up to here, this line with them
 
 
-def lines_from_chunks(chunks: Iterable[bytes]) -> Iterator[Line]:
+def lines_from_chunks(chunks: Iterable[bytes], first: int = 1) -> Iterator[Line]:
     """Bytes in pieces of any size -> lines, of which each ends at a newline byte and nowhere else.
 
-    Other line separators of Unicode (U+2028, U+0085, form feed) are text. A byte order mark at the start and a carriage
-    return at the end of a line are not.
+    Other line separators of Unicode (U+2028, U+0085, form feed) are text. A byte order mark at the start of a file and
+    a carriage return at the end of a line are not. `first` is the number of the first line, where bytes begin later.
     """
     held = bytearray()  # the line so far; of one that is too long only as much as shows it
-    number, end = 1, 0
+    number, end = first, 0
     for chunk in chunks:
         *ended, last = chunk.split(b"\n")
         for part in ended:

@@ -12,7 +12,7 @@ import numpy as np
 from seq2engine.errors import RequestError
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 
-from ..generate import padded
+from ..encoder_inputs import check_takes_text, listed_sources, padded
 from ..numerics.teacher_forcing import ForcedRun, forced_tokens, log_probs_of
 from ..requests import check_request
 from ..search.options import SearchOptions
@@ -58,6 +58,7 @@ def score_targets(
     was forced. `start` is the first token of the decoder's input; None: the model's own.
     """
     start = session.defaults.start if start is None else start
+    sources = listed_sources(sources, session.config)
     check_targets(session, sources, targets, batch, start)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     found: dict[int, TargetScore] = {}
@@ -88,9 +89,9 @@ def check_targets(
         if problem := problem_with("target", target, session.limits.target, session.config.target_vocab):
             raise RequestError(f"row {row}: {problem}")
     if sources:
-        options = SearchOptions(max_length=max(map(len, targets)), start=start)
+        options = SearchOptions(max_length=max(map(len, targets)), start=start, prompt=session.defaults.prompt)
         limits = dataclasses.replace(session.limits, batch=None)
-        check_request(limits, session.config, [list(source) for source in sources], options)
+        check_request(limits, session.config, sources, options)
 
 
 def problem_with(side: str, ids: Sequence[int], longest: int, vocab: int) -> str | None:
@@ -109,7 +110,7 @@ def _log_probs(
     """One batch, by teacher forcing: the decoder is fed the target instead of its own output."""
     fed, _ = forced_tokens(targets, session.config, start)
     scored, _ = padded(targets, session.config.end_id)
-    run = ForcedRun(session, sources, fed.shape[1])
+    run = ForcedRun(session, sources, fed.shape[1], session.defaults.prompt)
     steps = [
         log_probs_of(run.step(fed[:, step]).astype(np.float64), scored[:, step]) for step in range(fed.shape[1])
     ]  # T times [B]
@@ -144,6 +145,7 @@ def score_lines(
     `language` is the source's, `first` the tokens before the text of every target, such as the target language. If
     `strict`, a character that the model has no token for is an error of its line.
     """
+    check_takes_text(session.config)
     check_targets(session, [], [], batch, start)
     for window in windows_of(lines, WINDOW * batch):
         ready: dict[int, ScoredLine] = {}

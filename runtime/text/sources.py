@@ -1,8 +1,9 @@
-"""Sources to decode, as token ids: of texts, or random ones; and how few will do."""
+"""Sources to decode, as token ids: of texts, or random ones; and how many are enough to compare."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +13,25 @@ from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import Coder
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 
-TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would only say the same again
-STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: a large vocabulary says as much with fewer sources
+from ..encoder_inputs import AudioSource
+
+TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would show nothing new
+STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: with a large vocabulary fewer sources show as much
+AUDIO_SOURCES = 4  # of audio: each is as long as fifty sentences
+AUDIO_DECODES = 8  # random ones that are decoded, unless fewer are asked for
+SMOOTH = 8  # frames from one sound to the next, in random audio features
 FEWEST_SOURCES = 16  # and never on fewer: a ratio of errors of one single row was measured at up to 17 in good exports
 
 
 def tensor_sources(config: ModelConfig) -> int:
     """How many sources tensors are compared on."""
+    if config.takes_audio:
+        return AUDIO_SOURCES
     return min(TENSOR_SOURCES, max(FEWEST_SOURCES, STEP_LOGITS // config.target_vocab))
+
+
+def fewest_sources(config: ModelConfig) -> int:
+    return AUDIO_SOURCES if config.takes_audio else FEWEST_SOURCES
 
 
 def compared_sources(sources: list[list[int]], config: ModelConfig, limit: int) -> tuple[list[list[int]], list[int]]:
@@ -27,15 +39,16 @@ def compared_sources(sources: list[list[int]], config: ModelConfig, limit: int) 
     ones, with random ones of at most `limit` tokens where they are too few.
     """
     shown = sample_of(sources, tensor_sources(config))
-    if len(shown) < FEWEST_SOURCES:
-        shown += random_sources(config, FEWEST_SOURCES - len(shown), 0, limit)
-    return shown, sample_rows(shown, FEWEST_SOURCES)
+    fewest = fewest_sources(config)
+    if len(shown) < fewest:
+        shown += random_sources(config, fewest - len(shown), 0, limit)
+    return shown, sample_rows(shown, fewest)
 
 
 def tree_sources(config: ModelConfig, beam: int) -> int:
     """How many sources with `beam` rows each: by the same rule, but never fewer rows than the fewest sources have."""
-    fewest = -(-FEWEST_SOURCES // beam)
-    return min(FEWEST_SOURCES, max(fewest, STEP_LOGITS // (beam * config.target_vocab)))
+    fewest = -(-fewest_sources(config) // beam)
+    return min(fewest_sources(config), max(fewest, STEP_LOGITS // (beam * config.target_vocab)))
 
 
 def coder_of(bundle: Bundle, ids: bool = False) -> Coder:
@@ -52,22 +65,45 @@ def sources_of(
     language: str | None = None,
 ) -> list[list[int]]:
     """The ids of texts, whose language may be named; without texts, `count` random sources."""
+    if texts is not None and bundle.config.takes_audio:
+        raise RequestError("texts were given, but this model takes audio; leave them out for random features")
     if texts is not None:
         tokenizer = bundle.tokenizer()
         return [tokenizer.encode_source(text, language) for text in texts]
     if count < 1:
         raise ConfigError(f"{count} random sources, expected at least 1")
+    count = min(count, AUDIO_DECODES) if bundle.config.takes_audio else count
     return random_sources(bundle.config, count, seed, longest)
 
 
-def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[list[int]]:
+def random_features(config: ModelConfig, rng: np.random.Generator) -> np.ndarray:
+    """Features [mels, frames] that look like log-mel of speech: smooth in time, louder in low bands, then silence.
+
+    Real ones lie between about -1 and 2, and silence is one number.
+    """
+    shape = (config.mels, config.frames)
+    tilt = np.linspace(0.8, -0.6, config.mels)[:, None]
+    rough = rng.normal(size=(config.mels, config.frames // SMOOTH + 2))
+    places = np.arange(config.frames) / SMOOTH
+    first = places.astype(int)
+    smooth = rough[:, first] * (1 - places % 1) + rough[:, first + 1] * (places % 1)
+    loud = np.clip(tilt + 0.5 * smooth + 0.1 * rng.normal(size=shape), -1.0, 2.0)
+    spoken = rng.integers(config.frames // 4, config.frames + 1)
+    loud[:, spoken:] = loud.min()
+    return loud.astype(np.float32)
+
+
+def random_sources(config: ModelConfig, count: int, seed: int = 0, longest: int | None = None) -> list[Any]:
     """Ragged random sources, the extremes first: one token, the longest there may be, one token over and over.
 
     Lengths are drawn evenly on a logarithmic scale: many short ones beside a few long ones find a mask that leaks.
+    Of a model that takes audio, features of one length.
     """
     if seed < 0:
         raise RequestError(f"seed {seed}, expected 0 or more")
     rng = np.random.default_rng(seed)
+    if config.takes_audio:
+        return [AudioSource(random_features(config, rng)) for _ in range(count)]
     limit = min(config.max_source, longest or config.max_source)
     tokens = np.array([token for token in range(config.source_vocab) if token != config.pad_id] or [config.pad_id])
     drawn = np.exp(rng.uniform(0.0, np.log(limit + 1), size=count)).astype(int)

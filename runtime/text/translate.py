@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from seq2engine.errors import RequestError
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 
+from ..encoder_inputs import check_takes_text
 from ..generate import generate
-from ..requests import check_request
+from ..requests import check_options
 from ..search.option_checks import problems_with_prefix
 from ..search.options import SearchOptions
 from ..search.step import Hypothesis
@@ -91,16 +92,17 @@ def translate_lines(
     """
     if batch < 1:
         raise RequestError(f"batch {batch}, expected at least 1")
-    check_request(session.limits, session.config, [[session.config.pad_id]], options)
+    check_takes_text(session.config)
+    check_options(session.limits, session.config, options)
     if prefixes is not None and options.prefix:
         raise RequestError("a prefix of all lines and one of each, expected either")
-    work = _Work(session, tokenizer, options, truncate, language, prefixes, strict)
+    work = LineCoder(session, tokenizer, options, truncate, language, prefixes, strict)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))
 
 
-class _Work:
-    """What stays the same from line to line."""
+class LineCoder:
+    """Lines to ids and back, with what stays the same from line to line."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """How a command ends: its exit code and, where something went wrong, one line to the error output.
 
-0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt (143 a SIGTERM), 141 a closed pipe. What
-is no fault of the user's is a bug and stays a traceback.
+0 is success, 1 an error or a failed verdict, 2 wrong usage, 130 an interrupt (143 a SIGTERM), 141 a closed pipe. Any
+other exception is a bug and stays a traceback.
 """
 
 from __future__ import annotations

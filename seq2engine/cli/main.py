@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from seq2engine import __version__
 from seq2engine.cli.exits import exit_code_of
+from seq2engine.cli.summaries import SUMMARIES
 from seq2engine.cli.usage import check_usage, check_usage_without_bundle
 from seq2engine.errors import BundleError, missing_package
-from seq2engine.flags.lists import Parser
+from seq2engine.flags.lists import Parser, meant
+from seq2engine.flags.shared import fetch_bundles
 
 if TYPE_CHECKING:
     from seq2engine.flags.shared import Command
@@ -28,10 +29,13 @@ COMMANDS = {
     "export": ("export",),
     "build": ("build", "refit"),
     "plan": ("plan",),
-    "package": ("package",),
+    "package": ("package", "push"),
     "inspect": ("inspect",),
     "run": ("run",),
+    "transcribe": ("transcribe",),
     "score": ("score",),
+    "serving.serve": ("serve",),
+    "serving.triton": ("triton",),
     "parity": ("parity",),
     "attention": ("attention",),
     "bench": ("bench",),
@@ -51,6 +55,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     command: Command = args.command
     try:
         check_usage(args)
+        fetch_bundles(args)
         return command(args)
     except BundleError:
         check_usage_without_bundle(args)  # wrong usage comes before a bundle that is not there
@@ -62,7 +67,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; texts may stand before, between and behind the flags of `run`.
+    """The arguments; texts and files may stand before, between and behind the flags of `run` and `transcribe`.
 
     argparse takes those behind a flag for unknown arguments: it fills all places at the first words that have one.
     """
@@ -71,7 +76,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     args, more = parser.parse_known_args(words)
     behind = more.index("--") if "--" in more else len(more)
     flags = [word for word in more[:behind] if word.startswith("-")]
-    if flags or (more and "text" not in args):
+    if flags or (more and not isinstance(getattr(args, "text", None), list)):
         args.usage_error(f"unrecognized arguments: {' '.join(flags or more)}{nearest(flags, args.usage())}")
     if more:
         args.text = [*args.text, *more[:behind], *more[behind + 1 :]]
@@ -80,24 +85,28 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def nearest(flags: Sequence[str], usage: str) -> str:
     """What a mistyped flag may have been, of those that a usage has."""
-    known = re.findall(r"--[a-z][a-z0-9-]*", usage)
-    meant = [match for flag in flags for match in difflib.get_close_matches(flag.partition("=")[0], known, 1)]
-    return f" (did you mean {', '.join(dict.fromkeys(meant))}?)" if meant else ""
+    return meant([flag.partition("=")[0] for flag in flags], re.findall(r"--[a-z][a-z0-9-]*", usage))
 
 
 def modules_for(words: Sequence[str]) -> tuple[str, ...]:
-    """The modules of the commands that are among the words, so that no other is imported; all, if there is none."""
+    """The modules of the commands that are among the words, so that no other is imported."""
     named = tuple(module for module, commands in COMMANDS.items() if not set(commands).isdisjoint(words))
-    return tuple(COMMANDS) if not named or OF_ALL in named else named
+    return tuple(COMMANDS) if OF_ALL in named else named
 
 
-def make_parser(modules: Iterable[str] = tuple(COMMANDS)) -> Parser:
+def make_parser(modules: Sequence[str] = tuple(COMMANDS)) -> Parser:
+    """The parser with the commands of some modules; of no module: with the names and summaries of all commands."""
     parser = Parser(
         prog="seq2engine",
         description="Encoder-decoder Transformers to ONNX and TensorRT: the same outputs, faster, with proof.",
     )
     parser.add_argument("--version", action="version", version=f"seq2engine {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for module in modules:
-        import_module(f"seq2engine.commands.{module}").add_parser(commands)
+    for module in modules or COMMANDS:
+        names = COMMANDS[module]
+        if modules or not SUMMARIES.keys() >= {*names}:
+            import_module(f"seq2engine.commands.{module}").add_parser(commands)
+            continue
+        for name in names:  # --help, --version or a command that does not exist: no command is imported
+            commands.add_parser(name, help=SUMMARIES[name])
     return parser

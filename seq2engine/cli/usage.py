@@ -13,11 +13,14 @@ Check = Callable[[argparse.Namespace], Iterator[str]]  # what is wrong with some
 
 # Option -> the least it may be. Where an option is a text in one command and a number in another, numbers are meant.
 LEAST = {
-    **dict.fromkeys(("batch", "beam", "count", "jobs", "max_length", "nbest", "profiles"), 1),
+    **dict.fromkeys(("batch", "beam", "cores", "count", "jobs", "max_length", "nbest", "profiles", "shard"), 1),
     **dict.fromkeys(("slots", "threads"), 1),
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
-AUTO, CHOOSING = "auto", ("run", "score")  # a precision that is chosen when a session is opened, and by which commands
+AUTO, CHOOSING = (
+    "auto",
+    ("run", "score", "serve", "transcribe"),
+)  # a precision that is chosen when a session is opened, and by which commands
 # Of `run`: reported with all other problems of a search, which the model's own options complete. Without a model they
 # are reported alone (`check_usage_without_bundle`).
 SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
@@ -96,7 +99,7 @@ def sessions(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.runtime.backends import SessionOptions, check_session
 
     for backend in given(args, "backend"):
-        attention = bool(getattr(args, "alignments", None) or getattr(args, "coverage_penalty", None))
+        attention = any(getattr(args, name, None) for name in ("alignments", "coverage_penalty", "words"))
         options = SessionOptions(
             backend,
             engine=args.engine,

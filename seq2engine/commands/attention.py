@@ -34,9 +34,11 @@ def run_attention(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.model.tokenizers.base import unknown_text
     from seq2engine.runtime.attention.report import attention_html, attention_text
+    from seq2engine.runtime.encoder_inputs import check_takes_text
     from seq2engine.runtime.translator import load
 
     bundle = open_bundle(args.bundle)
+    check_takes_text(bundle.config, bundle.root)
     files = report_files(bundle.root, "attention", out=args.out)
     with load(bundle, precision=args.precision, threads=args.threads, ids=args.ids) as model:
         view = model.attention(

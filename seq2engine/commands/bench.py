@@ -20,6 +20,7 @@ from seq2engine.flags.shared import (
     add_json,
     add_provider,
     add_references,
+    add_threads,
     progress_for,
     references_from_args,
 )
@@ -102,8 +103,24 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--bound", type=float, metavar="MS", help="p99 of a server (default: 4 times the first arm's median)"
     )
+    sub.add_argument(
+        "--natural",
+        action=Listed,
+        fits=is_workload,
+        default=[],
+        metavar="BxK",
+        help="time the sources of --references, each decoded to its own end, in batches of B with K beams, such as "
+        "1x1,32x4; and compare every arm's outputs. Other cases are then timed only if asked for",
+    )
+    sub.add_argument(
+        "--neighbour",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start so many busy processes first, each on a core of its own (default: %(default)s)",
+    )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
-    sub.add_argument("--threads", type=int, help="CPU threads of every arm (default: all cores)")
+    add_threads(sub, "all cores, of every arm")
     sub.add_argument("--quick", action="store_true", help="without the machine's ceiling and the arms' memory")
     sub.add_argument(
         "--export-times", action="store_true", help="export every precision again and note how long it took"
@@ -127,6 +144,10 @@ def add_numbers(sub: argparse.ArgumentParser, flag: str, metavar: str, what: str
 
 def is_case(word: str) -> bool:
     return re.fullmatch(r"\d+(x\d+){3}", word) is not None
+
+
+def is_workload(word: str) -> bool:
+    return re.fullmatch(r"\d+x\d+", word) is not None
 
 
 def is_peer(word: str) -> bool:
@@ -173,8 +194,11 @@ def bench_usage(args: argparse.Namespace) -> list[str]:
         return [right] if len(args.bundle) != 3 else []
     from seq2engine.benchmarks.cases import case_text_problems, cases_from_text
     from seq2engine.benchmarks.checks import usage_problems
+    from seq2engine.benchmarks.natural.result import workload_problems
 
-    wrong = case_text_problems(args.case or [])
+    wrong = case_text_problems(args.case or []) + workload_problems(args.natural)
+    if args.natural and args.references is None:
+        wrong.append("--natural without --references, whose sources it decodes")
     if len(args.bundle) > 1:
         wrong.append(f"{len(args.bundle)} bundles, expected one; or two results: bench compare BEFORE AFTER")
     if args.case and (sweep_of(args) or args.sweep):
@@ -190,6 +214,7 @@ def bench_usage(args: argparse.Namespace) -> list[str]:
 
 def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) -> BenchOptions:
     """All but the references, which are read when nothing else is wrong."""
+    from seq2engine.benchmarks.natural.result import workload_problems, workloads_from_text
     from seq2engine.benchmarks.options import BenchOptions
 
     return BenchOptions(
@@ -203,6 +228,8 @@ def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) 
         source_language=args.source_language,
         target_language=args.target_language,
         peers=args.peers,
+        natural=() if workload_problems(args.natural) else workloads_from_text(args.natural),
+        neighbours=args.neighbour,
         scenarios=args.scenario,
         bound_ms=args.bound,
         quick=args.quick,
@@ -223,6 +250,8 @@ def cases_from_args(args: argparse.Namespace, config: ModelConfig) -> tuple[Case
     sweep = sweep_of(args)
     if sweep or args.sweep:
         return cases_from_grid(config, {**sweep, "target": args.max_length or []})
+    if args.natural and not args.case:
+        return ()
     cases = cases_from_text(args.case) if args.case else cases_for(config)
     return cases_at_lengths(cases, args.max_length) if args.max_length else cases
 

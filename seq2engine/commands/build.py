@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from seq2engine.errors import BuildError
 from seq2engine.flags.lists import MOST_PRECISE, Listed, is_gpu, is_range
 from seq2engine.flags.precision import say_precision
-from seq2engine.flags.shared import Commands, add_command, progress_for
+from seq2engine.flags.shared import Commands, add_bundle, add_command, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -34,12 +34,12 @@ OLD_RANGES = {"--source": "--source-length", "--length": "--max-length"}
 def add_parser(commands: Commands) -> None:
     renamed = {**OLD_RANGES, "--target": "--gpu", "--cache": "--engine-cache", "--no-cache": "--no-engine-cache"}
     add_build_flags(add_command(commands, "build", run_build, "build TensorRT engines of a bundle", renamed))
-    summary = "give a bundle engines by swapping the weights of those of another one"
+    summary = "make the engines of a bundle from those of another by swapping the weights"
     add_refit_flags(add_command(commands, "refit", run_refit, summary))
 
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("bundle", type=Path, help="bundle folder")
+    add_bundle(sub)
     sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every GPU)")
     add_gpus(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():

@@ -1,6 +1,6 @@
 """`seq2engine completion`: a script that has a shell complete commands, flags and their values.
 
-The script is written from the parser and asks nobody when it completes: starting Python would take longer than typing.
+The script is written from the parser and lists every word itself: starting Python at each key would be too slow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ VALUES = {
     "beam_style": ("huggingface", "ctranslate2"),
     "backend": ("torch", "onnxruntime", "tensorrt"),
     "cache_form": ("static", "growing"),
+    "cluster": ("local", "auto"),
     "flavour": ("tensorrt", "tensorrt_rtx"),
     "metrics": ("errors", "bleu", "chrf"),
     "norm": ("pre", "post"),
-    "positions": ("sinusoidal", "learned", "rotary"),
-    "activation": ("relu", "gelu", "silu"),
+    "positions": ("sinusoidal", "learned", "rotary", "relative"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "provider": ("cpu", "cuda", "tensorrt", "nv_tensorrt_rtx"),
     "scenario": ("single", "offline", "server"),
 }
@@ -102,7 +103,7 @@ _seq2engine() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
   local command='' flags='--help --version' places='' values='' word
   COMPREPLY=()
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
     case "$word" in {"|".join(known)}) command="$word"; break ;; esac
   done
   case "$command" in

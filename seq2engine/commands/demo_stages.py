@@ -1,4 +1,4 @@
-"""The whole story on this machine, without a GPU: a trained model from weights to text, every stage shown.
+"""The stages of `seq2engine demo`: a trained model from weights to text, on this machine, without a GPU.
 
 The shipped grapheme-to-phoneme model is exported, checked and timed, with its error rates beside each precision; and
 TensorRT engines of the larger `base` preset show what a GPU would be given to do.

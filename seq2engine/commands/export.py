@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.export.contract import DEFAULT_PRECISIONS
 from seq2engine.flags.lists import Listed, add_precisions, is_precision
-from seq2engine.flags.shared import Commands, add_command, add_json, progress_for
+from seq2engine.flags.shared import Commands, add_command, add_json, print_note, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -22,7 +21,8 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "export", run_export, summary, renamed={"--cache": "--cache-form"})
     sub.add_argument(
         "checkpoint",
-        help="checkpoint folder, anything that `import` reads, shipped:g2p, or random:PRESET[:SEED] for random weights",
+        help="checkpoint folder, anything that `import` reads, a model of the Hugging Face hub by hf:NAME[@REVISION], "
+        "shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
     sub.add_argument("bundle", type=Path, nargs="?", help="folder to write; one of the same weights gets what it lacks")
     sub.add_argument(
@@ -85,8 +85,3 @@ def print_bundle(args: argparse.Namespace, bundle: Bundle) -> None:
     from seq2engine.inspection.describe import bundle_text, bundle_values
 
     print(json.dumps(bundle_values(bundle), indent=2) if args.json else bundle_text(bundle))
-
-
-def print_note(args: argparse.Namespace, text: str) -> None:
-    if not args.quiet:
-        print(f"note: {text}", file=sys.stderr)

@@ -1,8 +1,9 @@
-"""All checks that need a GPU, in one go: build, parity, benchmark, tests; one report to send back.
+"""All checks that need a GPU, in one go: build, parity, time of a token, benchmark, tests; one report to send back.
 
     python -m seq2engine.commands.gpu_check OUT      as `make gpu-check` does
 
-Each stage has a verdict, and one that fails does not stop the others.
+Each stage has a verdict, and one that fails does not stop the others. What was done is kept until the report is
+written: run again after a kill, the check goes on where it was, and does again what has failed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from seq2engine.benchmarks.machine import environment, load_average, usable_core
 from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.report.page import bench_table
 from seq2engine.benchmarks.runner import bench_bundle
+from seq2engine.benchmarks.step_times import WaitClock, step_table, step_times
 from seq2engine.common.about import about_rows
-from seq2engine.common.page import Html, about_html, badge_html, heading_html, note_html, page_html, table_html
+from seq2engine.common.json_files import read_object, read_text, typed_from_json
+from seq2engine.common.page import about_html, badge_html, block_html, heading_html, note_html, page_html, table_html
 from seq2engine.common.tensorrt_module import FLAVOURS, load_tensorrt
 from seq2engine.errors import Seq2EngineError, SessionError
-from seq2engine.export.artifact.bundle import Bundle, write_text
+from seq2engine.export.artifact.bundle import Bundle, open_bundle, write_text
 from seq2engine.export.artifact.gpu_support import unsupported
 from seq2engine.export.artifact.passport import Passport
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
@@ -44,9 +48,12 @@ from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.page import parity_table
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.trt.device import CudaDevice, Device
+from seq2engine.runtime.trt.selection import choose_engine, runs_on
+from seq2engine.runtime.trt.session import TrtSession
 
 TIMED = ("fp32", "fp16", "int8")  # if the GPU runs them; ONNX Runtime runs these on the CPU beside it
 BEAM = 4
+REHEARSAL = "A rehearsal without a GPU: engines were computed by a stand-in on the CPU. No number here is of a GPU."
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 
 Build = Callable[[Bundle, Sequence[str], ShapeRanges, str, str], Passport]
@@ -62,6 +69,32 @@ class Stage:
     values: Any = None
 
 
+class Done:
+    """Stages that have passed, in files of OUT/stages, each whole or not there. They end with the report, and with
+    another machine or version: `facts` tell."""
+
+    def __init__(self, folder: Path, facts: Any):
+        self.folder = folder
+        before = folder / "facts.json"
+        if not before.is_file() or read_text(before) != json.dumps(facts):
+            self.forget()
+            write_text(before, json.dumps(facts))
+
+    def stage(self, name: str, work: Callable[[], Stage]) -> Stage:
+        """The stage as it was done before, or done now."""
+        path = self.folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json"
+        if path.is_file():
+            print(f"{name}: passed before", flush=True)
+            return typed_from_json(Stage, read_object(path))
+        stage = attempt(name, work)
+        if stage.passed:
+            write_text(path, json.dumps(dataclasses.asdict(stage), default=str))
+        return stage
+
+    def forget(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 def built(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision: str, flavour: str) -> Passport:
     return engines_from_onnx(bundle, targets, ranges, precision, BuildOptions(flavour=flavour, force=True))
 
@@ -75,21 +108,26 @@ def gpu_check(
     rounds: int = 20,
     count: int = 64,
     precisions: Sequence[str] = tuple(PRECISIONS),
+    rehearsal: bool = False,
 ) -> list[Stage]:
     """Runs all stages for every flavour of TensorRT that is installed and writes OUT/gpu-check.{html,json}.
 
-    Of the precisions those are left out that this GPU is known not to run.
+    Of the precisions those are left out that this GPU is known not to run. A `rehearsal` has no GPU behind its device,
+    and its report says so.
     """
     device = device or CudaDevice()
     flavours = installed() if flavours is None else flavours
     stages = [machine_stage(device, flavours)]
+    facts = {name: stages[0].values[name] for name in ("gpu", "capability", *flavours)}
+    done = Done(out / "stages", {**facts, "rehearsal": rehearsal, "precisions": list(precisions)})
     for flavour in flavours:
         able = precisions_on(device.capability, flavour, precisions)
-        stages += flavour_stages(out / flavour, device, flavour, build, rounds, count, able)
+        stages += flavour_stages(out / flavour, device, flavour, build, rounds, count, able, done)
     if tests is not None:
-        stages.append(attempt("tests that need a GPU", partial(tests_stage, tests, out)))
-    write_text(out / "gpu-check.html", report_html(stages))
-    write_text(out / "gpu-check.json", report_json(stages))
+        stages.append(done.stage("tests that need a GPU", partial(tests_stage, tests, out)))
+    write_text(out / "gpu-check.html", report_html(stages, rehearsal))
+    write_text(out / "gpu-check.json", report_json(stages, rehearsal))
+    done.forget()
     return stages
 
 
@@ -100,16 +138,38 @@ def precisions_on(capability: str, flavour: str, wanted: Sequence[str]) -> list[
 
 
 def flavour_stages(
-    folder: Path, device: Device, flavour: str, build: Build, rounds: int, count: int, precisions: Sequence[str]
+    folder: Path,
+    device: Device,
+    flavour: str,
+    build: Build,
+    rounds: int,
+    count: int,
+    precisions: Sequence[str],
+    done: Done,
 ) -> Iterator[Stage]:
     """The shipped model, built, compared and timed with one TensorRT."""
-    shipped = shipped_checkpoint("g2p")
-    bundle = onnx_from_model(load_checkpoint(shipped), folder, precisions, force=True, companions=shipped)
+    exported = done.stage(f"{flavour}: export", partial(export_stage, folder, precisions))
+    yield exported
+    if not exported.passed:
+        return
+    bundle = open_bundle(folder)
     targets = [device.capability] if flavour == "tensorrt_rtx" else []
     for precision in precisions:
-        yield attempt(f"{flavour} {precision}: build", partial(build_stage, build, bundle, targets, precision, flavour))
-        yield attempt(f"{flavour} {precision}: parity", partial(parity_stage, bundle, precision, count))
-    yield attempt(f"{flavour}: benchmark", partial(bench_stage, bundle, rounds, [p for p in precisions if p in TIMED]))
+        stages = {
+            "build": partial(build_stage, build, bundle, targets, precision, flavour),
+            "parity": partial(parity_stage, bundle, precision, count),
+            "time of a token": partial(steps_stage, bundle, precision, device, rounds),
+        }
+        for name, stage in stages.items():
+            yield done.stage(f"{flavour} {precision}: {name}", stage)
+    timed = [precision for precision in precisions if precision in TIMED]
+    yield done.stage(f"{flavour}: benchmark", partial(bench_stage, bundle, rounds, timed))
+
+
+def export_stage(folder: Path, precisions: Sequence[str]) -> Stage:
+    shipped = shipped_checkpoint("g2p")
+    bundle = onnx_from_model(load_checkpoint(shipped), folder, precisions, force=True, companions=shipped)
+    return Stage("export", True, f"{', '.join(bundle.precisions)} of shipped:g2p")
 
 
 def installed() -> list[str]:
@@ -155,6 +215,16 @@ def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:
     return Stage("parity", bool(result), parity_table(result), json.loads(result.to_json()))
 
 
+def steps_stage(bundle: Bundle, precision: str, device: Device, rounds: int) -> Stage:
+    """Time of a token beside what its launches alone would take, what crosses the bus, and the host's part."""
+    folder, passport = choose_engine(bundle, precision, runs_here=partial(runs_on, device=device))
+    clock = WaitClock(device)
+    cases = (Case("one", 1, 1, 9, 9), Case("32", 32, 1, 9, 9), Case("32x4", 32, BEAM, 9, 9))
+    with TrtSession(load_tensorrt(passport.flavour), clock, folder, passport, bundle.config) as session:
+        times = step_times(session, clock, passport, cases, rounds)
+    return Stage("steps", True, step_table(times), [{**dataclasses.asdict(one), "bound": one.bound} for one in times])
+
+
 def bench_stage(bundle: Bundle, rounds: int, precisions: Sequence[str]) -> Stage:
     cases = (Case("1x1x9x9", 1, 1, 9, 9), Case("8x4x9x9", 8, BEAM, 9, 9), Case("32x4x9x9", 32, BEAM, 9, 9))
     result = bench_bundle(bundle, BenchOptions(("onnxruntime", "tensorrt"), precisions, cases, rounds))
@@ -181,18 +251,24 @@ def outcome(case: xml.Element) -> tuple[str, str]:
     return "passed", ""
 
 
-def report_html(stages: Sequence[Stage]) -> str:
+def report_html(stages: Sequence[Stage], rehearsal: bool = False) -> str:
     """One page that needs nothing else."""
     rows = [(stage.name, badge_html(*verdict_of(stage))) for stage in stages]
     about = about_rows("shipped:g2p", command="make gpu-check")
     blocks: list[str] = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
+    if rehearsal:
+        blocks.insert(0, note_html(REHEARSAL))
     for stage in stages:
-        blocks += [heading_html(stage.name), Html(f"<div class='scroll'><pre>{escape(stage.text)}</pre></div>")]
-    return page_html("GPU check", str(stages[0].values["gpu"]), blocks)
+        blocks += [heading_html(stage.name), block_html("printed", stage.text)]
+    return page_html("GPU check" + (" (rehearsal)" if rehearsal else ""), str(stages[0].values["gpu"]), blocks)
 
 
-def report_json(stages: Sequence[Stage]) -> str:
-    values = {"passed": all(stage.passed for stage in stages), "stages": [dataclasses.asdict(s) for s in stages]}
+def report_json(stages: Sequence[Stage], rehearsal: bool = False) -> str:
+    values = {
+        "rehearsal": rehearsal,
+        "passed": all(stage.passed for stage in stages),
+        "stages": [dataclasses.asdict(s) for s in stages],
+    }
     return json.dumps(values, indent=1, default=str) + "\n"
 
 

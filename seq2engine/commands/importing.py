@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from seq2engine.flags.shared import Commands, add_command, add_json, progress_for
+from seq2engine.flags.shared import Commands, add_command, add_json, print_note, progress_for
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "make a checkpoint of one from Hugging Face, fairseq, OpenNMT-py or torch.nn"
+    summary = "convert a checkpoint of Hugging Face, fairseq, OpenNMT-py or torch.nn"
     sub = add_command(commands, "import", run_import, summary)
-    sub.add_argument("source", type=Path, help="folder or file to read")
+    sub.add_argument("source", help="folder or file to read, or hf:NAME[@REVISION]: a model of the hub")
     sub.add_argument("checkpoint", type=Path, help="folder to write")
     sub.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
     add_json(sub)
@@ -20,7 +21,7 @@ def add_parser(commands: Commands) -> None:
 def run_import(args: argparse.Namespace) -> int:
     from seq2engine.model.importers.detect import import_checkpoint
 
-    result = import_checkpoint(args.source, args.checkpoint, args.force, progress_for(args))
+    result = import_checkpoint(args.source, args.checkpoint, args.force, progress_for(args), partial(print_note, args))
     if args.json:
         print(result.to_json())
         return 0

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seq2engine.flags.shared import Commands, add_command
+from seq2engine.flags.shared import Commands, add_bundle, add_command
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_inspect_flags(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("bundle", type=Path, help="bundle folder")
+    add_bundle(sub)
     sub.add_argument(
         "--foreign-step",
         type=Path,

@@ -1,4 +1,4 @@
-"""The command that makes a folder for a machine with a GPU and nothing of ours on it."""
+"""`seq2engine package` and `push`: a bundle for a GPU machine without seq2engine, and for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "package", run_package, summary, renamed=OLD_RANGES)
     add_bundle(sub)
     add_package_flags(sub)
+    add_json(sub)
+    summary = "upload a bundle to the Hugging Face hub, with a model card made of its reports"
+    sub = add_command(commands, "push", run_push, summary)
+    add_bundle(sub)
+    add_push_flags(sub)
     add_json(sub)
 
 
@@ -38,24 +43,21 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
 def run_package(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.default_precision import default_precision
-    from seq2engine.packaging.package import package_from_bundle
+    from seq2engine.packaging.package import PackageOptions, package_from_bundle
 
     bundle = open_bundle(args.bundle)
     precision = args.precision or default_precision(bundle, "tensorrt", args.engine)
     named = any(getattr(args, name) is not None for name in RANGES)
-    result = package_from_bundle(
-        bundle,
-        args.out,
+    options = PackageOptions(
         precision=precision,
         engine=args.engine,
         ranges=profiles_from_args(args, bundle, precision)[0] if named else None,
         slots=args.slots,
-        force=args.force,
+        texts=() if args.texts is None else texts_from_file(args.texts),
         seed=args.seed,
         threads=args.threads,
-        progress=progress_for(args),
-        texts=() if args.texts is None else texts_from_file(args.texts),
     )
+    result = package_from_bundle(bundle, args.out, options, args.force, progress_for(args))
     if args.json:
         print(result.to_json())
         return 0
@@ -63,6 +65,31 @@ def run_package(args: argparse.Namespace) -> int:
         f"{result.folder}: {result.precision}, {result.megabytes} MB, {result.checks} checks, engines: {result.engines}"
     )
     print("next, on the GPU machine: pip install -r requirements.txt && python run_all.py")
+    return 0
+
+
+def add_push_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="hf:OWNER/NAME; the token is that of HF_TOKEN or `hf auth login`")
+    parser.add_argument("--private", action="store_true", help="if the repository is made, only its owner sees it")
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to write to (default: main)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="upload nothing, write the card as README.md of the bundle"
+    )
+
+
+def run_push(args: argparse.Namespace) -> int:
+    from seq2engine.packaging.push import CARD, PushOptions, push_bundle
+
+    options = PushOptions(private=args.private, revision=args.revision, dry_run=args.dry_run)
+    result = push_bundle(args.bundle, args.name, options, progress_for(args))
+    if args.json:
+        print(result.to_json())
+        return 0
+    what = f"{len(result.files)} files, {result.bytes / 1e6:.1f} MB"
+    if result.commit is None:
+        print(f"{args.bundle / CARD}: the card; {what} would go to {result.name}")
+    else:
+        print(f"{result.name}: {what}, commit {result.commit}\n{result.url}")
     return 0
 
 

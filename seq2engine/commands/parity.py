@@ -72,6 +72,15 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="folder for the reports, or with one precision a file *.html (default: reports/ of the bundle)",
     )
+    sub.add_argument(
+        "--graph",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="hold this ONNX graph of another exporter (encoder, decoder, with past, merged, whole model) "
+        "against the bundle's reference instead; may be given again",
+    )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
         "--locate",
@@ -96,6 +105,8 @@ def run_parity(args: argparse.Namespace) -> int:
     from seq2engine.runtime.parity.run import parities_of
 
     bundle = open_bundle(args.bundle)
+    if args.graph:
+        return run_foreign(args, bundle)
     if args.locate is not None:
         return run_locate(args, bundle)
     if args.metrics != ["errors"] and args.references is None:
@@ -115,11 +126,34 @@ def run_parity(args: argparse.Namespace) -> int:
         else:
             broken += [f"gate: {result.candidate}: {line}" for line in broken_of(gate, result)]
     if args.json:
-        told = [result.to_json().rstrip() for result in results]
-        print(told[0] if len(told) == 1 else f"[{', '.join(told)}]")
+        texts = [result.to_json().rstrip() for result in results]
+        print(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
     elif gate is not None:
         print("\n".join(broken) or f"gate: {args.gate} holds")
     return 1 if failed or broken else 0
+
+
+def run_foreign(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Graphs of another exporter against this bundle's reference: a verdict and a report for each."""
+    from seq2engine.common.reports import report_files
+    from seq2engine.runtime.parity.foreign.compare import STEPS, foreign_parity
+    from seq2engine.runtime.parity.report.page import parity_html, parity_table
+    from seq2engine.runtime.text.sources import sources_of
+
+    if args.gate is not None or args.against is not None:
+        raise UsageError("--graph compares with this bundle's reference; leave out --gate and --against")
+    texts, language = references_from_args(args), args.source_language
+    count = RANDOM_SOURCES if args.count is None else args.count
+    sources = sources_of(bundle, texts, count, args.seed, language=language)
+    results = foreign_parity(bundle, args.graph, sources, args.max_length or STEPS, args.threads, progress_for(args))
+    for path, result in zip(args.graph, results, strict=True):
+        report = report_files(bundle.root, "parity", f"graph {path.stem}", args.out)
+        report.write(parity_html(result), result.to_json())
+        if not args.json:
+            print(f"{parity_table(result)}\nreport: {report.page}")
+    if args.json:
+        print(f"[{', '.join(result.to_json().rstrip() for result in results)}]")
+    return 0 if all(results) else 1
 
 
 def options_from_args(args: argparse.Namespace) -> ParityOptions:

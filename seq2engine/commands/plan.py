@@ -16,7 +16,7 @@ from seq2engine.common.tables import text_table
 from seq2engine.common.terminal import columns_of
 from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import MOST_PRECISE
-from seq2engine.flags.shared import Commands, add_command, progress_for
+from seq2engine.flags.shared import Commands, add_bundle, add_command, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -27,13 +27,13 @@ ITEM_BYTES = {"float32": 4, "float16": 2}
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "choose profiles for a file of real requests, and say how to build them"
+    summary = "choose profiles for a file of real requests, and print the command that builds them"
     add_plan_flags(add_command(commands, "plan", run_plan, summary, renamed={"--target": "--gpu"}))
 
 
 def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("corpus", type=Path, help="file of lines as the model will get them, in UTF-8")
-    sub.add_argument("bundle", type=Path, help="bundle folder")
+    add_bundle(sub)
     sub.add_argument("--profiles", type=int, default=3, help="most profiles (default: %(default)s)")
     sub.add_argument("--ratio", type=float, help="output tokens per source token (default: decode some lines)")
     sub.add_argument("--count", type=int, default=DECODED, help="lines to decode (default: %(default)s)")
@@ -51,8 +51,10 @@ def run_plan(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.default_precision import precision_to_build
     from seq2engine.export.artifact.profiles import range_from_text
     from seq2engine.export.engines.plan import histogram_text, plan_from_lengths
+    from seq2engine.runtime.encoder_inputs import check_takes_text
 
     bundle = open_bundle(args.bundle)
+    check_takes_text(bundle.config, bundle.root)
     precision = args.precision or precision_to_build(bundle, args.gpu)
     bundle.require(precision)
     graphs = bundle.manifest.graphs[precision].values()
@@ -86,13 +88,14 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:
     """The lengths of every request, and the number of beams."""
+    from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.text.lengths import lengths_by_decoding, lengths_by_ratio, sources_of_lines
     from seq2engine.runtime.text.sources import coder_of
     from seq2engine.runtime.translator import load
 
     with lines_from_input(args.corpus, instead="a file") as lines:
         sources = sources_of_lines(coder_of(bundle, args.ids), lines, args.source_language)
-    beam = args.beam or bundle.generation().get("beam", 1)
+    beam = args.beam or defaults_of(bundle).values.get("beam", 1)
     if args.ratio is not None:
         return lengths_by_ratio(sources, args.ratio, bundle.config.max_target), beam
     with load(bundle, ids=args.ids) as model:

@@ -8,20 +8,25 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
+from seq2engine.flags.cluster import add_cluster_flags, check_cluster_flags, job_of, uses_gpu
 from seq2engine.flags.languages import add_languages, add_strict
 from seq2engine.flags.precision import say_precision
-from seq2engine.flags.search import add_search_flags, options_from_args, prefixes_from_args
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft
+from seq2engine.flags.search import add_search_flags, lines_of_file, options_from_args, prefixes_from_args
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, progress_for
 
 if TYPE_CHECKING:
+    from seq2engine.export.artifact.bundle import Bundle
+    from seq2engine.runtime.cluster.ray_data import Decode
+    from seq2engine.runtime.search.options import SearchOptions
     from seq2engine.runtime.text.lines import Line
     from seq2engine.runtime.text.translate import Translated
     from seq2engine.runtime.translator import Translator
@@ -35,11 +40,18 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "run", run_run, summary)
     add_bundle(sub)
     add_backend(sub)
-    add_draft(sub)
+    add_draft(sub, default="auto")
     add_run_flags(sub)
+    add_cluster_flags(sub)
 
 
 def add_run_flags(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--no-profile",
+        action="store_true",
+        help="measure auto choices (precision, draft) anew: neither take nor keep those of this machine "
+        "(~/.cache/seq2engine/measured)",
+    )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
     sub.add_argument("--ids", action="store_true", help="lines of token ids, in and out, where the bundle takes text")
@@ -67,60 +79,145 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     """Decodes line by line; an empty line, or one that cannot be decoded, is an empty line of the output."""
     from seq2engine.export.artifact.bundle import open_bundle
-    from seq2engine.export.artifact.profiles import Workload
-    from seq2engine.model.tokenizers.base import unknown_text
-    from seq2engine.runtime.translator import load
+    from seq2engine.runtime.encoder_inputs import check_takes_text
 
     if args.text and args.input is not None:
         args.usage_error("give either TEXT or --input, not both")
     if args.target_language is not None and args.forced_bos is not None:
         args.usage_error("give either --to or --forced-bos, not both: a language is a first token")
+    check_cluster_flags(args)
     bundle = open_bundle(args.bundle)
-    with (
-        lines_from_args(args) as lines,
-        load(
-            bundle,
-            args.backend,
-            args.precision,
-            args.threads,
-            args.engine,
-            attention=bool(args.alignments or args.coverage_penalty),
-            deterministic=args.deterministic,
-            provider=args.provider,
-            draft=args.draft,
-            workload=Workload(beam=widest(args, bundle.generation()), target=args.max_length),
-            ids=args.ids,
-        ) as model,
-    ):
+    check_takes_text(bundle.config, bundle.root)
+    return run_here(args, bundle) if args.cluster is None else run_on_cluster(args, bundle)
+
+
+def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
+    with lines_from_args(args) as lines, loaded(args, bundle) as model:
         print_precision(args, model)
         options = options_from_args(args, model)
         prefixes = prefixes_from_args(args, model, options.forced_bos)
         say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
-        for translated in model.translate_lines(
-            lines,
-            options,
-            source_language=args.source_language,
-            batch=args.batch,
-            truncate=args.truncate,
-            prefixes=prefixes,
-            strict=args.strict,
-        ):
+        for translated in translated_lines(args, model, options, prefixes, lines):
             decoded = translated.line.number
-            if translated.error is not None:
-                failed = True
-                print(f"line {translated.line.number}: {translated.error}", file=sys.stderr)
-            elif translated.unknown:
-                print(f"line {translated.line.number}: {unknown_text(translated.unknown)}", file=sys.stderr)
-            ids = not model.takes_text
-            shown = json_of(translated, ids) if args.json else plain_of(translated, options.nbest, args.scores)
+            failed |= translated.error is not None
+            if said := translated.error or note_on_line(translated):
+                print(f"line {translated.line.number}: {said}", file=sys.stderr)
+            shown = shown_of(args, model, options, translated)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
             progress("decode", translated.line.end / size)
-    if prefixes is not None and len(prefixes) > decoded:
-        raise RequestError(f"{args.prefixes} has {len(prefixes)} lines, but {decoded} were decoded; give one for each")
+    if prefixes is not None:
+        check_prefixes(args, len(prefixes), decoded)
     return 1 if failed else 0
+
+
+def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None) -> Translator:
+    """The model, as the flags ask for it; `threads` where they do not say how many."""
+    from seq2engine.export.artifact.profiles import Workload
+    from seq2engine.runtime.defaults import defaults_of
+    from seq2engine.runtime.translator import load
+
+    return load(
+        bundle,
+        args.backend,
+        args.precision,
+        args.threads or threads,
+        args.engine,
+        attention=bool(args.alignments or args.coverage_penalty),
+        deterministic=args.deterministic,
+        provider=args.provider,
+        draft=args.draft,
+        profile=not args.no_profile,
+        workload=Workload(beam=widest(args, defaults_of(bundle).values), target=args.max_length),
+        ids=args.ids,
+    )
+
+
+def translated_lines(
+    args: argparse.Namespace,
+    model: Translator,
+    options: SearchOptions,
+    prefixes: list[tuple[int, ...]] | None,
+    lines: Iterable[Line],
+) -> Iterator[Translated]:
+    return model.translate_lines(
+        lines,
+        options,
+        source_language=args.source_language,
+        batch=args.batch,
+        truncate=args.truncate,
+        prefixes=prefixes,
+        strict=args.strict,
+    )
+
+
+def shown_of(args: argparse.Namespace, model: Translator, options: SearchOptions, translated: Translated) -> str:
+    """What is printed of a line."""
+    if args.json:
+        return json_of(translated, not model.takes_text)
+    return plain_of(translated, options.nbest, args.scores)
+
+
+def note_on_line(translated: Translated) -> str | None:
+    from seq2engine.model.tokenizers.base import unknown_text
+
+    return unknown_text(translated.unknown) if translated.unknown else None
+
+
+def check_prefixes(args: argparse.Namespace, count: int, lines: int) -> None:
+    if count > lines:
+        raise RequestError(f"{args.prefixes} has {count} lines, but {lines} were decoded; give one for each")
+
+
+def run_on_cluster(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Decodes a corpus with the workers of a cluster into a folder of shards; the same call resumes it."""
+    from seq2engine.runtime.cluster.corpus import blocks_of
+    from seq2engine.runtime.cluster.ray_data import ClusterOptions, decode_blocks, ray_package
+    from seq2engine.runtime.cluster.shards import merge_shards, open_job, problems_in
+
+    ray_package()  # refuses here where it is missing
+    blocks = blocks_of(args.input.absolute(), args.shard, args.column)
+    total = sum(block.count for block in blocks)
+    if args.prefixes is not None:
+        check_prefixes(args, len(lines_of_file(args.prefixes)), total)
+    open_job(args.out, job_of(args, bundle))
+    options = ClusterOptions(args.cluster, args.cores, gpus=uses_gpu(args))
+    decoded = decode_blocks(partial(open_decode, for_workers(args)), blocks, args.out, options, progress_for(args))
+    failed = 0
+    for number, said, is_error in problems_in(args.out, blocks):
+        failed += is_error
+        print(f"line {number}: {said}", file=sys.stderr)
+    where = (
+        merge_shards(args.out, blocks, "output.jsonl" if args.json else "output.txt") if args.keep_order else args.out
+    )
+    before = f", {total - decoded} of them before" if decoded < total else ""
+    print(f"{where}: {total} lines{before}, {failed} errors")
+    return 1 if failed else 0
+
+
+def for_workers(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags as a worker gets them: paths that are the same everywhere, and a bundle on the hub by its name."""
+    values = {name: value for name, value in vars(args).items() if not callable(value)}
+    values |= {name: value.absolute() for name, value in values.items() if isinstance(value, Path)}
+    return argparse.Namespace(**{**values, "bundle": getattr(args, "hub_bundle", values["bundle"])})
+
+
+def open_decode(args: argparse.Namespace, threads: int | None) -> Decode:
+    """What decodes lines in a worker, by the same functions as on one machine."""
+    from seq2engine.export.artifact.bundle import open_bundle
+    from seq2engine.runtime.cluster.shards import Record
+
+    model = loaded(args, open_bundle(args.bundle), threads)
+    options = options_from_args(args, model)
+    prefixes = prefixes_from_args(args, model, options.forced_bos)
+
+    def decode(lines: Iterable[Line]) -> Iterator[Record]:
+        for done in translated_lines(args, model, options, prefixes, lines):
+            yield Record(done.line.number, shown_of(args, model, options, done), done.error, note_on_line(done))
+
+    return decode
 
 
 def print_precision(args: argparse.Namespace, model: Translator) -> None:

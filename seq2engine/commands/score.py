@@ -44,9 +44,11 @@ def run_score(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.model.tokenizers.base import unknown_text
+    from seq2engine.runtime.encoder_inputs import check_takes_text
     from seq2engine.runtime.translator import load
 
     bundle = open_bundle(args.bundle)
+    check_takes_text(bundle.config, bundle.root)
     failed, scored, tokens, total = False, 0, 0, 0.0
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,

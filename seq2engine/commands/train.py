@@ -27,15 +27,15 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{side}-split", choices=("words", "characters"), default="words", help=help_text)
     parser.add_argument("--lower", action="store_true", help="lower-case the source, now and whenever it is decoded")
     for flag, kind, help_text in (
-        ("--encoder-layers", int, "(default: 3)"),
-        ("--decoder-layers", int, "(default: 3)"),
+        ("--encoder-layers", int, "layers of the encoder (default: 3)"),
+        ("--decoder-layers", int, "layers of the decoder (default: 3)"),
         ("--heads", int, "attention heads (default: 4)"),
         ("--d-model", int, "width (default: 256)"),
         ("--d-ff", int, "width of the feed-forward (default: 1024)"),
         ("--norm", str, "pre or post (default: pre)"),
-        ("--positions", str, "sinusoidal, learned or rotary (default: sinusoidal)"),
-        ("--activation", str, "relu, gelu or silu (default: relu)"),
-        ("--dropout", float, "(default: 0.1)"),
+        ("--positions", str, "sinusoidal, learned, rotary or relative (default: sinusoidal)"),
+        ("--activation", str, "relu, gelu, gelu_tanh or silu (default: relu)"),
+        ("--dropout", float, "share of activations dropped in training (default: 0.1)"),
     ):
         parser.add_argument(flag, type=kind, help=help_text)
     longest = "tokens that the model takes; longer pairs are left out (default: 128)"
@@ -46,9 +46,9 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         ("--minutes", float, "stop after that long, with what has been learnt by then"),
         ("--batch-tokens", int, "source and target tokens of a batch (default: 8000)"),
         ("--warmup", int, "steps until the learning rate is highest (default: 2000)"),
-        ("--rate", float, "times the paper's learning rate (default: 1)"),
-        ("--label-smoothing", float, "(default: 0.1)"),
-        ("--clip", float, "longest gradient (default: 1)"),
+        ("--rate", float, "factor on the paper's learning rate (default: 1)"),
+        ("--label-smoothing", float, "probability spread over all tokens in the loss (default: 0.1)"),
+        ("--clip", float, "gradients longer than this are clipped (default: 1)"),
         ("--average", int, "epochs whose weights are averaged (default: 5)"),
         (
             "--cooldown",

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from seq2engine.export.contract import PRECISIONS
-
 Fits = Callable[[str], object]
 MOST_PRECISE = "the most precise that serves"  # see export/artifact/default_precision.py
 
@@ -79,6 +77,8 @@ class Parser(argparse.ArgumentParser):
     renamed: Mapping[str, str] = {}  # flags of older versions -> what they are called now
 
     def error(self, message: str) -> NoReturn:
+        if wrong := re.fullmatch(r"argument command: invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message = f"unknown command {wrong[1]}{meant([wrong[1]], re.findall(r'[a-z]+', wrong[2]))}"
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -149,6 +149,14 @@ class Parser(argparse.ArgumentParser):
         return next(iter(begun.values())) if len(begun) == 1 and name.startswith("--") else None
 
 
+def meant(words: Sequence[str], known: Sequence[str]) -> str:
+    """What mistyped words may have been, of those that are known."""
+    import difflib
+
+    found = [match for word in words for match in difflib.get_close_matches(word, known, 1)]
+    return f" (did you mean {', '.join(dict.fromkeys(found))}?)" if found else ""
+
+
 def is_flag(word: str) -> bool:
     return word.startswith("-") and word != "-" and re.fullmatch(r"-\d+(\.\d+)?", word) is None
 
@@ -180,6 +188,8 @@ def always(word: str) -> bool:
 
 
 def is_precision(word: str) -> bool:
+    from seq2engine.export.contract import PRECISIONS  # late: `seq2engine --help` has no need of it
+
     return word in PRECISIONS
 
 
@@ -197,6 +207,8 @@ def one_of(*names: str) -> Fits:
 
 def add_precisions(parser: argparse.ArgumentParser, default: Sequence[str] | None, what: str) -> None:
     """`--precision` as a list; `what` describes the default."""
+    from seq2engine.export.contract import PRECISIONS
+
     parser.add_argument(
         "--precision",
         action=Listed,

@@ -28,7 +28,11 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"beam search as in this library: huggingface, ctranslate2 {OWN.format('huggingface')}",
     )
-    sub.add_argument("--patience", type=float, help=f"as in CTranslate2 {OWN.format(1.0)}")
+    sub.add_argument(
+        "--patience",
+        type=float,
+        help=f"stop at this many times --beam finished hypotheses, as in CTranslate2 {OWN.format(1.0)}",
+    )
     sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
     sub.add_argument(
         "--coverage-penalty",
@@ -37,7 +41,9 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         help=f"coverage penalty (Wu et al. 2016) {OWN.format(0.0)}",
     )
     sub.add_argument(
-        "--early-stopping", choices=("true", "false", "never"), help=f"as in Hugging Face {OWN.format('false')}"
+        "--early-stopping",
+        choices=("true", "false", "never"),
+        help=f"when beam search stops, as in Hugging Face {OWN.format('false')}",
     )
     sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
     sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.flags.lists import MOST_PRECISE, Parser, add_precisions
 
 Command = Callable[[argparse.Namespace], int]
 NO_FLAGS: Mapping[str, str] = {}
+BUNDLE_HELP = "bundle folder, or hf:NAME[@REVISION] on the Hugging Face hub"
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
@@ -31,7 +34,33 @@ def add_command(
 
 
 def add_bundle(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, help="bundle folder")
+    parser.add_argument("bundle", type=Path, help=BUNDLE_HELP)
+
+
+def fetch_bundles(args: argparse.Namespace) -> None:
+    """Puts the folder of a bundle on the hub in the place of its name, so that its download shows progress.
+
+    A command that writes a new bundle is refused: it takes a folder.
+    """
+    given: Any = getattr(args, "bundle", None)
+    listed: list[Any] = given if isinstance(given, list) else [given]
+    if not any(str(name).startswith("hf:") for name in listed):
+        return
+    if args.command_name == "export" and args.add is None:
+        args.usage_error(f"{given} is on the hub, expected a folder to write; then: seq2engine push FOLDER {given}")
+    from seq2engine.export.artifact.from_hub import bundle_folder_from_hub
+
+    progress = progress_for(args)
+    note = partial(print_note, args)
+    found = [bundle_folder_from_hub(one, progress, note) if str(one).startswith("hf:") else one for one in listed]
+    args.bundle = found if isinstance(given, list) else found[0]
+    if not isinstance(given, list):
+        args.hub_bundle = f"{str(given).partition('@')[0]}@{found[0].name}"  # the very commit, for other machines
+
+
+def print_note(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(f"note: {text}", file=sys.stderr)
 
 
 def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -43,7 +72,7 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     else:
         auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
         parser.add_argument("--precision", help=f"one of the bundle's, or {auto} (default: {MOST_PRECISE})")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: the backend's own choice)")
+    add_threads(parser, "the backend's own choice: what the cores and the size of the model allow")
     parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
     parser.add_argument(
         "--deterministic", action="store_true", help="bitwise batch-invariant; adds padding (onnxruntime)"
@@ -51,9 +80,27 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     add_provider(parser)
 
 
-def add_draft(parser: argparse.ArgumentParser) -> None:
+def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     what = "speculative decoding of single sources with one beam: a cheaper precision that drafts tokens; same output"
-    parser.add_argument("--draft", metavar="PRECISION", help=what)
+    if default is not None:
+        what += f"; auto: w8a8 for fp32 where the bundle has it, while it is faster; none (default: {default})"
+    parser.add_argument("--draft", metavar="PRECISION", default=default, type=draft_from_text, help=what)
+
+
+def add_threads(parser: argparse.ArgumentParser, auto: str) -> None:
+    parser.add_argument(
+        "--threads", type=threads_from_text, metavar="N", help=f"CPU threads, or auto: {auto} (default)"
+    )
+
+
+def threads_from_text(text: str) -> int | None:
+    if text != "auto" and not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number or auto")
+    return None if text == "auto" else int(text)
+
+
+def draft_from_text(text: str) -> str | None:
+    return None if text == "none" else text
 
 
 def add_provider(parser: argparse.ArgumentParser) -> None:

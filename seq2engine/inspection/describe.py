@@ -12,8 +12,10 @@ from seq2engine.common.tables import filled, text_table
 from seq2engine.export.artifact.bundle import Bundle, repair_of
 from seq2engine.export.artifact.engines import listed_passports
 from seq2engine.export.artifact.files import FileProblem, file_problems, listed_files
-from seq2engine.export.artifact.passport import EngineTensor, Passport, command_of_passport
-from seq2engine.export.engines.launch_budget import launches_allowed
+from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passport, command_of_passport
+from seq2engine.export.artifact.transfers import Transfers, transfers_of_token
+from seq2engine.export.contract import GRAPHS
+from seq2engine.export.engines.launch_budget import TOKENS, launches_allowed
 from seq2engine.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -32,6 +34,18 @@ ENGINE_HEAD = (
     "built in",
     "peak memory",
     *HASHES,
+)
+
+TOKEN_HEAD = (
+    "logits become",
+    "engines of a token",
+    "launches",
+    "to the GPU",
+    "to the host",
+    "waits",
+    "allocations",
+    "candidates",
+    "for",
 )
 
 
@@ -57,6 +71,10 @@ def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
     values = dataclasses.asdict(passport)
     for graph, entry in values["engines"].items():
         entry["launch_budget"] = budget_of(passport, config, graph)
+    for name, reduction in values["reductions"].items():
+        batch, beams = largest(passport, name)
+        transfers = dataclasses.asdict(transfers_of_token(passport, name, batch, beams))
+        reduction["transfers"] = {"batch": batch, "beams": beams, **transfers}
     return values
 
 
@@ -140,7 +158,11 @@ def repair_commands(bundle: Bundle, problems: Sequence[FileProblem]) -> list[str
 
 
 def engine_text(passport: Passport, config: ModelConfig) -> str:
-    lines = [*engine_lines(passport), text_table(ENGINE_HEAD, engine_rows(passport, config))]
+    lines = [
+        *engine_lines(passport),
+        text_table(ENGINE_HEAD, engine_rows(passport, config)),
+        text_table(TOKEN_HEAD, token_rows(passport)),
+    ]
     for name, entry in passport.engines.items():
         lines.append(filled(f"{name}: {tensors_text(entry.inputs)} -> {tensors_text(entry.outputs)}"))
     return "\n".join(lines)
@@ -167,15 +189,49 @@ def engine_rows(passport: Passport, config: ModelConfig) -> list[tuple[object, .
             name,
             ", ".join(map(str, (entry.launches, *entry.narrower_launches))),
             "-" if (budget := budget_of(passport, config, name)) is None else budget,
-            f"{entry.fused_attentions} of {entry.attentions}",
+            f"{entry.fused_attentions} of {entry.attentions}" if name in GRAPHS else "-",
             megabytes(entry.bytes),
-            ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown",
+            weights_text(name, entry),
             f"{entry.build_seconds:.1f} s",
             megabytes(entry.peak_memory) if entry.peak_memory else "unknown",
             *(value[:12] for value in (entry.key, entry.onnx_fingerprint, entry.sha256)),
         )
         for name, entry in passport.engines.items()
     ]
+
+
+def largest(passport: Passport, reduction: str) -> tuple[int, int]:
+    """Sources and beams of the largest batch that an engine takes."""
+    return passport.ranges.batch.max, 1 if reduction == "next_greedy" else passport.ranges.beam.max
+
+
+def transfer_cells(transfers: Transfers) -> tuple[str, str, str, int]:
+    sizes = (f"{transfers.sent:,} bytes", f"{transfers.received:,} bytes")
+    return (*sizes, f"{transfers.waits:g}", transfers.allocations)
+
+
+def token_rows(passport: Passport) -> list[tuple[object, ...]]:
+    """What one token of the largest batch takes, by what becomes of the logits: engines that run, their launches, what
+    crosses the bus, how often the host waits and allocates memory, and what that serves."""
+    return [
+        (
+            name,
+            " + ".join(engines),
+            sum(passport.engines[engine].launches for engine in engines),
+            *transfer_cells(transfers_of_token(passport, name, *largest(passport, name))),
+            reduction.candidates,
+            reduction.serves,
+        )
+        for name, reduction in passport.reductions.items()
+        if set(engines := TOKENS[passport.cache_form].get(name, ("",))) <= set(passport.engines)
+    ]
+
+
+def weights_text(name: str, entry: EngineEntry) -> str:
+    """Bytes by type; the tiny engines have none, and those of `tensorrt` cannot be read."""
+    if name not in GRAPHS:
+        return "none"
+    return ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown"
 
 
 def tensors_text(tensors: Sequence[EngineTensor]) -> str:

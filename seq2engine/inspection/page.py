@@ -16,6 +16,7 @@ from seq2engine.inspection.describe import (
     ENGINE_HEAD,
     GRAPH_HEAD,
     HASHES,
+    TOKEN_HEAD,
     bundle_summary,
     engine_lines,
     engine_rows,
@@ -23,6 +24,7 @@ from seq2engine.inspection.describe import (
     repair_commands,
     step_rows,
     tensors_text,
+    token_rows,
 )
 from seq2engine.model.config import ModelConfig
 
@@ -52,6 +54,7 @@ def inspect_html(
         "calibration": calibration_text(bundle),
         "fallback_nodes": fallback_rows(bundle),
         "engine_head": ENGINE_HEAD[:SHOWN],
+        "token_head": TOKEN_HEAD,
         "hash_head": ("engine", *HASHES),
         "engines": [
             engine_values(path, passport, bundle.config) for path, passport in listed_passports(bundle).items()
@@ -89,6 +92,7 @@ def engine_values(name: str, passport: Passport, config: ModelConfig) -> dict[st
         "name": name,
         "lines": engine_lines(passport),
         "rows": [row[:SHOWN] for row in rows],
+        "tokens": token_rows(passport),
         "hashes": [(row[0], *map(code_html, row[SHOWN:])) for row in rows],
         "tensors": tensors,
     }

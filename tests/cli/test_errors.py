@@ -175,7 +175,7 @@ def test_an_engine_for_a_backend_that_has_none(refused, name):
 @pytest.mark.parametrize(
     ("option", "text", "reason"),
     [
-        ("batch", "0", "batch 0:0:0 must rise from at least 1"),
+        ("batch", "0", "batch 0, expected a number of at least 1, or rising numbers such as 1:8:64"),
         ("batch", "1:2", "is not a range; write one number, or least:usual:most such as 1:8:64"),
         ("batch", "٣", "is not a range"),
         ("batch", "1:8:99999", "batch 1:8:99999 exceeds the most that is built, 65536"),
@@ -198,7 +198,7 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("refit", "B", "B"), f"({ENGINE.rpartition('/')[2]}: tensorrt_rtx needs a CUDA driver"),
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
-        (("inspect", "B", "--foreign-step", "W/none.onnx"), "none.onnx cannot be read"),
+        (("inspect", "B", "--foreign-step", "W/none.onnx"), "none.onnx cannot be used as a graph (No such file"),
         (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is no ONNX file"),
         (("run", "B", "5", "--max-length", "25"), "max length 25, at most 24"),
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
@@ -229,6 +229,7 @@ def test_a_benchmark_that_cannot_be(refused):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (("build", "B", "--gpu", "hopper"), "unknown target 'hopper', expected one of sm75"),
         (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
         (("build", "B", "--workspace", "1T"), "'1T' is no size"),
         (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
@@ -238,7 +239,7 @@ def test_a_benchmark_that_cannot_be(refused):
         (("plan", "W/corpus.txt", "B", "--ratio", "1", "--profiles", "0"), "--profiles 0, expected at least 1"),
         (
             ("export", "random:tiny", "W/out", "--precision", "fp32", "--calibrate", "W/corpus.txt"),
-            "computes nothing in fp16",
+            "but fp32 is neither",
         ),
         (("run", "B", "5", "--beam", "0"), "beam 0, expected at least 1"),
         (("run", "B", "5", "--sample", "--beam", "2"), "beam 2 together with sample, expected beam 1"),
@@ -264,10 +265,8 @@ def test_a_mistyped_option_is_wrong_usage(name, capsys):
 
 def test_too_much_asked_for_at_once_is_one_line(cli, good):
     code, out, err = cli("run", good, "5 6", "--beam", 20_000_000, "--max-length", 4, "--quiet")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: Unable to allocate ")
-    assert err.endswith("; ask for less at once, such as a smaller --batch, --beam or --max-length\n")
-    assert err.count("\n") == 1
+    assert (code, out) == (2, "")
+    assert err == "error: search options: beam 20000000, expected at most 4096\n"
 
 
 def test_a_target_named_twice_is_one(cli, good, work):

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from seq2engine.cli.main import COMMANDS, make_parser
+from seq2engine.cli.summaries import SUMMARIES
 
 MOST = 90  # modules beside those that the interpreter itself has loaded; argparse and pathlib alone take forty
+MOST_OF_ALL = 60  # where no command is named, and none is imported
 HEAVY = ("torch", "onnx", "onnxruntime", "numpy", "rich", "tempfile", "ctypes", "subprocess", "logging", "asyncio")
 COUNT = """
 import sys
@@ -40,6 +42,26 @@ def test_help_imports_little(words):
 def test_help_of_a_command_imports_no_other():
     found = {name for name in imported("train", "--help") if name.startswith("seq2engine.commands.")}
     assert found == {"seq2engine.commands.train"}
+
+
+def test_help_without_a_command_imports_none():
+    found = imported("--help")
+    assert not {name for name in found if name.startswith("seq2engine.commands.")}
+    assert len(found) <= MOST_OF_ALL, sorted(found)
+
+
+def test_the_summaries_are_those_of_the_commands():
+    """A new command needs its line in seq2engine/cli/summaries.py, in the order of `COMMANDS`."""
+    summaries = {one.dest: one.help for one in make_parser()._subparsers._group_actions[0]._choices_actions}
+    assert list(summaries.items()) == list(SUMMARIES.items())
+
+
+@pytest.mark.parametrize(("word", "told"), [("exprt", "exprt (did you mean export?)"), ("zzzz", "zzzz")])
+def test_a_command_that_does_not_exist(cli, capsys, word, told):
+    with pytest.raises(SystemExit) as ended:
+        cli(word, "B")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"seq2engine: error: unknown command {told}; see: seq2engine --help\n"
 
 
 def test_the_table_says_which_module_adds_which_command():

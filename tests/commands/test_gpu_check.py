@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.runtime.trt import session as trt_session
 
 ROOT = Path(__file__).parents[2]
+REPORTED = ((1, "next_greedy"), (4, "candidates"))
 SMALL_TESTS = """
 import pytest
 @pytest.mark.gpu
@@ -45,11 +47,9 @@ def build(bundle: Bundle, targets: Sequence[str], ranges: ShapeRanges, precision
     return read_passport(folder / PASSPORT)
 
 
-@pytest.mark.slow
-def test_one_report_of_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A build that fails takes its parity and the benchmark with it; the rest is told all the same."""
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[check.Stage]]:
+    """A machine with a GPU and TensorRT-RTX, both the stand-in's, and the check on it."""
     tests = tmp_path / "small"
     tests.mkdir()
     (tests / "test_small.py").write_text(SMALL_TESTS)
@@ -57,40 +57,97 @@ def test_one_report_of_everything(
     for module in (trt_session, check):
         monkeypatch.setattr(module, "load_tensorrt", tensorrt_stand_in)
     monkeypatch.setattr(trt_session, "CudaDevice", HostDevice)
-    stages = check.gpu_check(
-        tmp_path / "out",
-        HostDevice(),
-        ["tensorrt_rtx"],
-        build=build,
-        tests=tests,
-        rounds=1,
-        count=2,
-        precisions=("fp32", "fp16", "int8"),
-    )
+    given = {"tests": tests, "rounds": 1, "count": 2, "rehearsal": True, "build": build}
+    return lambda **changed: check.gpu_check(tmp_path / "out", HostDevice(), ["tensorrt_rtx"], **{**given, **changed})
+
+
+@pytest.mark.slow
+def test_one_report_of_everything(tmp_path: Path, machine: Callable[..., list[check.Stage]]) -> None:
+    """A build that fails takes its parity, its times and the benchmark with it; the rest is told all the same."""
+    stages = machine(precisions=("fp32", "fp16", "int8"))
     assert [(stage.name, stage.passed) for stage in stages] == [
         ("machine", True),
+        ("tensorrt_rtx: export", True),
         ("tensorrt_rtx fp32: build", True),
         ("tensorrt_rtx fp32: parity", True),
+        ("tensorrt_rtx fp32: time of a token", True),
         ("tensorrt_rtx fp16: build", False),
         ("tensorrt_rtx fp16: parity", False),
+        ("tensorrt_rtx fp16: time of a token", False),
         ("tensorrt_rtx int8: build", True),
         ("tensorrt_rtx int8: parity", True),
+        ("tensorrt_rtx int8: time of a token", True),
         ("tensorrt_rtx: benchmark", False),
         ("tests that need a GPU", True),
     ]
     page = (tmp_path / "out" / "gpu-check.html").read_text()
     values = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
     assert values["passed"] is False
+    assert values["rehearsal"] is True
     assert values["stages"][0]["values"]["capability"] == "sm89"
-    assert values["stages"][2]["values"]["verdict"] is True
-    assert stages[3].text == "BuildError: no room for a build"
-    assert "no fp16 engine in" in stages[4].text
-    assert stages[8].text == "passed: test_small.test_right\nskipped: test_small.test_left: needs two GPUs"
+    assert values["stages"][3]["values"]["verdict"] is True
+    assert stages[5].text == "BuildError: no room for a build"
+    assert "no fp16 engine in" in stages[6].text
+    assert stages[12].text == "passed: test_small.test_right\nskipped: test_small.test_left: needs two GPUs"
+    times = {(one["case"], one["reduction"]): one for one in values["stages"][4]["values"]}
+    assert len(times) == 3 + 3 + 2  # with one beam also ahead of the host
+    greedy, beams = (times[f"batch 32, beam {beam}, source 9, output 9", name] for beam, name in REPORTED)
+    assert (greedy["sent"], greedy["received"]) == (0, 640)
+    assert beams["received"] < 20_000
+    for one in times.values():
+        assert one["seconds"] > 0
+        assert 0 < one["host"] <= 1
+    page = html.unescape(page)
+    for word in ("launch-bound", "to host", "host's part"):
+        assert word in page
     for stage in stages:
         assert f"<h2>{stage.name}</h2>" in page
-    assert "9 stages, 3 failed: tensorrt_rtx fp16: build" in page
+    assert "13 stages, 4 failed: tensorrt_rtx fp16: build" in page
+    assert check.REHEARSAL in page
     assert "<script" not in page
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
+
+
+@pytest.mark.slow
+def test_a_killed_check_goes_on(
+    tmp_path: Path, machine: Callable[..., list[check.Stage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has passed is not done again, what has failed is."""
+    for name in ("parity_stage", "steps_stage", "bench_stage"):  # which take their time, and do in the test above
+        monkeypatch.setattr(check, name, lambda *given: check.Stage("", True, "quick"))
+    builds: list[str] = []
+
+    def killed_in_int8(bundle: Bundle, targets: Any, ranges: Any, precision: str, flavour: str) -> Passport:
+        builds.append(precision)
+        if precision == "int8" and builds.count("int8") == 1:
+            raise KeyboardInterrupt
+        if precision == "fp16" and builds.count("fp16") == 1:
+            raise BuildError("no room")
+        folder = put_engines(bundle, ranges, precision, flavour, targets=tuple(targets))
+        return read_passport(folder / PASSPORT)
+
+    wanted = {"precisions": ("fp32", "fp16", "int8"), "build": killed_in_int8, "tests": None}
+    with pytest.raises(KeyboardInterrupt):
+        machine(**wanted)
+    assert (tmp_path / "out" / "stages").is_dir()
+    assert not (tmp_path / "out" / "gpu-check.html").exists()
+    stages = machine(**wanted)
+    assert builds == ["fp32", "fp16", "int8", "fp16", "int8"]
+    assert all(stage.passed for stage in stages), [stage.text for stage in stages if not stage.passed]
+    assert stages[2].values["precision"] == "fp32"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
+
+
+def test_stages_of_another_machine_are_forgotten(tmp_path: Path) -> None:
+    runs: list[str] = []
+
+    def stage() -> check.Stage:
+        runs.append("")
+        return check.Stage("", True, "text", [1])
+
+    for facts, expected in (("a", 1), ("a", 1), ("b", 2)):
+        found = check.Done(tmp_path / "stages", facts).stage("one: two", stage)
+        assert (found.name, found.values, len(runs)) == ("one: two", [1], expected)
 
 
 @pytest.mark.parametrize(

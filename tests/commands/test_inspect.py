@@ -110,7 +110,16 @@ def test_the_page_tells_what_is_printed(cli, own):
     assert {"date", "versions", "checkpoint", "command", "exported with"} <= set(about)
     assert "1 of its files are missing or changed" in page
     engine = next(path.name for path in (own / "engines").iterdir())
-    for words in ("<h2>Graphs</h2>", "<h2>Files</h2>", f"Engines {engine}", "launches", "budget", "model.safetensors"):
+    for words in (
+        "<h2>Graphs</h2>",
+        "<h2>Files</h2>",
+        f"Engines {engine}",
+        "launches",
+        "budget",
+        "logits become",
+        "next_greedy",
+        "model.safetensors",
+    ):
         assert words in page
     values = json.loads(report.with_suffix(".json").read_text())
     assert values["damage"] == ["onnx/fp32/encoder.onnx is missing"]

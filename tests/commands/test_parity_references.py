@@ -42,7 +42,7 @@ def test_parity_counts_both_sides(bundle, references, cli):
         assert found[0]["marked"]["lines"] == 0.25
         assert found[0]["marked"]["tokens"] > 0
     page = latest_report(bundle.root, "parity", ".html").read_text()
-    assert "<h2>5. Quality</h2>" in page
+    assert "<h2>7. Quality</h2>" in page
     assert "25.00%" in page
 
 

@@ -125,9 +125,9 @@ def test_builds_that_differ_lie_side_by_side_and_the_one_that_fits_is_run(cli, g
     opened = []
     own = trt_session.TrtSession.__init__
 
-    def noted(self, trt, device, folder, passport, config):
+    def noted(self, trt, device, folder, passport, *given):
         opened.append(f"{passport.precision} beam {passport.ranges.beam} length {passport.ranges.target.max}")
-        own(self, trt, device, folder, passport, config)
+        own(self, trt, device, folder, passport, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trt_session.TrtSession, "__init__", noted)

@@ -19,6 +19,7 @@ SAMPLES = {  # flag -> two words it takes; any other list takes numbers
     "backend": ("torch", "onnxruntime"),
     "case": ("1x1x4x4", "2x1x4x4"),
     "peers": ("optimum", "ctranslate2 int8"),
+    "natural": ("1x1", "32x4"),
     "scenario": ("single", "server"),
     "metrics": ("bleu", "chrf"),
 }

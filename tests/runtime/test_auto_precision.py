@@ -134,3 +134,19 @@ def test_who_runs_a_gpu_s_weights_on_the_cpu_is_told(cli, bundle, precision, tol
     assert err.startswith(expected) if told else err == ""
     assert err.count("\n") == int(told)
     assert cli("run", bundle.root, "5 6 7", "--precision", precision, "--quiet")[2] == ""
+
+
+def test_a_kept_measurement_is_not_taken_again(bundle, monkeypatch, tmp_path):
+    timed(monkeypatch, fp32=0.002, fp16=0.003, w8a8=0.001)
+    with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as first:
+        said = first.chosen
+    timed(monkeypatch)  # raises where it is asked for
+    with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as again:
+        assert (again.precision, again.chosen) == ("w8a8", said)
+    put_report(bundle, "w8a8", False, "w8a8", 1)
+    timed(monkeypatch, fp32=0.002, fp16=0.003)
+    try:
+        with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as other:
+            assert other.precision == "fp32"
+    finally:
+        (bundle.root / "reports" / "parity-w8a8.json").unlink()

@@ -14,6 +14,7 @@ from seq2engine.benchmarks.arms import quality_of_arms
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.options import BenchOptions, plan_from_options
 from seq2engine.common.progress import silent
+from seq2engine.errors import ConfigError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import write_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
@@ -23,7 +24,7 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.compare import parities_of_sessions, searches_of
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.sessions import Compared
-from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.options import SearchOptions, checked_values
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
 from seq2engine.runtime.translator import Translator
@@ -131,14 +132,14 @@ def test_what_is_measured_draws_nothing_and_needs_no_attention(tmp_path):
         assert measured_options(opened, 4, longest=3).max_length == 3
 
 
-def test_parity_leaves_out_the_repetition_penalty_and_nothing_else(tmp_path):
-    """Where two decodes differ, parity compares the model's own probabilities, which a penalty would change."""
+def test_parity_decodes_with_the_models_own_rules(tmp_path):
+    """The repetition penalty too: divergences are judged by penalised scores (parity/levels/divergence.py)."""
     own = {"repetition_penalty": 1.5, "no_repeat_ngram": 2, "banned": [[5]], "forced_bos": 7}
     with open_session(text_bundle(tmp_path / "penalty", **own), threads=1) as opened:
         measured = measured_options(opened, 4, 9)
         assert measured.repetition_penalty == 1.5
         greedy, beam = searches_of(opened, 9, 4)
-        assert beam == dataclasses.replace(measured, repetition_penalty=1.0)
+        assert beam == measured
         assert greedy == dataclasses.replace(beam, beam=1)
         assert searches_of(opened, 9, 4, forced_bos=8)[1] == dataclasses.replace(beam, forced_bos=8)
 
@@ -159,3 +160,23 @@ def test_a_model_of_many_languages_says_what_the_library_says(tmp_path, family):
         found = [list(best.tokens) for best, *_ in generate(opened, sources())]
     assert found == library_outputs(type(model).from_pretrained(folder).eval(), sources())
     assert {row[0] for row in found} == {9}
+
+
+WRONG = {
+    "forced_eos": ["x", [], 1.5],
+    "beam": [None, "2", 1.5, []],
+    "length_penalty": ["x", None, [1]],
+    "banned": [3, [3], [["q"]], {}],
+    "prefix": [["q"], 3, [1.5]],
+    "max_length": [None, "x"],
+    "early_stopping": [1.5, []],
+    "sample": ["x", 1],
+    "trie": [3, [3]],
+    "nonsense": [1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_default_of_a_wrong_type_is_one_line(name, value):
+    with pytest.raises(ConfigError, match=f"^generation.json: .*{name}.*; expected fields of SearchOptions$"):
+        checked_values({name: value}, "generation.json")

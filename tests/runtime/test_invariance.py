@@ -22,7 +22,8 @@ from seq2engine.model.checkpoint import load_checkpoint, random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.model.tokenizers.reading import read_tokenizer
-from seq2engine.runtime.generate import padded, search_over
+from seq2engine.runtime.encoder_inputs import padded
+from seq2engine.runtime.generate import search_over
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search import beam as beam_module
 from seq2engine.runtime.search import greedy as greedy_module
@@ -116,7 +117,7 @@ def decoded(session, sources, options, plan):
                 mock.patch.object(session, "limits", dataclasses.replace(session.limits, slots=slots))
             )
         if plan.fed:
-            patches.enter_context(mock.patch("seq2engine.runtime.text.continuous_batching.TreeStep", tree))
+            patches.enter_context(mock.patch("seq2engine.runtime.text.running_batch.TreeStep", tree))
             found = dict(translate_many(session, sources, options, plan.fed, plan.padding % 3))
             return [found[number] for number in range(len(sources))], []
         ids, mask = padded(sources, session.config.pad_id)

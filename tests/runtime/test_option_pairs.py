@@ -27,6 +27,8 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.graphs import model_from_bundle
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
@@ -42,6 +44,7 @@ CONFIG = dataclasses.replace(
 PRECISIONS = ("fp32", "fp16", "w8a8")
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"threads": 1},
+    "on device": {"threads": 1, "attention": True},  # ONNX Runtime's CPU, used like a GPU
     "torch": {"backend": "torch", "threads": 1, "attention": True},
     "attention": {"threads": 1, "attention": True},
     "deterministic": {"threads": 1, "deterministic": True},
@@ -153,6 +156,9 @@ def sessions(bundle: Bundle) -> Iterator[Any]:
         def session(kind: str, precision: str) -> Session:
             if kind == "tensorrt" and precision != "w8a8":
                 return opened.enter_context(session_over(Path(bundle.root, "engines", f"sm86-sm89-{precision}")))
+            if kind == "on device":
+                settings = OrtSettings(**KINDS[kind], on_device=True)
+                return opened.enter_context(OrtSession(model_from_bundle(bundle, precision), settings))
             return opened.enter_context(open_session(bundle, precision=precision, **KINDS[kind]))
 
         yield session

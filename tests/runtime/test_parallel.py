@@ -19,6 +19,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort import session as ort_session
 from seq2engine.runtime.ort.session import MOST_WORKER_ROWS, WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
@@ -134,6 +135,7 @@ def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
     monkeypatch.setattr(threads_module, "usable_cores", lambda: 64)
     assert sensible_threads(PRESETS["tiny"]) == 2
     assert sensible_threads(PRESETS["base"]) == 64
+    monkeypatch.setattr(ort_session, "sensible_threads", sensible_threads)  # which tests do without otherwise
     with open_session(bundle) as session:
         assert session.threads == 2
     with open_session(bundle, threads=5) as session:

@@ -18,6 +18,8 @@ from seq2engine.runtime.tree_cache import TreeStep, rounded
 class PathSession:
     """A session whose cache holds the tokens themselves, and whose logits are those a beam can see, in order."""
 
+    keeps_mask = False
+
     def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False):
         self.cache_form, self.seen, self.deterministic = cache_form, seen, deterministic
         self.config = PRESETS["tiny"]
@@ -47,8 +49,34 @@ class PathSession:
             state["self_k.0"] = np.take_along_axis(state["self_k.0"], slots, axis=1)
 
 
-def make(batch, beams, steps, **options):
-    session = PathSession(**options)
+class MaskKeepingSession(PathSession):
+    """Makes every mask from the one before, where it is told how, and has no other use for the one it is given."""
+
+    keeps_mask = True
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.kept, self.parents, self.followed = None, None, 0
+
+    def descend(self, state, parents):
+        self.parents = parents
+
+    def step(self, state, tokens, position, write_index, self_mask):
+        parents, self.parents = self.parents, None
+        if parents is None:
+            self.kept = self_mask.copy()
+        else:
+            rows = np.arange(len(parents))[:, None]
+            self.kept = self.kept[rows, np.maximum(parents, 0)] & (parents >= 0)[..., None]
+            own = np.arange(parents.shape[1])
+            self.kept[rows, own, write_index[:, None] + own] = True
+            self.followed += 1
+            np.testing.assert_array_equal(self.kept, self_mask)
+        return super().step(state, tokens, position, write_index, self.kept)
+
+
+def make(batch, beams, steps, keeps_mask=False, **options):
+    session = (MaskKeepingSession if keeps_mask else PathSession)(**options)
     return TreeStep(session, {"source_mask": np.ones((batch, 1), dtype=bool)}, batch, beams, steps)
 
 
@@ -64,7 +92,7 @@ def seen(logits):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    form=st.sampled_from(["static", "growing", "deterministic"]),
+    form=st.sampled_from(["static", "growing", "deterministic", "kept mask"]),
     batch=st.integers(1, 4),
     beams=st.integers(1, 5),
     steps=st.integers(1, 40),
@@ -74,7 +102,8 @@ def seen(logits):
 def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps, peaky, seed):
     """Random beam switches and departures, against paths kept as plain lists."""
     rng = np.random.default_rng(seed)
-    kind = {"deterministic": True} if form == "deterministic" else {"cache_form": form}
+    kinds = {"deterministic": {"deterministic": True}, "kept mask": {"keeps_mask": True}}
+    kind = kinds.get(form, {"cache_form": form})
     step = make(batch, beams, steps, **kind)
     paths = [[[] for _ in range(beams)] for _ in range(batch)]
     for t in range(steps):
@@ -141,11 +170,23 @@ def test_switching_beams_moves_nothing_in_the_cache():
     assert (step.state["self_k.0"][:, :3] == before[:, :3]).all()
 
 
-@pytest.mark.parametrize("form", ["static", "growing"])
+@pytest.mark.parametrize("form", ["static", "growing", "kept mask"])
 def test_rows_that_restart_see_nothing_of_what_was_before(form):
-    step = make(2, 2, 8, cache_form=form)
+    step = make(2, 2, 8, keeps_mask=True) if form == "kept mask" else make(2, 2, 8, cache_form=form)
     own = np.tile(np.arange(2), (2, 1))
     step(np.array([[1, 2], [3, 4]]), own)
     step.restart(np.array([1]))
     assert seen(step(np.array([[5, 6], [7, 8]]), own).logits) == [[[1, 5], [2, 6]], [[7], [8]]]
     assert step.position.tolist() == [2, 1]
+    assert form != "kept mask" or step.session.followed == 1
+
+
+def test_a_kept_mask_is_sent_whole_only_after_it_moved():
+    """First step, a departure, a compaction: all other steps follow from the one before."""
+    step = make(3, 2, 40, keeps_mask=True, slots=32)
+    for number in range(30):
+        followed = step.session.followed
+        step(np.full((len(step.position), 2), number), np.zeros((len(step.position), 2), dtype=np.int64))
+        if number == 3:
+            step.keep(np.array([0, 2]))
+        assert step.session.followed - followed == (number not in (0, 4, 16, 24, 28))  # full: 16 steps, then 8, 4

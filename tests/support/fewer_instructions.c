@@ -53,7 +53,7 @@ __attribute__((constructor)) static void start(void) {
     struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
     sigaction(SIGSEGV, &action, NULL);
     if (syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0)) {
-        fprintf(stderr, "error: this machine cannot trap CPUID, so no instruction set can be hidden\n");
+        fprintf(stderr, "skipped: this processor cannot hide %s (it has no cpuid_fault); run this on another machine\n", what);
         _exit(77);
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,14 @@ from transformers import (
     MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
 )
 
 VOCAB, PAD, BOS, END, START, LENGTH = 60, 1, 0, 2, 3, 24
@@ -49,10 +56,31 @@ SMALL = {
     "decoder_start_token_id": START,
     "forced_eos_token_id": None,
 }
+T5_CLASSES: dict[str, tuple[Any, Any]] = {
+    "t5": (T5Config, T5ForConditionalGeneration),
+    "mt5": (MT5Config, MT5ForConditionalGeneration),
+    "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+}
+SMALL_T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 6,  # times heads is not d_model
+    "d_ff": 48,
+    "num_layers": 3,  # the library cannot generate with more layers in the decoder
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 
 def small_model(family: str, seed: int = 0, biased: bool = False, **changes: Any) -> Any:
     """A model of the library, with output biases or without; `changes` are fields of its config."""
+    if family in T5_CLASSES:
+        return small_t5(family, seed, **changes)
     config_class, model_class = CLASSES[family]
     return with_random_weights(model_class(config_class(**{**SMALL, **changes})).eval(), seed, biased)
 
@@ -89,6 +117,47 @@ def with_random_weights(model: Any, seed: int, biased: bool = False) -> Any:
     return model
 
 
+def small_t5(family: str, seed: int = 0, tied: bool = True, **changes: Any) -> Any:
+    """A T5 of the library whose outputs wander. In fp32, as all of them.
+
+    What attention adds for a distance is large, so that a wrong one shows. Embeddings that are the head as well are
+    weak beside the layers. An untied head is one of its own, which the library's own constructor would tie.
+    """
+    config_class, model_class = T5_CLASSES[family]
+    model = model_class(config_class(**{**SMALL_T5, **changes})).eval()
+    generator = torch.Generator().manual_seed(seed)
+    if not tied:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layer_norm" in name:
+                parameter.normal_(1.0, 0.1, generator=generator)
+            elif "relative_attention_bias" in name:
+                parameter.normal_(0.0, 2.0, generator=generator)
+            elif "shared" in name or "lm_head" in name:
+                parameter.normal_(0.0, 0.3 if tied else 1.0, generator=generator)
+            else:
+                gain = (0.5 if "EncDecAttention.o" in name else 1.0) * (2.0 if tied else 1.0)
+                parameter.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=generator)
+        scaled = family == "umt5" or getattr(model.config, "scale_decoder_outputs", False)
+        wanted = 3.0 if scaled else 3.0 * model.config.d_model**-0.5  # logits of about this size
+        model.decoder.final_layer_norm.weight *= wanted / (0.3 if tied else 1.0)
+        model.lm_head.weight[model.config.eos_token_id] *= 1.5
+    return model
+
+
+def in_double(model: Any) -> Any:
+    """The library's model in fp64, in place. T5's norm sums in fp32 whatever it is given, so it is told not to."""
+
+    def normalised(module: Any, x: torch.Tensor) -> torch.Tensor:
+        return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(normalised, module)
+    return model.double()
+
+
 def sources(vocab: int = VOCAB, longest: int = 10) -> list[list[int]]:
     """Ten sources of 1 to `longest` tokens, in no order; none of their tokens is a special one."""
     random = np.random.default_rng(0)
@@ -109,7 +178,7 @@ def saved(model: Any, folder: Path, **generation: Any) -> Path:
     config = model.config
     model.generation_config = GenerationConfig(
         decoder_start_token_id=config.decoder_start_token_id,
-        bos_token_id=config.bos_token_id,
+        bos_token_id=getattr(config, "bos_token_id", None),
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
         **generation,

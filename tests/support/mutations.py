@@ -359,7 +359,9 @@ MUTATIONS = {
     ),
     "other GELU": Mutation("decoder_step", other_gelu, "decoder.1", ("activation",), config=GELU),
     "SiLU for ReLU": Mutation("encoder", silu_for_relu, "encoder.0", ("activation",)),
-    "weight transposed": Mutation("encoder", transposed("encoder.1.self_attn.out.weight"), "encoder.1", ("weight",)),
+    "weight transposed": Mutation(
+        "encoder", transposed("encoder.1.self_attn.out.weight"), "encoder.1", ("transposition",)
+    ),
     "one bias element": Mutation("decoder_step", one_bias_element, "decoder.0", ("weight",)),
     "one column by a thousandth": Mutation("encoder", one_column, "encoder.1", ("weight",)),
     "weights rounded to fp16": Mutation("decoder_step", rounded_weights, "decoder.1", ("precision",)),

@@ -118,10 +118,15 @@ def some_sources(vocab: int, longest: int, last: int | None = None, count: int =
     return rows if last is None else [[*row[:-1], last] for row in rows]
 
 
-def lively_reference(start: int, end: int, longest: int, last: int | None = None, **options: Any) -> Reference:
-    """The first of many random models that says several things, of several lengths; else any would look right."""
-    for seed in range(100):
-        reference = Reference(end=end, seed=seed, **options)
+def lively_reference(
+    start: int, end: int, longest: int, last: int | None = None, seed: int = 0, **options: Any
+) -> Reference:
+    """The first of many random models that emits several tokens, of several lengths; else any would look right.
+
+    `seed` is where to begin: a test that knows which one it will be saves the search.
+    """
+    for number in range(seed, 100):
+        reference = Reference(end=end, seed=number, **options)
         sources = some_sources(reference.source.num_embeddings, longest, last)
         said = copy.deepcopy(reference).double().greedy(sources, start, end, longest)
         if len({token for row in said for token in row}) > 5 and len({len(row) for row in said}) > 2:

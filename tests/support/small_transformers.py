@@ -16,7 +16,7 @@ from seq2engine.model.transformer import Transformer
 from support.rounding import tensor_error
 
 VOCAB, PAD, START = 13, 0, 1
-NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary")
+NORMS, POSITIONS = ("post", "pre"), ("sinusoidal", "learned", "rotary", "relative")
 each_norm = pytest.mark.parametrize("norm", NORMS)
 each_positions = pytest.mark.parametrize("positions", POSITIONS)
 each_store = pytest.mark.parametrize("store", [write_slots, append_slots], ids=["static", "growing"])
@@ -31,6 +31,9 @@ VARIANTS = [
     {"share_embeddings": False, "source_vocab": 7},
     {"encoder_layers": 1, "decoder_layers": 3, "norm": "pre", "positions": "rotary"},
     {"heads": 1, "norm_epsilon": 1e-3},
+    {"norm_kind": "rms", "d_kv": 5, "biases": False, "scale_attention": False, "scale_output": True},
+    {"gated": True, "activation": "gelu_tanh", "positions": "relative", "max_distance": 3},
+    {"positions": "relative", "distances_per_layer": True, "norm": "pre", "norm_kind": "rms", "gated": True},
 ]
 
 
@@ -96,8 +99,9 @@ def stepped(
         index = torch.arange(t + 1 if store is append_slots else slots)
         self_mask = ((index >= offset[:, None]) & (index <= offset[:, None] + t))[:, None]  # [B, 1, L]
         position = torch.full((batch,), first_position + t)
+        places = first_position + index - offset[:, None]  # [B, L]: what stands in every slot, if anything does
         now, cache = model.decode_step(
-            target[:, t : t + 1], position, offset + t, self_mask, source_mask, cross, cache, store
+            target[:, t : t + 1], position, offset + t, self_mask, source_mask, cross, cache, store, places
         )
         logits.append(now)
     return torch.cat(logits, dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -47,14 +48,19 @@ class Bench:
             if t.name not in self.aliases
         }
         for memory in self.memory.values():
-            memory.zero_()
+            ctypes.memset(memory.address, 0, memory.size)
 
     def shape(self, tensor: EngineTensor) -> tuple[int, ...]:
         sizes = SIZES if self.aliases else {**SIZES, "L": SIZES["M"] - SIZES["K"]}
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
 
     def address(self, name: str) -> int:
-        return self.memory[self.aliases.get(name, name)].data_ptr()
+        return self.memory[self.aliases.get(name, name)].address
+
+    def values(self, name: str, dtype: str) -> np.ndarray:
+        """The memory of a tensor, as it is now."""
+        memory = self.memory[name]
+        return np.frombuffer((ctypes.c_uint8 * memory.size).from_address(memory.address), dtype=dtype)
 
     def select_profile(self) -> None:
         assert self.context.set_optimization_profile_async(0, self.device.stream)

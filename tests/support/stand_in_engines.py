@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.passport import PASSPORT, EngineEntry, EngineTensor, Passport, read_passport
 from seq2engine.export.artifact.profiles import Range, ShapeRanges, shapes_from_ranges
-from seq2engine.export.contract import GRAPHS
+from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
+from seq2engine.export.contract import GRAPHS, GraphSpec
+from seq2engine.export.device_graphs.of_engine import graphs_of_engine, reductions_of_engine
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.transformer import Transformer
+from seq2engine.runtime.trt.device import Device
 from seq2engine.runtime.trt.session import TrtSession
 from support.host_device import HostDevice
 from support.tensorrt_stand_in import VERSIONS, engine_bytes, tensorrt_stand_in
@@ -69,21 +73,19 @@ def put_engines(
     folder.mkdir(parents=True)
     slots = slots or ranges.slots
     entries = {}
-    for graph in GRAPHS:
-        spec = bundle.specs(precision)[graph]
+    for graph, (model, spec) in models_of(bundle, ranges, precision, slots).items():
         profiles = [shapes_from_ranges(spec, r, bundle.cache_form, slots) for r in (ranges, *narrower)]
-        model = onnx.load(bundle.graph_path(precision, graph))
-        if graph == "decoder_step":
-            beams = ranges.beam.max if ranges.beam.fixed else None
-            model = step_for_tensorrt(model, bundle.cache_form, beams, slots)
         file = folder / f"{graph}.engine"
         file.write_bytes(engine_bytes(model, profiles, flavour))
-        updated = [t.name for t in spec.outputs if t.name.startswith("new_")] if bundle.cache_form == "static" else []
+        in_place = graph == "decoder_step" and bundle.cache_form == "static"
+        updated = [t.name for t in spec.outputs if t.name.startswith("new_")] if in_place else []
         entries[graph] = EngineEntry(
             file=file.name,
             bytes=file.stat().st_size,
             sha256=sha256_of(file),
-            onnx_fingerprint=bundle.graph(precision, graph).fingerprint,
+            onnx_fingerprint=bundle.graph(precision, graph).fingerprint
+            if graph in GRAPHS
+            else hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
             inputs=tuple(EngineTensor(t.name, t.dtype, t.axes, profiles[0][t.name]) for t in spec.inputs),
             outputs=tuple(EngineTensor(t.name, t.dtype, t.axes) for t in spec.outputs),
             aliases={output: output.removeprefix("new_") for output in updated},
@@ -101,17 +103,36 @@ def put_engines(
         ranges=ranges,
         slots=slots,
         engines=entries,
+        reductions=reductions_of_engine(bundle.specs(precision)["decoder_step"], bundle.cache_form, ranges),
         narrower=narrower,
     )
     (folder / PASSPORT).write_text(passport.to_json())
     return folder
 
 
-def session_over(folder: Path, trt: Any = None, device: HostDevice | None = None) -> TrtSession:
+def models_of(
+    bundle: Bundle, ranges: ShapeRanges, precision: str, slots: int
+) -> dict[str, tuple[onnx.ModelProto, GraphSpec]]:
+    """What a build makes engines of."""
+    found = {}
+    for graph in GRAPHS:
+        model = onnx.load(bundle.graph_path(precision, graph))
+        if graph == "decoder_step":
+            beams = ranges.beam.max if ranges.beam.fixed else None
+            audio = bundle.config.takes_audio
+            model = step_for_tensorrt(model, bundle.cache_form, beams, slots, long_sources=audio)
+        found[graph] = (model, bundle.specs(precision)[graph])
+    step = bundle.specs(precision)["decoder_step"]
+    return found | graphs_of_engine(step, bundle.cache_form, ranges, slots)
+
+
+def session_over(
+    folder: Path, trt: Any = None, device: Device | None = None, tokens_per_wait: int = TOKENS_PER_WAIT
+) -> TrtSession:
     passport = read_passport(folder / PASSPORT)
     bundle = open_bundle(folder.parents[1])
     trt = trt or tensorrt_stand_in(passport.flavour)
-    return TrtSession(trt, device or HostDevice(), folder, passport, bundle.config)
+    return TrtSession(trt, device or HostDevice(), folder, passport, bundle.config, tokens_per_wait)
 
 
 def reference_logits(model: Transformer, sources: list[list[int]], targets: list[list[int]]) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seq2engine.runtime.generate import padded
+from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.session import Session, State
 from seq2engine.runtime.trt.session import TrtSession
 from support.stand_in_engines import (

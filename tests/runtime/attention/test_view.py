@@ -19,7 +19,8 @@ from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 from seq2engine.runtime.attention.view import AttentionView, LayerCheck, checks_of, weights_of
-from seq2engine.runtime.generate import generate, padded
+from seq2engine.runtime.encoder_inputs import padded
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession

@@ -1,0 +1,320 @@
+"""A batch whose sources come and go: each row is one source at its own step, and free rows are given to others.
+
+    rows    0  1  2  3  4  5  6  7
+    step 9  a  a  a  .  a  a  .  a     two of the first eight are done
+    step 10 a  a  a  b  a  a  b  a     the next two are encoded and begin in their rows
+    step 17 a  .  a  b  .  .  b  a
+
+Sources that begin together with the same options are one search, the same search as anywhere else; only the decoder
+step is shared by all. So there is no second kind of search, and the output of a source does not depend on its
+neighbours. Sources with other options share a batch where their steps have the same form (`BatchForm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seq2engine.errors import Seq2EngineError
+
+from ..encoder_inputs import encoder_inputs
+from ..generate import form_from_options, plan_from_options, prompts_of, search_over, start_of
+from ..search.greedy_plan import GreedyPlan
+from ..search.options import SearchOptions
+from ..search.step import Hypothesis, staying_rows
+from ..search.step_output import NotFiniteError, StepOutput
+from ..session import Session, State, StepForm
+from ..tree_cache import TreeStep, rounded
+from .batching import groups_by_padding
+
+Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of many: its number, its tokens (or features), its options, the beginning of its output (None: nothing of its
+    own), and what the decoder is fed before that (None: what the options say)."""
+
+    number: int
+    tokens: Sequence[int]
+    options: SearchOptions
+    prefix: list[int] | None = None
+    prompt: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """What all sources of a batch have in common.
+
+    `bans` are the tokens that a session which chooses tokens by itself is told once for a whole batch; None where the
+    search chooses them.
+    """
+
+    width: int
+    step: StepForm
+    bans: tuple[object, ...] | None
+
+
+def batch_form(session: Session, source: Source) -> BatchForm:
+    options = source.options
+    planned = source.prompt is None and plan_from_options(session, options, 1, None) is not None
+    bans = (options.banned, options.first_banned, options.bars_eos, options.ignore_eos) if planned else None
+    return BatchForm(options.width, form_from_options(options, session.config), bans)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What one step of a batch did: the latest token of each source that has one beam, by its number; the sources that
+    are done; and groups of sources whose search failed, with the reason."""
+
+    tokens: dict[int, int]
+    done: list[Decoded]
+    failed: list[tuple[list[int], Seq2EngineError]]
+
+
+class RunningBatch:
+    """Rows that are decoded together, and the searches over them. It has no rows before the first sources come."""
+
+    def __init__(self, session: Session, form: BatchForm, max_length: int):
+        self.session, self.form, self.max_length = session, form, max_length
+        self.rows: _Rows | None = None
+        self.cohorts: list[_Cohort] = []
+
+    @property
+    def size(self) -> int:
+        """Rows of a step, free ones included."""
+        return 0 if self.rows is None else len(self.rows.free)
+
+    @property
+    def used(self) -> int:
+        return 0 if self.rows is None else int(np.count_nonzero(~self.rows.free))
+
+    @property
+    def settled(self) -> bool:
+        """Whether rows may change: the search has caught up with a session that is some steps ahead."""
+        return self.rows is None or not self.rows.tree.waiting
+
+    def admit(self, sources: list[Source]) -> None:
+        """These begin with the next step: in free rows, and in new ones where those are too few."""
+        if self.rows is None:
+            self.rows = _Rows(self.session, self.form, self.max_length, sources)
+            places = np.arange(len(sources))
+        else:
+            self.rows.grow(max(0, len(sources) - (self.size - self.used)))
+            places = np.flatnonzero(self.rows.free)[: len(sources)]
+            self.rows.admit(places, sources)
+        for own in same_options(sources):
+            self.cohorts.append(_Cohort(self.rows, places[own], [sources[place] for place in own]))
+
+    def step(self, tokens: bool = False) -> Advance:
+        """One decoder step of all rows, and what the searches make of it; `tokens` only if they are asked for."""
+        assert self.rows is not None
+        advance = Advance({}, [], [])
+        self.rows.step()
+        for cohort in self.cohorts:
+            try:
+                advance.done.extend(cohort.advance(advance.tokens if tokens else None))
+            except NotFiniteError as error:
+                cohort.end()
+                found = NotFiniteError(cohort.sources[error.source].number)
+                advance.failed.append(([source.number for source in cohort.sources], found))
+        self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
+        if not self.cohorts:
+            self.rows.tree.waiting.clear()  # steps that the session did ahead for nobody
+        return advance
+
+    def drop(self, numbers: set[int]) -> None:
+        """Frees the rows of these sources: nobody waits for them any more."""
+        for cohort in self.cohorts:
+            cohort.drop(numbers)
+        self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
+        if self.rows is not None and not self.cohorts:
+            self.rows.tree.waiting.clear()
+
+    def shrink(self) -> None:
+        """Drops free rows, where they are enough to be worth a copy."""
+        if self.rows is None or (staying := staying_rows(self.rows.free)) is None:
+            return
+        places = self.rows.keep(staying)
+        for cohort in self.cohorts:
+            cohort.rows = places[cohort.rows]
+
+
+def same_options(sources: Sequence[Source]) -> list[list[int]]:
+    """The places of sources with equal options together."""
+    groups: list[tuple[SearchOptions, list[int]]] = []
+    for place, source in enumerate(sources):
+        found = next((places for options, places in groups if options == source.options), None)
+        if found is None:
+            groups.append((source.options, [place]))
+        else:
+            found.append(place)
+    return [places for _, places in groups]
+
+
+def prefixes_of(sources: Sequence[Source]) -> list[list[int]]:
+    """The beginning of each output, an empty one for none of its own; nothing if no source has any."""
+    own = any(source.prefix is not None for source in sources)
+    return [source.prefix or [] for source in sources] if own else []
+
+
+class _Rows:
+    """The batch as the decoder sees it: one source a row, each at its own step, some of them free."""
+
+    def __init__(self, session: Session, form: BatchForm, max_length: int, sources: list[Source]):
+        self.session, self.form = session, form
+        batch, width = len(sources), form.width
+        self.lengths = np.array([len(source.tokens) for source in sources])
+        self.free = np.zeros(batch, dtype=bool)
+        self.tokens = np.zeros((batch, width), dtype=np.int64)
+        self.parents = np.zeros((batch, width), dtype=np.int64)
+        state = self.first_state(sources)
+        self.tree = TreeStep(session, state, batch, width, max_length, form.step, self.plan_of(sources))
+        self.begin(np.arange(batch), sources)
+        self.answer = StepOutput(np.zeros(0))
+
+    def begin(self, rows: np.ndarray, sources: list[Source]) -> None:
+        """The first step of these rows: prompts are read, and the search will ask for start tokens."""
+        config = self.session.config
+        fed = [place for place, source in enumerate(sources) if source.prompt is not None or source.options.prompt]
+        if fed:
+            prompts = [source.prompt or prompts_of(config, source.options, 1)[0] for source in sources]
+            self.tree.feed(rows[fed], [prompts[place] for place in fed])
+        self.free[rows] = False
+        self.tokens[rows] = [[start_of(config, source.options)] for source in sources]
+        self.parents[rows] = np.arange(self.form.width)
+
+    def first_state(self, sources: list[Source]) -> State:
+        """One state of sources that were not encoded all at once."""
+        (places, state), *others = self.encoded(sources)
+        rows = np.zeros(len(sources), dtype=np.int64)
+        rows[places] = np.arange(len(places))
+        self.session.select(state, rows, None)
+        self.width = 0  # columns of the sources since the last admission
+        for places, more in others:
+            self.session.replace(state, places, more, int(self.lengths.max()))
+        return state
+
+    def plan_of(self, sources: list[Source]) -> GreedyPlan | None:
+        """By what the session chooses tokens by itself; None where the search does."""
+        if self.form.bans is None:
+            return None
+        whole: GreedyPlan | None = None
+        for own in same_options(sources):
+            mine = [sources[place] for place in own]
+            plan = plan_from_options(self.session, mine[0].options, len(mine), prefixes_of(mine))
+            assert plan is not None
+            if whole is None:
+                whole = plan.of(np.zeros(len(sources), dtype=np.int64))
+            whole = whole.put(np.array(own), plan)
+        return whole
+
+    def encoded(self, sources: list[Source]) -> Iterator[tuple[np.ndarray, State]]:
+        """States of sources of like length with their places, the longest first."""
+        for places in groups_by_padding([len(source.tokens) for source in sources]):
+            group = [sources[place].tokens for place in places]
+            yield np.array(places), self.session.encode(*encoder_inputs(group, self.session.config))
+
+    def step(self) -> None:
+        if self.tree.plan is None:
+            self.tree.restart(np.flatnonzero(self.free))  # free rows are stepped as well: this keeps them out of slots
+        self.answer = self.tree(self.tokens, self.parents)
+
+    def admit(self, rows: np.ndarray, sources: list[Source]) -> None:
+        self.lengths[self.free] = 0
+        self.lengths[rows] = [len(source.tokens) for source in sources]
+        needed = min(rounded(int(self.lengths.max())), self.session.limits.source)
+        if not needed <= self.width <= needed + needed // 4:  # another width copies all rows
+            self.width = needed
+        for places, state in self.encoded(sources):
+            self.tree.replace(rows[places], state, self.width, self.plan_of([sources[place] for place in places]))
+        self.begin(rows, sources)
+
+    def grow(self, count: int) -> None:
+        """So many free rows more: copies of the first one, until a source takes them."""
+        if not count:
+            return
+        rows = np.concatenate([np.arange(len(self.free)), np.zeros(count, dtype=np.int64)])
+        first = len(self.free)
+        self.keep(rows)
+        self.free[first:], self.lengths[first:] = True, 0
+
+    def keep(self, rows: np.ndarray) -> np.ndarray:
+        """Drops all other rows; the new place of every row, 0 for those that are gone."""
+        places = np.zeros(len(self.free), dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        self.tree.keep(rows)
+        self.lengths, self.free = self.lengths[rows], self.free[rows]
+        self.tokens, self.parents = self.tokens[rows], self.parents[rows]
+        return places
+
+
+class _Cohort:
+    """Sources that began together: a search, and its `Step`, which reads its rows of the batch's latest step.
+
+    A search emits with every step the tokens it will ask for next, so the whole batch can be stepped before.
+    """
+
+    def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[Source]):
+        self.batch, self.sources = batch, sources
+        self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
+        self.done = np.zeros(len(rows), dtype=bool)
+        self.dropped = np.zeros(len(rows), dtype=bool)  # of all sources: nobody waits for them
+        texts = [source.tokens for source in sources]
+        options, config = sources[0].options, batch.session.config
+        self.search = search_over(self, texts, config, options, prefixes_of(sources))
+        self.here = np.arange(len(rows))  # the numbers of the search's sources
+
+    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
+        going = self.rows[~self.done]
+        assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it emitted"
+        return self.batch.answer.of(self.rows)
+
+    def attention(self) -> np.ndarray:
+        return self.batch.tree.attention()[self.rows]
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.rows, self.done, self.here = self.rows[rows], self.done[rows], self.here[rows]
+
+    def advance(self, tokens: dict[int, int] | None = None) -> list[Decoded]:
+        """One step of the search; the tokens it asks for next go to the batch. What is done is given back.
+
+        Into `tokens` goes the latest token of each source of one beam.
+        """
+        emitted = next(self.search)
+        if tokens is not None and emitted.tokens.shape[1] == 1:
+            going, latest = np.flatnonzero(~self.done).tolist(), emitted.tokens[:, 0].tolist()
+            tokens.update({self.sources[self.here[place]].number: latest[place] for place in going})
+        done = emitted.done | self.dropped[self.here]
+        finished = done & ~self.done
+        self.done = done
+        going = self.rows[~done]
+        self.batch.tokens[going] = emitted.tokens[~done]
+        self.batch.parents[going] = emitted.parents[~done]
+        if not finished.any():
+            return []
+        self.batch.free[self.rows[finished]] = True
+        numbers = self.here[finished]
+        found = emitted.hypotheses(numbers)
+        if done.all():
+            self.search.close()
+        return [(self.sources[place].number, nbest) for place, nbest in zip(numbers.tolist(), found, strict=True)]
+
+    def drop(self, numbers: set[int]) -> None:
+        """Frees the rows of these sources; the search goes on for the others."""
+        gone = np.array([source.number in numbers for source in self.sources]) & ~self.dropped
+        if not gone.any():
+            return
+        self.dropped |= gone
+        leaving = self.dropped[self.here] & ~self.done
+        self.batch.free[self.rows[leaving]] = True
+        self.done = self.done | leaving
+        if self.done.all():
+            self.search.close()
+
+    def end(self) -> None:
+        """Frees all its rows, as the search has failed."""
+        self.batch.free[self.rows[~self.done]] = True
+        self.done = np.ones_like(self.done)
