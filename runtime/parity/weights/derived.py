@@ -42,7 +42,7 @@ def derived_results(
 ) -> Iterator[WeightResult]:
     """The graphs of a bundle as ONNX Runtime or the engines of this precision get them, and the engines' constants."""
     paths = {name: bundle.graph_path(precision, name) for name in GRAPHS}
-    stored = {name: StoredGraph(onnx.load(path, load_external_data=False), path.parent) for name, path in paths.items()}
+    stored = {name: StoredGraph.from_file(path) for name, path in paths.items()}
     if backend == "onnxruntime":
         form = settings.form(model_from_bundle(bundle, precision))
         for name, path in paths.items():

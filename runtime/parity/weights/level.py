@@ -7,6 +7,7 @@ import dataclasses
 import onnx
 
 from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import GraphError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import GRAPHS
 from seq2engine.export.precision.passes import PASSES
@@ -19,6 +20,7 @@ from ..levels.weights import WeightResult
 from .account import Reference, account_of, unread_faults
 from .derived import derived_results
 from .stored import StoredGraph
+from .structure import unreadable
 
 
 def weights_of(
@@ -40,7 +42,10 @@ def weights_of(
     for done, name in enumerate(GRAPHS):
         progress("parity: weights", done / len(GRAPHS))
         path = bundle.graph_path(precision, name)
-        have = StoredGraph(onnx.load(path, load_external_data=False), path.parent)
+        try:
+            have = StoredGraph.from_file(path)
+        except GraphError as error:
+            return (unreadable(name, error),)
         want = StoredGraph(expected_graph(model, bundle, precision, name))
         found.append(account_of(name, have, want, reference))
     if unread := unread_faults(reference):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from seq2engine.export.graph_files import array_of
+from seq2engine.export.graph_files import array_of, unchecked_graph
 from seq2engine.export.graph_index import readers_of
 
 
@@ -35,6 +35,11 @@ class StoredGraph:
         self.model, self.folder = model, folder
         self.tensors: dict[str, TensorProto] = {one.name: one for one in model.graph.initializer}
         self.readers = readers_of(model.graph.node)
+
+    @classmethod
+    def from_file(cls, path: Path) -> StoredGraph:
+        """Raises GraphError if the file holds no graph with all its weights."""
+        return cls(unchecked_graph(path), path.parent)
 
     def array(self, name: str) -> np.ndarray:
         return array_of(self.tensors[name], Path() if self.folder is None else self.folder)
