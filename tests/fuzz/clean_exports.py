@@ -77,6 +77,7 @@ def verdict(seed: int, number: int, folder: Path) -> tuple[str, str]:
         config = random_config(rng)  # int4 has no scales for other widths
     form = rng.choice(("static", "static", "growing"))
     bundle = onnx_from_model(random_model(config, rng.randrange(10**6)), folder / "bundle", (precision,), form)
+    padded = precision != "bf16" and form == "static" and config.max_source >= EVEN
     options = ParityOptions(
         count=3,
         seed=rng.randrange(10**6),
@@ -84,7 +85,7 @@ def verdict(seed: int, number: int, folder: Path) -> tuple[str, str]:
         max_length=rng.randint(4, config.max_target),
         batch=4,
         threads=1,
-        deterministic=form == "static" and config.max_source >= EVEN and rng.random() < 0.2,
+        deterministic=padded and rng.random() < 0.2,
     )
     if precision == "bf16":  # ONNX Runtime has no products of it: what is stored is accounted for, and PyTorch runs it
         levels = (*weights_of(bundle, precision), *graphs_of(bundle, precision))
@@ -111,8 +112,8 @@ def random_config(rng: Random) -> ModelConfig:
         "d_kv": rng.choice((0, 0, 4, 10)),
         "source_vocab": vocab,
         "target_vocab": vocab,
-        "max_source": rng.randint(6, 16),
-        "max_target": rng.randint(6, 16),
+        "max_source": rng.randint(6, 12),
+        "max_target": rng.randint(5, 10),
         "max_distance": rng.choice((2, 5, 128)),
         "norm_epsilon": rng.choice((1e-6, 1e-5, 1e-3)),
     }
