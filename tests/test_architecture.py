@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from zipfile import ZipFile
@@ -31,11 +32,11 @@ LAYERS = (
     "cli",
     "__main__",
 )
-MOST_MODULES = 17  # in one folder, its __init__.py not counted
+MOST_MODULES = 16  # in one folder, its __init__.py counted
 # A machine that only serves a model needs no exporter and no PyTorch model, so what serves takes only these of export.
 SERVING_MAY = {"contract", "artifact", "device_graphs", "graph_files", "ort_forms"}
 # The rooms that hold a model against its PyTorch reference, or run it.
-REFERENCE = ("runtime.torch_session", "runtime.torch_weights", "runtime.calibration", "runtime.parity.")
+REFERENCE = ("runtime.torch_session", "runtime.ort.calibration", "runtime.parity.")
 HEAVY = ("jinja2", "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")
 
 
@@ -124,12 +125,15 @@ def test_serving_needs_no_exporter():
         ), name
 
 
-def test_a_folder_is_small_and_says_what_lives_in_it():
+def test_a_folder_is_small():
+    folders = Counter(path.parent for stage in (*STAGES, "seq2engine") for path in (ROOT / stage).rglob("*.py"))
+    assert not {str(path.relative_to(ROOT)): count for path, count in folders.items() if count > MOST_MODULES}
+
+
+def test_a_folder_says_what_lives_in_it():
     for name, path in FILES.items():
         if path.name != "__init__.py":
             continue
-        modules = [one for one in path.parent.glob("*.py") if one != path]
-        assert len(modules) <= MOST_MODULES, f"{path.parent.relative_to(ROOT)} has {len(modules)} modules"
         said = ast.get_docstring(ast.parse(path.read_text())) or ""
         assert re.fullmatch(r"[^\n]+\.", said), f"seq2engine.{name} does not say in a sentence what it holds"
 
