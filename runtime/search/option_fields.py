@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .timestamps import Timestamps
-from .trie import Trie
+from .constraints.timestamps import Timestamps
+from .constraints.trie import Trie
 
 LEAST_CANDIDATES = 2  # of one beam: its best and, if that is the end token, the next
 
