@@ -139,13 +139,22 @@ def test_a_weight_that_no_graph_stores_is_found(tmp_path):
     assert lost["encoder.0.self_attn.qkv.weight"].layer == "encoder.0"
 
 
+WIDE = dataclasses.replace(
+    SMALL, source_vocab=20000, target_vocab=20000, d_model=128, tie_output=True, share_embeddings=True
+)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A model whose output table is worth screening."""
-    config = dataclasses.replace(
-        SMALL, source_vocab=20000, target_vocab=20000, d_model=128, tie_output=True, share_embeddings=True
-    )
-    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("wide") / "bundle", ("fp32",))
+    return onnx_from_model(random_model(WIDE, 5), tmp_path_factory.mktemp("wide") / "bundle", ("fp32",))
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory):
+    """The same with a bias of its output projection, as Marian models have it."""
+    config = dataclasses.replace(WIDE, output_bias=True, encoder_layers=1, decoder_layers=1)
+    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("biased") / "bundle", ("fp32",))
 
 
 class TestForms:
@@ -166,6 +175,28 @@ class TestForms:
                 screened_argmax, "tables", lambda *given, n=name, c=change: {**right(*given), n: c(right(*given)[n])}
             )
             faults = [f for result in weights_of(wide, "fp32", backend="onnxruntime") for f in result.faults]
+            assert [fault.tensor for fault in faults] == [name]
+            assert said in faults[0].detail
+
+    def test_the_bias_of_the_screening_is_held_against_the_projections(self, biased, monkeypatch):
+        from seq2engine.export.ort_forms import screened_argmax
+
+        results = weights_of(biased, "fp32", backend="onnxruntime")
+        assert all(results), [result.reason for result in results]
+        right = screened_argmax.tables
+
+        def without_last_row(bounds):
+            return bounds * np.float32([[1], [1], [1], [0]])
+
+        for name, change, said in (
+            ("screening/bias", lambda a: a[:, ::-1].copy(), "it is not the bias of the output projection"),
+            ("screening/least_bias", lambda a: a + np.float32(0.01), "it is more than the bias may be"),
+            ("screening/bounds", without_last_row, "those of the bias are low"),
+        ):
+            monkeypatch.setattr(
+                screened_argmax, "tables", lambda *given, n=name, c=change: {**right(*given), n: c(right(*given)[n])}
+            )
+            faults = [f for result in weights_of(biased, "fp32", backend="onnxruntime") for f in result.faults]
             assert [fault.tensor for fault in faults] == [name]
             assert said in faults[0].detail
 
