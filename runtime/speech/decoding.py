@@ -19,9 +19,9 @@ from seq2engine.model.tokenizers.base import Coder
 
 from ..encoder_inputs import AudioSource, encoder_inputs
 from ..requests import problems_with_limits
+from ..search.constraints.timestamps import Timestamps
 from ..search.options import SearchOptions
 from ..search.step import Hypothesis
-from ..search.timestamps import Timestamps
 from ..session import Session, State
 from ..text.running_batch import Source
 from ..tree_cache import TreeStep
