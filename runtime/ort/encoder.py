@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -85,7 +84,7 @@ class Encoder:
         self.run(cut, options)
         for tensor in self.spec.outputs:
             array = cut[tensor.name]
-            place: tuple[Any, ...] = (part.rows, *map(slice, array.shape[1:]))
+            place: tuple[np.ndarray | slice, ...] = (part.rows, *map(slice, array.shape[1:]))
             given[tensor.name][place] = array
 
     def run(self, arrays: dict[str, np.ndarray], options: ort.RunOptions | None) -> None:

@@ -193,7 +193,7 @@ class Scheduler:
             try:
                 batch.running.admit([ticket.source for ticket in tickets])
                 batch.begun += tickets
-            except Exception as error:  # whatever it is, it is told to those who asked
+            except Exception as error:  # whatever it is, those who asked get it
                 self._failed(group, self._members(group), error)
 
     def _step(self, group: Group) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         self.counters.step(batch.running.used, batch.running.size)
         try:
             advance = batch.running.step(tokens=any(t.on_token is not None for t in self._members(group)))
-        except Exception as error:  # whatever it is, it is told to those who asked
+        except Exception as error:  # whatever it is, those who asked get it
             self._failed(group, self._members(group), error)
             return
         now = time.monotonic()

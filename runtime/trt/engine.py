@@ -127,10 +127,10 @@ class Engine:
         expected |= {("OUTPUT", t.name, t.dtype, ()) for t in self.entry.outputs}
         if self.engine.num_optimization_profiles != len(self.profiles):
             has = f"it has {self.engine.num_optimization_profiles} profiles, not {len(self.profiles)}"
-            raise SessionError(f"{self.path} is not what its passport says ({has}); {self.refused}")
+            raise SessionError(f"{self.path} is not what its passport records ({has}); {self.refused}")
         if found != expected:
             differing = sorted({name for _, name, _, _ in found ^ expected})
-            raise SessionError(f"{self.path} is not what its passport says ({', '.join(differing)}); {self.refused}")
+            raise SessionError(f"{self.path} is not what its passport records ({', '.join(differing)}); {self.refused}")
 
     def shapes_of(self, name: str) -> tuple[Shape, ...]:
         """An input's shapes at min, opt and max, profile after profile; nothing for an output."""
@@ -151,7 +151,7 @@ class Engine:
         reported = self.engine.get_aliased_input_tensor(output) or None
         if reported != recorded:
             raise SessionError(
-                f"{self.path} wants {output} in the memory of {reported}, its passport says {recorded}; {self.refused}"
+                f"{self.path} wants {output} in the memory of {reported}, its passport has {recorded}; {self.refused}"
             )
         return reported
 

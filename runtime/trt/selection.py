@@ -83,7 +83,7 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
             raise SessionError(f"{path} is missing, though its passport lists it; {fix(folder, passport)}")
         if (size := path.stat().st_size) != entry.bytes:
             raise SessionError(
-                f"{path} has {size} bytes, its passport says {entry.bytes}; copy it again, or {fix(folder, passport)}"
+                f"{path} has {size} bytes, its passport has {entry.bytes}; copy it again, or {fix(folder, passport)}"
             )
         if sha256_of(path) != entry.sha256:
             raise SessionError(

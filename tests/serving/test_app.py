@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,12 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from support.text_bundle import text_bundle
 
+from seq2engine.runtime.serving import scheduler
 from seq2engine.runtime.serving.service import TextService
 from seq2engine.runtime.translator import load
 from seq2engine.serving.app import Application, ServerLimits
 
 TEXTS = ["abc", "jihgfedcba", "a é 😀", "", "cab" * 5]
-SOON = 30
+SOON = 120
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,10 @@ def serve(model):
     def opens(queue=256, rows=32, widest=8, **limits):
         service = TextService(model, rows, queue, widest)
         opened.append(service)
-        return TestClient(
-            Application(service, "letters", ServerLimits(**limits)).starlette(), raise_server_exceptions=False
-        )
+        application = Application(service, "letters", ServerLimits(**limits)).starlette()
+        client = TestClient(application, raise_server_exceptions=False)
+        client.scheduler = service.scheduler
+        return client
 
     yield opens
     for service in opened:
@@ -155,8 +158,20 @@ def slowed(model, gate):
     return mock.patch.object(model.session, "step", waiting)
 
 
-def test_a_full_queue_is_429_and_a_late_request_504(serve, model):
-    client, gate = serve(queue=1, rows=1, timeout=0.3), threading.Event()
+def until(condition):
+    """Waits for what another thread does."""
+    for _ in range(SOON * 1000):
+        if condition():
+            return
+        time.sleep(0.001)
+    pytest.fail(f"it did not happen in {SOON} s")
+
+
+def test_a_full_queue_is_429_and_a_late_request_504(serve, model, monkeypatch):
+    client, gate = serve(queue=1, rows=1, timeout=600), threading.Event()
+    ahead = [0]  # seconds that the scheduler's clock is fast
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(scheduler, "time", clock)
     statuses = []
 
     def ask():
@@ -165,15 +180,20 @@ def test_a_full_queue_is_429_and_a_late_request_504(serve, model):
         assert response.json()["error"]
 
     with slowed(model, gate):
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
+        decoded, queued, *refused = [threading.Thread(target=ask) for _ in range(4)]
+        decoded.start()
+        until(lambda: client.scheduler.active)
+        queued.start()
+        until(lambda: client.scheduler.queued)
+        for thread in refused:
             thread.start()
-            time.sleep(0.05)
-        time.sleep(0.4)
-        gate.set()
-        for thread in threads:
             thread.join(SOON)
-    assert sorted(statuses) == [429, 429, 504, 504]
+        assert statuses == [429, 429]
+        ahead[0] = 1000
+        gate.set()
+        for thread in (decoded, queued):
+            thread.join(SOON)
+    assert statuses == [429, 429, 504, 504]
     metrics = families(client)
     assert metrics["seq2engine_requests", "busy"] == 2
     assert metrics["seq2engine_requests", "deadline"] == 2

@@ -168,7 +168,7 @@ def test_a_truncated_engine_file(bundle: Bundle) -> None:
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:1000])
     shown = f"{{root}}/engines/{folder.name}/decoder_step.engine"
-    assert refusal(bundle) == f"{shown} has 1000 bytes, its passport says {size}; copy it again, or {REBUILD}"
+    assert refusal(bundle) == f"{shown} has 1000 bytes, its passport has {size}; copy it again, or {REBUILD}"
 
 
 def test_a_damaged_engine_file(bundle: Bundle) -> None:
@@ -350,14 +350,14 @@ def test_an_engine_that_is_not_what_its_passport_says(what: str, bundle: Bundle)
     changed = (dataclasses.replace(inputs[0], **{what: wrong}), *inputs[1:])
     change_entry(folder, "decoder_step", inputs=changed)
     named = r"\(token, tokens\)" if what == "name" else r"\(tokens\)"
-    with pytest.raises(SessionError, match=rf"decoder_step.engine is not what its passport says {named}; rebuild"):
+    with pytest.raises(SessionError, match=rf"decoder_step.engine is not what its passport records {named}; rebuild"):
         session_over(folder)
 
 
 def test_aliases_that_differ_from_the_passport(bundle: Bundle) -> None:
     folder = put_engines(bundle)
     change_entry(folder, "decoder_step", aliases={"new_self_k.0": "self_v.0"})
-    with pytest.raises(SessionError, match=r"wants new_self_k.0 in the memory of self_k.0, its passport says self_v.0"):
+    with pytest.raises(SessionError, match=r"wants new_self_k.0 in the memory of self_k.0, its passport has self_v.0"):
         session_over(folder)
 
 
