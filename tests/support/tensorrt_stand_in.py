@@ -36,6 +36,7 @@ from support.stand_in_config import (
     must_outlive,
 )
 from support.stand_in_context import ExecutionContext
+from support.wide_bf16 import widened
 
 VERSIONS = {"tensorrt_rtx": "1.7.1.116", "tensorrt": "10.16.1.11"}
 MAGIC = b"stand-in"
@@ -116,7 +117,7 @@ class CudaEngine:
         # TensorRT restores weights and leaves activations alone; ONNX Runtime would round them to int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self.session = ort.InferenceSession(  # with the fusions that a session of ours has: the same bits
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
+            widened(model).SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
         )
         self.inputs = {value.name: IoTensor(value, TensorIOMode.INPUT) for value in model.graph.input}
         self.outputs = {value.name: IoTensor(value, TensorIOMode.OUTPUT) for value in model.graph.output}
