@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:  # choosing an engine needs no torch
 
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
+
+
+@dataclass(frozen=True)
+class Opening:
+    """An engine that can be opened here, and what with."""
+
+    trt: Any
+    device: Device
+    folder: Path
+    passport: Passport
 
 
 def choose_engine(

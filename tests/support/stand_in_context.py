@@ -160,9 +160,17 @@ class ExecutionContext:
             for name, tensor in self.engine.inputs.items():
                 sizes.update({a: s for a, s in zip(tensor.axes, self.shapes[name], strict=True) if isinstance(a, str)})
             for name, tensor in self.engine.outputs.items():
-                self.shapes[name] = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
+                if tensor.axes is None:  # of a tensor inside the graph: by computing it
+                    self.shapes[name] = self.computed_shapes()[name]
+                else:
+                    self.shapes[name] = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
             self.complete = True
         return missing
+
+    def computed_shapes(self) -> dict[str, Shape]:
+        feed = {name: np.zeros(self.shapes[name], tensor.dtype) for name, tensor in self.engine.inputs.items()}
+        results = run_wide(self.engine.session, self.engine.outputs, feed)
+        return {name: result.shape for name, result in zip(self.engine.outputs, results, strict=True)}
 
     def get_tensor_shape(self, name: str) -> Shape:
         return self.shapes[name]

@@ -81,7 +81,9 @@ class IoTensor:
     def __init__(self, value: onnx.ValueInfoProto, mode: TensorIOMode):
         self.mode = mode
         self.dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        self.axes = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        known = value.type.tensor_type.HasField("shape")  # not of tensors that a debug build marks as outputs
+        dims = value.type.tensor_type.shape.dim
+        self.axes = [dim.dim_param or dim.dim_value for dim in dims] if known else None
 
 
 class Runtime:
