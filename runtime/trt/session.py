@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from .engine import Engine
 from .launches import Launches, Run
 from .memory import BatchMemory, DeviceArray, Post, Shape, Slab, TrtState, physical_rows, read_values, room_for_moves
 from .moves import clear, gather_rows, padded_slots, put_rows, set_length
-from .selection import Opening, check_files, check_machine, choose_engine, fix, runs_on
+from .selection import Opening, check_files, check_machine, choose_engine, fix, larger_build, runs_on
 from .shapes import Profile, call_sizes, check_dtypes, check_places, check_reserved, profile_for, profiles_of
 from .step_plan import MASK, MASKS, SLOT_POSITION, StepMemory, StepPlan, planned, signature_of
 
@@ -70,6 +71,7 @@ class TrtSession(Session):
             # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
             # would keep it.
             least_beams=passport.ranges.beam.min if self.static else 1,
+            larger=partial(larger_build, folder, passport),
         )
         self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
