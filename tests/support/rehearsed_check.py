@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from seq2engine.commands import gpu_check as check
+from seq2engine.commands.pipeline import gpu_check as check
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import PASSPORT, Passport, read_passport
 from seq2engine.export.artifact.profiles import ShapeRanges

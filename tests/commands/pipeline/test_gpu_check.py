@@ -226,6 +226,11 @@ def test_tests_that_fail_or_are_none(tmp_path: Path) -> None:
     assert not check.tests_stage(tmp_path / "tests", tmp_path).passed
 
 
+def test_the_tests_are_those_of_the_repository() -> None:
+    assert check.TESTS == ROOT / "tests"
+    assert check.TESTS.is_dir()
+
+
 def test_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(tmp_path / "out")]) == 1
     errors = capsys.readouterr().err
