@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -84,7 +85,8 @@ class Encoder:
         self.run(cut, options)
         for tensor in self.spec.outputs:
             array = cut[tensor.name]
-            given[tensor.name][(part.rows, *map(slice, array.shape[1:]))] = array
+            places: tuple[Any, ...] = (part.rows, *map(slice, array.shape[1:]))
+            given[tensor.name][places] = array
 
     def run(self, arrays: dict[str, np.ndarray], options: ort.RunOptions | None) -> None:
         binding = self.session.io_binding()
