@@ -6,8 +6,9 @@ Arrays at the edge are numpy. What a session keeps between calls (cross-attentio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,8 @@ class Limits:
     slots: int | None = None
     attention: bool = False  # whether its states have the cross-attention weights of the latest step
     least_beams: int = 1  # a decode with fewer beams is padded, and the spare beams need cache slots too
+    # Of engines: the command that builds one for so much more, by the names of these fields.
+    larger: Callable[[Mapping[str, int]], str] | None = field(default=None, compare=False, repr=False)
 
     def slots_for(self, beams: int) -> int | None:
         """Cache length of a decode with so many beams where that is fixed (engines), else None."""

@@ -45,7 +45,7 @@ class Scheduler:
             raise RequestError(f"{rows} rows and a queue of {queue}, expected at least 1 each")
         self.session, self.queue = session, queue
         self.rows = rows if session.limits.batch is None else min(rows, session.limits.batch)
-        self.limits = dataclasses.replace(session.limits, batch=None)  # of one request: a batch is ours to make
+        self.limits = dataclasses.replace(session.limits, batch=None, larger=None)  # of a request
         self.numbers = itertools.count(1)
         self.changed = threading.Condition()
         self.waiting: deque[Ticket] = deque()
