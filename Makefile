@@ -7,13 +7,14 @@
 # make measure     `base` against all peers, into benchmarks/results/base.json and docs/BENCHMARK.md; an hour on two cores
 # make fuzz   mutated files and random command lines: 10 minutes, or FUZZ="--cases 10000 --seed 3"
 # make kills  commands that write, killed at 200 random instants (KILLS=200)
+# make exports   random models in every precision, exported and held against their reference: 500, or EXPORTS="--exports 50 --seed 3"
 # make measure-real     a real translation model on real sentences against CTranslate2, into benchmarks/results and README; 15 minutes
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real fuzz kills readme docs pictures gpu-check gpu-present clean
+.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real fuzz kills exports readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -46,6 +47,10 @@ fuzz: $(VENV)/installed
 KILLS ?= 200
 kills: $(VENV)/installed
 	$(BIN)/python tests/fuzz/kills.py --kills $(KILLS)
+
+EXPORTS ?= --exports 500
+exports: $(VENV)/installed
+	$(BIN)/python tests/fuzz/clean_exports.py $(EXPORTS)
 
 # Each line is one CPU: settings of PyTorch (ATEN, oneDNN, MKL), or instructions hidden from it, from numpy and from ONNX Runtime,
 # which asks the processor itself (tests/support/fewer_instructions.c; exit code 77: this processor cannot hide any, so that

@@ -323,6 +323,7 @@ def write_graph(
     saved = onnx.ModelProto()
     saved.CopyFrom(graph)  # saving moves the weights out of the message
     onnx.save_model(saved, path, save_as_external_data=True, location=data.name, size_threshold=1024)
+    data.touch()  # of a model so small that all its weights stay in the graph
     onnx.checker.check_model(path, full_check=True)
     return GraphEntry(
         path=f"onnx/{precision}/{path.name}",

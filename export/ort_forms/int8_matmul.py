@@ -130,8 +130,8 @@ def product(node: NodeProto, weight: str, scale: str, rounded: set[str], steps: 
     inputs = [f"{x}/uint8", weight, steps.path("step"), scale, steps.path("zero")]
     return [
         *made,
-        op("MatMulIntegerToFloat", inputs, f"{y}/unit", domain=CONTRIB),
-        op("Mul", [f"{y}/unit", f"{x}/scale"], y),
+        op("MatMulIntegerToFloat", inputs, f"{y}/of_unit", domain=CONTRIB),
+        op("Mul", [f"{y}/of_unit", f"{x}/scale"], y),
     ]
 
 
@@ -152,13 +152,14 @@ def rounding(x: str, steps: Steps = SIGNED) -> list[NodeProto]:
 
 
 def gathered(node: NodeProto, table: str, scale: str) -> list[NodeProto]:
+    """A row of the table. A product may read it as it is, so no name is one that its rounding has."""
     ids, y = node.input[1], node.output[0]
     return [
         op("Gather", [table, ids], f"{y}/int8"),
         op("Cast", [f"{y}/int8"], f"{y}/steps", to=TensorProto.FLOAT),
         op("Gather", [scale, ids], f"{y}/scales"),
-        op("Unsqueeze", [f"{y}/scales", path("last")], f"{y}/scale"),
-        op("Mul", [f"{y}/steps", f"{y}/scale"], y),
+        op("Unsqueeze", [f"{y}/scales", path("last")], f"{y}/row_scale"),
+        op("Mul", [f"{y}/steps", f"{y}/row_scale"], y),
     ]
 
 

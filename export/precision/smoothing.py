@@ -48,8 +48,7 @@ def smoothed_graph(model: onnx.ModelProto, channels: Mapping[str, np.ndarray]) -
 
     Where it would gain little, and where a tensor was not measured, the product stays as it is.
     """
-    made = copy_of(model)
-    stored = {weight.name: weight for weight in made.graph.initializer}
+    stored = {weight.name: weight for weight in model.graph.initializer}
     chosen: dict[str, np.ndarray] = {}
     for name, tensor in smoothed_inputs(model).items():
         if tensor in channels:
@@ -57,7 +56,16 @@ def smoothed_graph(model: onnx.ModelProto, channels: Mapping[str, np.ndarray]) -
             factors = factors_of(channels[tensor], weight)
             if error_left(channels[tensor], weight, factors) < WORTH_IT:
                 chosen[name] = factors
-                stored[name].CopyFrom(numpy_helper.from_array(weight * factors[:, None], name))
+    return graph_with_factors(model, chosen)
+
+
+def graph_with_factors(model: onnx.ModelProto, chosen: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The same function; `chosen`: weight -> what each channel of its product's input is divided by."""
+    made = copy_of(model)
+    for stored in made.graph.initializer:
+        if stored.name in chosen:
+            weight = numpy_helper.to_array(stored)  # [in, out]
+            stored.CopyFrom(numpy_helper.from_array(weight * chosen[stored.name][:, None], stored.name))
     nodes = []
     for node in made.graph.node:
         if node.op_type == "MatMul" and node.input[1] in chosen:
@@ -82,6 +90,20 @@ def factors_of(channels: np.ndarray, weight: np.ndarray) -> np.ndarray:
     sizes, weights = np.maximum(channels, LEAST), np.maximum(np.abs(weight).max(axis=1), LEAST)
     logarithms = 0.5 * (np.log2(sizes) - np.log2(weights))
     return np.exp2(np.rint(logarithms - np.median(logarithms))).astype(np.float32)
+
+
+def kept_factors(model: onnx.ModelProto, smoothing: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Factors of a graph that is being checked, of its `smoothing` (`smoothing_from_graph`): those that an export could
+    have chosen for this fp32 graph. Which ones it did choose is a matter of its calibration."""
+    sizes = {weight.name: weight.dims[0] for weight in model.graph.initializer if weight.dims}
+    found = {}
+    for name in smoothed_inputs(model):
+        inverse = smoothing.get(name.removesuffix(".weight"))
+        if inverse is not None and inverse.dtype == np.float32 and inverse.shape == (sizes[name],):
+            powers = np.frexp(inverse)[0] == 0.5  # of two, which also leaves out zero, NaN and what is negative
+            if powers.all():
+                found[name] = 1.0 / inverse
+    return found
 
 
 def error_left(channels: np.ndarray, weight: np.ndarray, factors: np.ndarray) -> float:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ class TrainingFiles:
         try:
             lines = read_text(path).split("\n")[:-1]  # a line without its end was cut off by a kill
             entries = [typed_from_json(dict[str, float], parse_json(line)) for line in lines]
-            if lost := [name for entry in entries for name in ("step", "epoch", "seconds") if name not in entry]:
+            if lost := [name for entry in entries for name in needed_in(entry) if name not in entry]:
                 raise ValueError(f"an entry without {lost[0]}")
         except ValueError as error:
             raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to begin anew") from error
@@ -199,3 +200,9 @@ class TrainingFiles:
         if weights.shape != self.flat.grads.shape:
             raise RequestError(f"{path} holds {list(weights.shape)} weights, expected {list(self.flat.grads.shape)}")
         return weights
+
+
+def needed_in(entry: Mapping[str, float]) -> tuple[str, ...]:
+    """What an entry of the history must have: one of a step has a loss, one of an epoch what was measured after it."""
+    measured = "dev_loss" in entry or "loss" not in entry
+    return ("step", "epoch", "seconds", *(("dev_loss", "exact_match") if measured else ()))

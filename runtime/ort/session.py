@@ -101,6 +101,11 @@ class OrtSession(Session):
         self.precision, self.cache_form, self.deterministic = model.precision, model.cache_form, settings.deterministic
         padded = self.deterministic and not config.takes_audio
         longest = config.max_source // EVEN * EVEN if padded else config.max_source
+        if not longest:
+            raise SessionError(
+                f"deterministic pads sources to {EVEN} tokens, and this model takes {config.max_source}; leave "
+                "--deterministic out"
+            )
         self.keeps_mask = self.form.keeps_mask
         ordered = PROVIDERS[settings.provider].ordered and not self.deterministic
         # The chain of steps feeds itself neither slot positions nor a position for every beam.

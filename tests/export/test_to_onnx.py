@@ -15,11 +15,14 @@ from torch import nn
 from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.errors import BundleError, ConfigError, ExportError
 from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
+from seq2engine.export.artifact.files import file_problems
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import build_model, load_checkpoint, random_model
-from seq2engine.model.config import CHOICES, PRESETS
+from seq2engine.model.config import CHOICES, PRESETS, ModelConfig
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 
 TINY = PRESETS["tiny"]
 GRAPHS, PRECISIONS, CACHE_FORMS = ("encoder", "decoder_step"), ("fp32", "fp16"), ("static", "growing")
@@ -287,6 +290,16 @@ def test_an_untrained_model_can_be_exported(tmp_path):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_so_small_that_all_its_weights_stay_in_the_graphs(tmp_path):
+    sizes = {"source_vocab": 12, "target_vocab": 12, "encoder_layers": 1, "decoder_layers": 1}
+    config = ModelConfig(heads=1, d_model=4, d_ff=4, max_source=4, max_target=4, **sizes)
+    bundle = onnx_from_model(random_model(config), tmp_path / "bundle", ("fp32",))
+    assert (bundle.root / bundle.graph("fp32", "encoder").data_path).stat().st_size == 0
+    assert not file_problems(bundle, hashed=True)
+    with open_session(bundle, "onnxruntime", "fp32", threads=1) as session:
+        assert len(generate(session, [[5, 6, 3]])) == 1
 
 
 def test_only_fp32_models_are_taken(tmp_path):

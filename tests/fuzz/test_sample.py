@@ -1,4 +1,5 @@
-"""A seeded sample of the fuzzing and of the kills; `make fuzz` and tests/fuzz/kills.py run as many as are wanted."""
+"""A seeded sample of the fuzzing, the kills and the clean exports; `make fuzz`, `make kills` and `make exports` run as
+many as are wanted."""
 
 from __future__ import annotations
 
@@ -41,3 +42,10 @@ def test_mutated_files_and_random_command_lines_end_in_one_line(materials: Path,
 def test_kills_leave_the_old_state_or_the_new(materials: Path) -> None:
     output = run("kills.py", materials, "--seed", "1", "--kills", os.environ.get("SEQ2ENGINE_KILLS", "12"))
     assert ": old" in output
+
+
+def test_clean_exports_raise_no_alarm() -> None:
+    script = [sys.executable, str(HERE / "clean_exports.py")]
+    done = subprocess.run([*script, "--seed", "1", "--exports", "3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "seed 1: 3 exports, 0 alarms" in done.stdout

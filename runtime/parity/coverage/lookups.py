@@ -14,6 +14,7 @@ import onnx
 import torch
 
 from seq2engine.export.debug_outputs import cut_graph
+from seq2engine.export.graph_files import graph_from_file
 from seq2engine.model.transformer import Transformer
 
 from ...numerics.budgets import ErrorTally, TensorResult
@@ -62,7 +63,7 @@ def lookup_results(oracle: Session, reference: Session, candidate: Session) -> t
 def looked_up(candidate: OrtSession, lookup: Lookup) -> Iterator[np.ndarray]:
     path = candidate.model.graphs[lookup.graph]
     made = graph_bytes(lookup.graph, path, candidate.form)
-    model = onnx.load(path, load_external_data=False) if made is None else onnx.load_from_string(made)
+    model = graph_from_file(path) if made is None else onnx.load_from_string(made)
     cut = cut_graph(model, [lookup.tensor])
     session = inference_session(path, Placement(candidate.threads), changed=cut.SerializeToString())
     names = [given.name for given in session.get_inputs()]
@@ -73,7 +74,7 @@ def looked_up(candidate: OrtSession, lookup: Lookup) -> Iterator[np.ndarray]:
 def lookups_of(candidate: OrtSession) -> Iterator[Lookup]:
     """What of a model is looked up. A table of relative positions or rotary angles has no ids, only positions."""
     config, files = candidate.config, candidate.model.graphs
-    nodes = {name: onnx.load(path, load_external_data=False).graph.node for name, path in files.items()}
+    nodes = {name: graph_from_file(path).graph.node for name, path in files.items()}
     beams = candidate.form.beam_positions
     if not config.takes_audio and (tensor := last_of(nodes["encoder"], "source_embedding")):
         parts = source_parts(config.source_vocab, min(candidate.limits.source, config.max_source), config.d_model)

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from torch import nn
+
+from seq2engine.errors import GraphError
 
 from ..levels.findings import Finding
 from ..levels.weights import WeightResult
 from ..weights.causes import Case, weight_fault
 from ..weights.stored import StoredGraph
-from ..weights.structure import finding
+from ..weights.structure import finding, unreadable
 from .roles import ForeignGraph
 
 SMALLEST = 16  # numbers; smaller ones are constants of nodes
@@ -35,7 +36,10 @@ class Known:
 
 
 def matched_weights(graph: ForeignGraph, model: nn.Module, heads: int) -> WeightResult:
-    stored = StoredGraph(onnx.load(graph.path, load_external_data=False), graph.path.parent)
+    try:
+        stored = StoredGraph.from_file(graph.path)
+    except GraphError as error:
+        return unreadable(graph.name, error)
     known = list(known_tensors(model))
     by_bytes = {(one.array.shape, one.array.tobytes()): one for one in known}
     passes: Counter[str] = Counter()

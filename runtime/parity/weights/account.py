@@ -75,7 +75,10 @@ def weight_faults(
             cause, detail = weight_fault(case_of(part, module, kind, theirs, ours, weight, want, reference))
             yield finding(graph, node, weight.name, module, cause, detail)
             return
-    if problem := untraced(have, weight, reference.array(weight.name), computed):
+    original = reference.array(weight.name)
+    if weight.product in want.smoothing:  # powers of two, so that dividing by them rounds nothing
+        original = original / want.smoothing[weight.product]
+    if problem := untraced(have, weight, original, computed):
         case = case_of(weight.parts[0], module, what, theirs, ours, weight, want, reference)
         cause, detail = ("export", problem) if alike(theirs, ours) else weight_fault(case)
         yield finding(graph, node, weight.name, module, cause, detail)

@@ -35,6 +35,7 @@ FORMS = ("candidates/", "row_products/", "screening/", "trt/")
 SMALL = 64  # numbers: constants of a form that are shapes, axes and places
 BLOCK = 2048  # tokens of a table that are compared at once
 ULPS = 2.0**-20  # of fp32 norms and scales
+BIAS_ROUNDINGS = 6  # a bias is divided, multiplied and added, in the rough sum and in the exact one
 
 
 def derived_results(
@@ -42,7 +43,7 @@ def derived_results(
 ) -> Iterator[WeightResult]:
     """The graphs of a bundle as ONNX Runtime or the engines of this precision get them, and the engines' constants."""
     paths = {name: bundle.graph_path(precision, name) for name in GRAPHS}
-    stored = {name: StoredGraph(onnx.load(path, load_external_data=False), path.parent) for name, path in paths.items()}
+    stored = {name: StoredGraph.from_file(path) for name, path in paths.items()}
     if backend == "onnxruntime":
         form = settings.form(model_from_bundle(bundle, precision))
         for name, path in paths.items():
@@ -106,7 +107,7 @@ def added_faults(graph: str, added: list[str], have: StoredGraph, file: StoredGr
     """What a form has made: screening tables, folded weights, and small constants."""
     known: set[str] = set()
     if "screening/int8" in added:
-        known |= {f"screening/{name}" for name in ("int8", "scale", "bounds", "always")}
+        known |= {f"screening/{name}" for name in ("int8", "scale", "bounds", "always", "bias", "least_bias")}
         yield from (fault_of(graph, name, have, problem) for name, problem in screening_problems(have))
     folded = [name for name in added if name.startswith("trt/") and name.count("/") > 1]
     if folded:
@@ -142,14 +143,24 @@ def constant_problem(name: str, graph: StoredGraph) -> str:
 
 def screening_problems(graph: StoredGraph) -> Iterator[tuple[str, str]]:
     """The int8 table must be within half a step of the table it screens, and its bounds must not be too low."""
-    table = graph.array(screened_table(graph))
+    table, bias = screened_tensors(graph)
     steps, scale, bounds = (graph.array(f"screening/{name}") for name in ("int8", "scale", "bounds"))
     vocab, width = table.shape
-    if steps.shape != (width, vocab) or scale.shape != (vocab,) or bounds.shape != (3, vocab):
+    if (
+        steps.shape != (width, vocab)
+        or scale.shape != (vocab,)
+        or bounds.shape
+        != (
+            3 if bias is None else 4,
+            vocab,
+        )
+    ):
         yield "screening/int8", f"its shapes {steps.shape}, {scale.shape}, {bounds.shape} do not fit {table.shape}"
         return
     if not np.array_equal(graph.array("screening/always"), np.arange(vocab) < MOST):
         yield "screening/always", f"it does not let the first {MOST} tokens through"
+    if bias is not None:
+        yield from screened_bias_problems(graph, bias, bounds[3])
     for first in range(0, vocab, BLOCK):
         part = slice(first, first + BLOCK)
         rows = table[part].astype(np.float64)
@@ -164,11 +175,25 @@ def screening_problems(graph: StoredGraph) -> Iterator[tuple[str, str]]:
                 return
 
 
-def screened_table(graph: StoredGraph) -> str:
-    """The table that the screening's exact products read."""
+def screened_bias_problems(graph: StoredGraph, bias: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[str, str]]:
+    """The screening's own bias must be the projection's; what stands for it in bounds, at least what rounding does."""
+    wide = BIAS_ROUNDINGS * 2.0**-24 * np.abs(bias.astype(np.float64))
+    if not np.array_equal(graph.array("screening/bias"), bias[None]):
+        yield "screening/bias", "it is not the bias of the output projection"
+    if not (graph.array("screening/least_bias") <= bias - wide).all():
+        yield "screening/least_bias", "it is more than the bias may be after rounding"
+    if not (bounds >= wide).all():
+        yield "screening/bounds", "those of the bias are low"
+
+
+def screened_tensors(graph: StoredGraph) -> tuple[np.ndarray, np.ndarray | None]:
+    """The table that the screening's exact products read, and the bias that is added to them, if there is one."""
     branches = [attribute.g for node in graph.model.graph.node if node.op_type == "If" for attribute in node.attribute]
     read = [node.input[0] for branch in branches for node in branch.node if node.op_type == "Gather"]
-    return next(name for name in read if name in graph.tensors)
+    kept = [name for name in read if name in graph.tensors and not name.startswith("screening/")]
+    table = next(name for name in kept if len(graph.tensors[name].dims) == 2)
+    bias = next((name for name in kept if len(graph.tensors[name].dims) == 1), None)
+    return graph.array(table), None if bias is None else graph.array(bias)
 
 
 def fault_of(graph: str, name: str, have: StoredGraph, problem: str) -> Finding:

@@ -7,9 +7,11 @@ import dataclasses
 import onnx
 
 from seq2engine.common.progress import Progress, silent
+from seq2engine.errors import GraphError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import GRAPHS
-from seq2engine.export.precision.passes import PASSES
+from seq2engine.export.precision.passes import PASSES, SMOOTHED
+from seq2engine.export.precision.smoothing import graph_with_factors, kept_factors
 from seq2engine.export.to_onnx import graph_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.transformer import Transformer
@@ -19,6 +21,7 @@ from ..levels.weights import WeightResult
 from .account import Reference, account_of, unread_faults
 from .derived import derived_results
 from .stored import StoredGraph
+from .structure import unreadable
 
 
 def weights_of(
@@ -40,8 +43,11 @@ def weights_of(
     for done, name in enumerate(GRAPHS):
         progress("parity: weights", done / len(GRAPHS))
         path = bundle.graph_path(precision, name)
-        have = StoredGraph(onnx.load(path, load_external_data=False), path.parent)
-        want = StoredGraph(expected_graph(model, bundle, precision, name))
+        try:
+            have = StoredGraph.from_file(path)
+        except GraphError as error:
+            return (unreadable(name, error),)
+        want = StoredGraph(expected_graph(model, bundle, precision, have, name))
         found.append(account_of(name, have, want, reference))
     if unread := unread_faults(reference):
         found[-1] = dataclasses.replace(found[-1], faults=(*found[-1].faults, *unread.values()))
@@ -52,7 +58,9 @@ def weights_of(
     return tuple(found)
 
 
-def expected_graph(model: Transformer, bundle: Bundle, precision: str, name: str) -> onnx.ModelProto:
-    """What an export makes of the reference now, in memory."""
+def expected_graph(model: Transformer, bundle: Bundle, precision: str, have: StoredGraph, name: str) -> onnx.ModelProto:
+    """What an export makes of the reference now, in memory, with the factors that the file's calibration chose."""
     fp32 = graph_from_model(model, name, bundle.cache_form)
+    if precision in SMOOTHED:
+        fp32 = graph_with_factors(fp32, kept_factors(fp32, have.smoothing))
     return PASSES[precision](fp32, bundle.graph(precision, name).fp32_nodes)

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from seq2engine.export.graph_files import array_of
+from seq2engine.export.graph_files import array_of, unchecked_graph
 from seq2engine.export.graph_index import readers_of
+from seq2engine.export.precision.smoothing import SUFFIX, smoothing_from_graph
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class StoredWeight:
     transposed: bool
     restoring: NodeProto | None = None
 
+    @property
+    def product(self) -> str:
+        return self.name.removesuffix(".weight")
+
 
 class StoredGraph:
     """A graph and its tensors; those beside the file are read when they are asked for."""
@@ -35,6 +40,12 @@ class StoredGraph:
         self.model, self.folder = model, folder
         self.tensors: dict[str, TensorProto] = {one.name: one for one in model.graph.initializer}
         self.readers = readers_of(model.graph.node)
+        self.smoothing = smoothing_from_graph(model, folder)  # product -> what its input is multiplied by
+
+    @classmethod
+    def from_file(cls, path: Path) -> StoredGraph:
+        """Raises GraphError if the file holds no graph with all its weights."""
+        return cls(unchecked_graph(path), path.parent)
 
     def array(self, name: str) -> np.ndarray:
         return array_of(self.tensors[name], Path() if self.folder is None else self.folder)
@@ -55,7 +66,7 @@ class StoredGraph:
             if node is not None and node.input[1] in self.tensors:
                 made = node.output[0]
                 yield StoredWeight(made, tuple(node.input[:2]), self.reader(name), self.multiplied(made), node)
-            elif name not in scales and not name.startswith("const/"):
+            elif name not in scales and not name.startswith("const/") and not name.endswith(SUFFIX):
                 yield StoredWeight(name, (name,), self.reader(name), self.multiplied(name))
 
     def multiplied(self, name: str) -> bool:

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 import onnx
 from onnx import NodeProto, helper
 
+from seq2engine.errors import GraphError
+
 from ..levels.findings import Finding, layer_of
+from ..levels.weights import WeightResult
 
 # What a node of a kind is there for, where nothing else tells what went wrong in it.
 KINDS = {
@@ -30,6 +33,11 @@ KINDS = {
 
 def finding(graph: str, node: str, tensor: str, module: str, cause: str, detail: str) -> Finding:
     return Finding(graph, node, tensor, module, layer_of(module), "", None, cause, detail, (0.0, 0.0), "")
+
+
+def unreadable(name: str, error: GraphError) -> WeightResult:
+    """A file that holds no graph: nothing of it, or of what a backend makes of it, can be accounted for."""
+    return WeightResult(name, "", 0, 0, 0, {}, (finding(name, "", "", name, "crash", str(error)),))
 
 
 def module_of(node: str) -> str:

@@ -5,6 +5,7 @@ This knows nothing of the passes that wrote it, so a fault in a pass shows here 
     fp32              the same bits
     fp16, bf16        the nearest number of that type, as PyTorch rounds; fp16 ends at its largest number
     int8, int4        number * scale is within half a scale of the weight: nothing was cut off
+    w8a8              as int8; a weight whose input is multiplied by factors (smoothing.py) is divided by them
     fp8               within 1/16 of the weight, or half the least number times the scale
 """
 
@@ -26,6 +27,8 @@ def passes_of(graph: StoredGraph, weight: StoredWeight) -> str:
     tensor = graph.tensors[weight.parts[0]]
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type).name
     steps = ["transpose"] if weight.transposed else []
+    if weight.product in graph.smoothing:
+        steps.append("smooth")
     if weight.restoring is not None:
         steps.append(f"quantise {kind}")
         steps.append(f"scale {helper.tensor_dtype_to_np_dtype(graph.tensors[weight.parts[1]].data_type).name}")

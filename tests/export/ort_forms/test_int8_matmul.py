@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -143,6 +144,15 @@ def test_every_product_of_a_weight_becomes_int8_and_nothing_is_restored(tied):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     return onnx_from_model(random_model(SMALL, seed=2), tmp_path_factory.mktemp("w8a8") / "bundle", ("fp32", "w8a8"))
+
+
+def test_a_product_that_reads_a_looked_up_row_as_it_is(tmp_path):
+    """Relative positions, no scale and no norm before the first layer: nothing stands between table and product."""
+    values = {"positions": "relative", "scale_embeddings": False, "share_embeddings": False}
+    config = dataclasses.replace(SMALL, encoder_layers=1, decoder_layers=1, **values)
+    bundle = onnx_from_model(random_model(config, 3), tmp_path / "bundle", ("w8a8",))
+    with open_session(bundle, "onnxruntime", "w8a8", threads=1) as session:
+        assert len(generate(session, [[5, 6, 7]], SearchOptions(max_length=4))) == 1
 
 
 def test_outputs_do_not_depend_on_neighbours(bundle):

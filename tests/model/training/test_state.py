@@ -55,6 +55,16 @@ def test_a_history_that_lacks_what_is_done(folder: Path) -> None:
         files(folder)
 
 
+@pytest.mark.parametrize(
+    ("entry", "lost"),
+    [('"dev_loss": 1', "exact_match"), ('"dev_loss": 1, "loss": 1', "exact_match"), ('"loqs": 1', "dev_loss")],
+)
+def test_an_entry_of_the_history_that_is_not_whole(folder: Path, entry: str, lost: str) -> None:
+    (folder / "history.jsonl").write_text(f'{{"step": 0, "epoch": 0, "seconds": 1, {entry}}}\n')
+    with pytest.raises(RequestError, match=rf"history.jsonl cannot be used \(an entry without {lost}\)"):
+        files(folder)
+
+
 def test_a_state_of_another_size_is_not_mapped(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"state.bin has \d+ bytes, expected"):
         files(folder, size=5)

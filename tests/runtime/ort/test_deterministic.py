@@ -138,3 +138,6 @@ def test_only_where_it_can_be_kept(bundle, tmp_path):
     growing = onnx_from_model(random_model(CONFIG), tmp_path / "growing", ("fp32",), cache_form="growing")
     with pytest.raises(SessionError, match=r"with a growing cache, .* --cache-form static"):
         open_session(growing, deterministic=True)
+    short = onnx_from_model(random_model(dataclasses.replace(CONFIG, max_source=7)), tmp_path / "short", ("fp32",))
+    with pytest.raises(SessionError, match=r"pads sources to 8 tokens, and this model takes 7; leave --determ"):
+        open_session(short, deterministic=True)

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from onnx import helper
+from support.fuzzing.hashes import mend_hashes
 from support.mutations import Mutation, before, good_bundle, node, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
@@ -49,6 +50,17 @@ def test_a_graph_that_stops_has_a_verdict_and_a_report(tmp_path, cli, name):
     values = json.loads(latest_report(wrong.root, "parity", ".json").read_text())
     assert values["stopped"]["level"] == level
     assert values["finding"]["layer"] == mutation.layer
+    assert latest_report(wrong.root, "parity", ".html").exists()
+
+
+def test_a_file_that_holds_no_graph_has_a_verdict_and_a_report(tmp_path, cli):
+    mutation = STOPPING["cannot be opened"][0]
+    wrong = wrong_copy(good_bundle(SMALLEST, mutation, tmp_path / "good"), tmp_path / "wrong", mutation)
+    wrong.graph_path("fp32", "encoder").write_bytes(b"\xff" * 100)
+    mend_hashes(wrong.root)
+    code, out, err = cli("parity", wrong.root, *FLAGS)
+    assert (code, err) == (1, "")
+    assert "encoder.onnx cannot be used as a graph (it is no ONNX file)" in out
     assert latest_report(wrong.root, "parity", ".html").exists()
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import onnx
 import pytest
+import torch
 from onnx import numpy_helper
-from support.mutations import MUTATIONS, good_bundle, wrong_copy
+from support.mutations import MUTATIONS, Mutation, good_bundle, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
+from seq2engine import exporting
 from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.parity.levels.weights import stored_fault, structure_fault
 from seq2engine.runtime.parity.weights.level import weights_of
+from seq2engine.runtime.parity.weights.stored import StoredGraph
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,45 @@ def test_good_exports_of_every_precision_are_accounted_for(tmp_path, change, for
         assert sum(result.traced for result in results[:2]) > 50
 
 
+@pytest.fixture(scope="module")
+def smoothed(tmp_path_factory):
+    """A bundle with a large channel in the residual stream, which its calibration has smoothed."""
+    model = random_model(SMALL, 5)
+    with torch.no_grad():
+        model.encoder[0].self_residual.norm.weight[3] = 300.0
+    bundle = exporting.onnx_from_model(model, tmp_path_factory.mktemp("smoothed") / "bundle", ("w8a8",))
+    assert StoredGraph.from_file(bundle.graph_path("w8a8", "encoder")).smoothing
+    return bundle
+
+
+def test_smoothed_weights_are_traced(smoothed):
+    results = weights_of(smoothed, "w8a8", backend="onnxruntime")
+    assert all(results), [result.reason for result in results]
+    assert results[0].passes["transpose, smooth, quantise int8, scale float32"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda factors: factors * np.float32([2] + [1] * (len(factors) - 1)), None),  # a factor, and not its weights
+        (lambda factors: factors * np.float32(1.5), "constant"),  # rounds what it multiplies
+        (lambda factors: factors * np.float32(0), "constant"),
+        (lambda factors: factors[:-1], "constant"),
+    ],
+)
+def test_smoothing_that_is_not_undone_by_its_weights_is_found(smoothed, tmp_path, change, cause):
+    product = next(iter(StoredGraph.from_file(smoothed.graph_path("w8a8", "encoder")).smoothing))
+
+    def planted(graph):
+        vector = next(one for one in graph.initializer if one.name == f"{product}.smoothing")
+        vector.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(vector)), vector.name))
+
+    mutation = Mutation("encoder", planted, product.rpartition(".")[0], (), precision="w8a8")
+    faults = weights_of(wrong_copy(smoothed, tmp_path / "wrong", mutation), "w8a8")[0].faults
+    assert any(fault.node.startswith(product.rpartition(".")[0]) for fault in faults)
+    assert cause is None or cause in {fault.cause for fault in faults}
+
+
 def test_a_fault_of_a_pass_itself_is_found(tmp_path, monkeypatch):
     """An export that rounds wrongly makes the same file again, but the trace to the reference shows it."""
     from seq2engine.export.precision import passes
@@ -98,13 +139,22 @@ def test_a_weight_that_no_graph_stores_is_found(tmp_path):
     assert lost["encoder.0.self_attn.qkv.weight"].layer == "encoder.0"
 
 
+WIDE = dataclasses.replace(
+    SMALL, source_vocab=20000, target_vocab=20000, d_model=128, tie_output=True, share_embeddings=True
+)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A model whose output table is worth screening."""
-    config = dataclasses.replace(
-        SMALL, source_vocab=20000, target_vocab=20000, d_model=128, tie_output=True, share_embeddings=True
-    )
-    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("wide") / "bundle", ("fp32",))
+    return onnx_from_model(random_model(WIDE, 5), tmp_path_factory.mktemp("wide") / "bundle", ("fp32",))
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory):
+    """The same with a bias of its output projection, as Marian models have it."""
+    config = dataclasses.replace(WIDE, output_bias=True, encoder_layers=1, decoder_layers=1)
+    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("biased") / "bundle", ("fp32",))
 
 
 class TestForms:
@@ -128,14 +178,35 @@ class TestForms:
             assert [fault.tensor for fault in faults] == [name]
             assert said in faults[0].detail
 
+    def test_the_bias_of_the_screening_is_held_against_the_projections(self, biased, monkeypatch):
+        from seq2engine.export.ort_forms import screened_argmax
+
+        results = weights_of(biased, "fp32", backend="onnxruntime")
+        assert all(results), [result.reason for result in results]
+        right = screened_argmax.tables
+
+        def without_last_row(bounds):
+            return bounds * np.float32([[1], [1], [1], [0]])
+
+        for name, change, said in (
+            ("screening/bias", lambda a: a[:, ::-1].copy(), "it is not the bias of the output projection"),
+            ("screening/least_bias", lambda a: a + np.float32(0.01), "it is more than the bias may be"),
+            ("screening/bounds", without_last_row, "those of the bias are low"),
+        ):
+            monkeypatch.setattr(
+                screened_argmax, "tables", lambda *given, n=name, c=change: {**right(*given), n: c(right(*given)[n])}
+            )
+            faults = [f for result in weights_of(biased, "fp32", backend="onnxruntime") for f in result.faults]
+            assert [fault.tensor for fault in faults] == [name]
+            assert said in faults[0].detail
+
     @pytest.mark.parametrize("beams", [1, 4, None])
     def test_a_folded_query_is_held_against_the_query(self, wide, beams):
         from seq2engine.export.trt_forms.step import step_for_tensorrt
         from seq2engine.runtime.parity.weights.derived import derived_result
-        from seq2engine.runtime.parity.weights.stored import StoredGraph
 
         path = wide.graph_path("fp32", "decoder_step")
-        file = StoredGraph(onnx.load(path, load_external_data=False), path.parent)
+        file = StoredGraph.from_file(path)
         made = step_for_tensorrt(file.model, "static", beams, 32, path.parent)
         assert derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
         (weight,) = [w for w in made.graph.initializer if w.name == "trt/decoder.0/out_and_q"]
