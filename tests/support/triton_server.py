@@ -1,4 +1,4 @@
-"""Starts the tritonserver of nvidia-pytriton on a model repository; its environment is made with: make triton."""
+"""Starts the tritonserver of nvidia-pytriton on a model repository; made with: make .peers/triton/installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 HOME = Path(os.environ.get("SEQ2ENGINE_TRITON", ROOT / ".peers" / "triton"))
 PYTHON = HOME / "bin" / "python"
 MISSING = f"no tritonserver in {HOME}; make it with: make .peers/triton/installed"
-READY = 120  # seconds
+READY = 300  # seconds
 PORTS = 3
 
 
@@ -63,7 +63,7 @@ class TritonServer:
             *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
             *(f"--{name}-port={getattr(self, name)}" for name in ("http", "grpc", "metrics")),
             "--allow-gpu-metrics=false",
-            "--exit-timeout-secs=20",
+            "--exit-timeout-secs=120",
         ]
         with self.path.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -84,13 +84,14 @@ class TritonServer:
                 raise RuntimeError(f"tritonserver ended with {self.process.returncode}\n{self.log[-4000:]}")
             try:
                 self.get("v2/health/ready")
+                self.get("metrics", self.metrics)  # whose port opens a little later
             except (OSError, urllib.error.URLError):
                 time.sleep(0.1)
             else:
                 return self
         raise RuntimeError(f"tritonserver is not ready after {READY} s\n{self.log[-4000:]}")
 
-    def ended(self, seconds: float = 40) -> int:
+    def ended(self, seconds: float = 300) -> int:
         return self.process.wait(seconds)
 
     def kill(self) -> None:
