@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.triton_server import MISSING, PYTHON, TritonServer, present
 
+from seq2engine.benchmarks.serving.triton_server import MISSING, PYTHON, TritonServer, present
 from seq2engine.exporting import export_checkpoint
 from seq2engine.runtime.text.lines import Line
 from seq2engine.runtime.translator import load
