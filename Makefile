@@ -123,7 +123,7 @@ pictures: $(VENV)/installed
 	$(BIN)/python docs/site/pictures.py out/pictures
 
 gpu-check: gpu-present $(VENV)/installed
-	$(BIN)/python -m seq2engine.commands.gpu_check out/gpu-check
+	$(BIN)/python -m seq2engine.commands.pipeline.gpu_check out/gpu-check
 
 gpu-present:
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "error: no NVIDIA GPU on this machine, which gpu-check needs; run it on one that has"; exit 1; }

@@ -144,9 +144,9 @@ def onnx_from_model(
     ones are stale, and none is run.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `calibrate` runs
-    the fp32 graphs (runtime/calibration.py) where a precision computes in fp16 or bf16: nodes whose numbers fp16 cannot
-    hold stay in fp32. Without it, only weights are checked, and a model with RMS norms is refused. For w8a8 it finds
-    the channels that are smoothed; without it, none is.
+    the fp32 graphs (runtime/ort/calibration.py) where a precision computes in fp16 or bf16: nodes whose numbers
+    fp16 cannot hold stay in fp32. Without it, only weights are checked, and a model with RMS norms is refused. For w8a8
+    it finds the channels that are smoothed; without it, none is.
     """
     if not precisions:
         raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")

@@ -1,4 +1,5 @@
-"""What the encoder reads of a batch of sources: padded token ids, or log-mel features of audio, and a mask.
+"""What the encoder reads of a batch of sources: padded token ids, or log-mel features of audio, and a mask; and which
+sources are best encoded together.
 
 A source of audio is an array [mels, frames]; inside it is an `AudioSource`, which has a length as a list of tokens has.
 """
@@ -13,6 +14,8 @@ import numpy as np
 
 from seq2engine.errors import RequestError
 from seq2engine.model.config import FRAMES, ModelConfig
+
+CALL = 32  # tokens in whose time a call of the encoder reads its weights
 
 
 class AudioSource(Sequence[int]):
@@ -88,3 +91,20 @@ def padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray,
     ids = np.full(mask.shape, pad_id, dtype=np.int64)
     ids[mask] = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
     return ids, mask
+
+
+def groups_by_padding(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
+    """Groups of neighbours in length, the longest first, with the fewest tokens: padding, and `call` for each group."""
+    places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    least = [0]  # tokens for the first n places
+    starts = []  # where the last group of the first n begins
+    for end in range(1, len(places) + 1):
+        tokens = [least[start] + call + (end - start) * lengths[places[start]] for start in range(end)]
+        least.append(min(tokens))
+        starts.append(tokens.index(least[-1]))
+    groups = []
+    while places:
+        start = starts[len(places) - 1]
+        groups.append(places[start:])
+        places = places[:start]
+    return groups[::-1]

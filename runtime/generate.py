@@ -124,7 +124,7 @@ def form_from_options(options: SearchOptions, config: ModelConfig, logits: bool 
     shortlist = None
     if options.shortlist is not None:
         shortlist = Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab)
-    return StepForm(shortlist, options.candidates if options.unscored else 0, 0 if logits else options.best)
+    return StepForm(shortlist, options.greedy_candidates if options.unscored else 0, 0 if logits else options.best)
 
 
 def start_of(config: ModelConfig, options: SearchOptions) -> int:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 from seq2engine.errors import UsageError
 
+from .search.constraints.timestamps import Timestamps
+from .search.constraints.trie import Trie
 from .search.option_fields import OptionFields
 from .search.options import SearchOptions, options_from_values
-from .search.timestamps import Timestamps
-from .search.trie import Trie
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

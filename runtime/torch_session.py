@@ -25,13 +25,13 @@ from seq2engine.export.precision.quantise import weights_from_graph
 from seq2engine.export.precision.smoothing import smoothing_from_graph
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.layers import FeedForward, KeyValue, append_slots, write_slots
+from seq2engine.model.rounded import model_at
 from seq2engine.model.transformer import Transformer
 
 from .backends import SessionOptions
 from .fitting import fitted
 from .search.step_output import Shortlist, StepOutput
 from .session import EVERYTHING, Limits, Session, StepForm
-from .torch_weights import model_at
 
 DTYPES = {
     "fp64": torch.float64,

@@ -58,13 +58,13 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.parity.run import parities_of as parities_of
     from seq2engine.runtime.parity.run import parity_of as parity_of
     from seq2engine.runtime.quality.metrics import References as References
+    from seq2engine.runtime.search.constraints.timestamps import Timestamps as Timestamps
+    from seq2engine.runtime.search.constraints.trie import Trie as Trie
+    from seq2engine.runtime.search.constraints.trie import trie_from_sequences as trie_from_sequences
     from seq2engine.runtime.search.option_fields import OptionFields as OptionFields
     from seq2engine.runtime.search.options import SearchOptions as SearchOptions
     from seq2engine.runtime.search.step import Emitted as Emitted
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
-    from seq2engine.runtime.search.timestamps import Timestamps as Timestamps
-    from seq2engine.runtime.search.trie import Trie as Trie
-    from seq2engine.runtime.search.trie import trie_from_sequences as trie_from_sequences
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
     from seq2engine.runtime.speech.audio import AudioInput as AudioInput
@@ -121,9 +121,9 @@ PUBLIC = {
     "SearchFields": "runtime.model_options",
     "OptionFields": "runtime.search.option_fields",
     "options_from_session": "runtime.model_options",
-    "Timestamps": "runtime.search.timestamps",
-    "Trie": "runtime.search.trie",
-    "trie_from_sequences": "runtime.search.trie",
+    "Timestamps": "runtime.search.constraints.timestamps",
+    "Trie": "runtime.search.constraints.trie",
+    "trie_from_sequences": "runtime.search.constraints.trie",
     # models and checkpoints
     "ModelConfig": "model.config",
     "Transformer": "model.transformer",

@@ -20,7 +20,7 @@ from seq2engine.model.tokenizers.base import FOLDER, Coder
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.model.transformer import Transformer
-from seq2engine.runtime.calibration import calibration_of, sources_from_corpus
+from seq2engine.runtime.ort.calibration import calibration_of, sources_from_corpus
 
 
 def export_checkpoint(

@@ -53,6 +53,16 @@ def _cache_of_our_own(tmp_path_factory):
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Every test, and what it shares with others, begins with the same threads of PyTorch.
+
+    A session or a benchmark sets them for the whole process. With those of an earlier test sums are added up in another
+    order, and beside a busy neighbour two threads of a tiny model take ten times as long as one.
+    """
+    torch.set_num_threads(THREADS)
+
+
 def pytest_collection_modifyitems(items):
     """Tests that need a GPU say so where there is none."""
     if not torch.cuda.is_available():

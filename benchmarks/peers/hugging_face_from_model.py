@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
+from seq2engine.model.importers.conversion.renames import layer_renames
 from seq2engine.model.importers.hugging_face import (
     BIAS,
     DECODER_LAYER,
@@ -30,7 +31,6 @@ from seq2engine.model.importers.hugging_face import (
     SOURCE,
     TARGET,
 )
-from seq2engine.model.importers.renames import layer_renames
 from seq2engine.model.transformer import Embedding, Transformer
 
 from .ids import Ids, cut_weights, ids_of

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from seq2engine.model.config import ModelConfig
+from seq2engine.model.importers.conversion.renames import layer_renames
 from seq2engine.model.importers.hugging_face import DECODER_LAYER, ENCODER_LAYER, FINAL_NORMS
-from seq2engine.model.importers.renames import layer_renames
 from seq2engine.model.importers.whisper import FRONT_END
 from seq2engine.model.transformer import Transformer
 from seq2engine.model.whisper_tokens import layout_of

@@ -30,7 +30,6 @@ from package_files import (
 # First: it reports in one line what is not installed.
 # isort: split
 from cuda_memory import Cuda, CudaError
-from decode_samples import decode_samples
 from engine_building import build_engines
 from machine import gpu_facts, machine_facts, machine_line
 from model_engines import ModelEngines
@@ -38,7 +37,7 @@ from report import page
 from timing import timed, timing_text
 from tokenizer import read_tokenizer
 from trt_engine import EngineFailed
-from verify import Verification
+from verify import Verification, decode_samples
 
 ROUNDS = 20
 

@@ -12,7 +12,8 @@ among the best are multiplied again in fp32:
 
 The bound (Cauchy-Schwarz): with u = x / max|x| and its int8 form v, a row w of the table and its int8 form q,
 |u w - v q| <= |v| |w - q| + |u - v| |w|, and a little for the rounding of the fp32 products themselves. A bias of the
-projection is divided by max|x| too, which is one more row of the same product. A form for ONNX Runtime on the CPU.
+projection is divided by max|x| too and part of the rough logits: where biases decide, tokens that are best without
+them have a low t, which bars nothing. A form for ONNX Runtime on the CPU.
 """
 
 from __future__ import annotations
@@ -53,14 +54,13 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     reducing = [node for node in graph.node if node.name.startswith(candidate_path(""))]
     stored = {weight.name: weight for weight in graph.initializer}
     makers = makers_of(graph.node)
-    if last.op_type == "Mul":  # of int8 steps and every row's scale
-        whole = [last]
-        shortcut = best_of_steps(*last.input)
-        constants = PLACES
+    bias = next((name for name in last.input if name in stored), None) if last.op_type == "Add" else None
+    product = last if bias is None else makers[next(name for name in last.input if name != bias)]
+    whole = [product] if bias is None else [product, last]
+    constants = PLACES
+    if product.op_type == "Mul":  # of int8 steps and every row's scale
+        shortcut = best_of_steps(*product.input) if bias is None else best_of_logits(product, bias)
     else:
-        bias = next((name for name in last.input if name in stored), None) if last.op_type == "Add" else None
-        product = last if bias is None else makers[next(name for name in last.input if name != bias)]
-        whole = [product] if bias is None else [product, last]
         weight = stored[makers[product.input[1]].input[0]]
         shortcut = screening(product.input[0], weight.name, bias)
         constants = tables(array_of(weight, folder), None if bias is None else array_of(stored[bias], folder))
@@ -83,11 +83,8 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def worth_screening(config: ModelConfig, precision: str) -> bool:
-    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast.
-
-    In int8 not with a bias: logits are not ranked as their steps then, and what is left to save is little.
-    """
-    fits = (precision == "w8a8" and not config.output_bias) or (precision == "fp32" and config.tie_output)
+    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast."""
+    fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
     return fits and config.target_vocab * config.d_model >= WORTH_IT
 
 
@@ -120,9 +117,9 @@ def tables(table: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.nd
     bounds = [wrong + slack, norms, np.ones_like(norms)]  # times |v|, |u - v| and -t
     constants: dict[str, np.ndarray] = {}
     if bias is not None:
-        wide = 8 * ULP * np.abs(bias)  # a bias is divided, multiplied and added, here and in the exact sum
-        bounds.append(bias + wide)  # times 1 / max|x|
-        constants["least_bias"] = bias - wide
+        wide = 12 * ULP * np.abs(bias)  # a bias is divided, multiplied and added, here and in the exact sum
+        bounds.append(wide)  # times 1 / max|x|
+        constants |= {"bias": bias[None], "least_bias": bias - wide}
     constants |= {
         "int8": steps,
         "scale": scales,
@@ -139,7 +136,9 @@ def tables(table: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.nd
 def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
     u = path("x")
     step, zero = row_products.path("step"), row_products.path("zero")
-    products, exact = ("known", "exact") if bias is None else ("known_products", "exact_products")
+    rough, known, exact = "rough", "known", "exact"
+    if bias is not None:
+        rough, known, exact = "rough_products", "known_products", "exact_products"
     factors = [path("length"), path("missed_length"), path("below"), *([] if bias is None else [path("inverse")])]
     return [
         node("Reshape", [x, path("rows")], [u]),  # [B, K, D] -> [R, D]
@@ -147,17 +146,18 @@ def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
         helper.make_node(
             "MatMulIntegerToFloat",
             [f"{u}/uint8", path("int8"), step, path("scale"), zero],
-            [path("rough")],
+            [path(rough)],
             name=path("rough/MatMulIntegerToFloat"),
             domain=row_products.CONTRIB,
         ),
+        *([] if bias is None else rough_with_bias(f"{u}/scale")),
         # t: as many exact logits as there are best ones to be found, of which none will be lower than the lowest
         node("TopK", [path("rough"), WANTED.name], [path("roughly_best"), path("likely")], axis=-1),
         node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
         node("Unsqueeze", [f"{u}/unit", LAST], [path("columns")]),
         node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
-        node("Squeeze", [path("likely_logits"), LAST], [path(products)]),
-        *([] if bias is None else known_with_bias(f"{u}/scale")),
+        node("Squeeze", [path("likely_logits"), LAST], [path(known)]),
+        *([] if bias is None else known_with_bias()),
         node("ReduceMin", [path("known"), LAST], [path("least")], keepdims=1),
         node("Neg", [path("least")], [path("below")]),
         # rough + bound - t
@@ -193,10 +193,17 @@ def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
     ]
 
 
-def known_with_bias(scale: str) -> list[NodeProto]:
-    """What is known of the roughly best: their products, and at least their bias, divided as x is."""
+def rough_with_bias(scale: str) -> list[NodeProto]:
+    """Rough logits: rough products and the bias, divided as x is."""
     return [
         node("Reciprocal", [scale], [path("inverse")]),
+        node("Gemm", [path("inverse"), path("bias"), path("rough_products")], [path("rough")]),
+    ]
+
+
+def known_with_bias() -> list[NodeProto]:
+    """What is known of the roughly best: their products, and at least their bias, divided as x is."""
+    return [
         node("Gather", [path("least_bias"), path("likely")], [path("likely_bias")]),
         node("Mul", [path("likely_bias"), path("inverse")], [path("divided_bias")]),
         node("Add", [path("known_products"), path("divided_bias")], [path("known")]),
@@ -215,6 +222,17 @@ def best_of_steps(steps: str, scale: str) -> list[NodeProto]:
     return [
         node("TopK", [steps, WANTED.name], [path("best_steps"), "best_tokens"], axis=-1),
         node("Mul", [path("best_steps"), scale], ["best_logits"]),
+        *summing("best_logits", "best_logits", "exp_sum"),
+        node("Identity", ["best_logits"], ["logits"]),
+    ]
+
+
+def best_of_logits(product: NodeProto, bias: str) -> list[NodeProto]:
+    """The best of int8 logits with a bias: what is left out is the sum over the whole vocabulary."""
+    return [
+        node("Mul", list(product.input), [path("products")]),
+        node("Add", [path("products"), bias], [path("every_logit")]),
+        node("TopK", [path("every_logit"), WANTED.name], ["best_logits", "best_tokens"], axis=-1),
         *summing("best_logits", "best_logits", "exp_sum"),
         node("Identity", ["best_logits"], ["logits"]),
     ]

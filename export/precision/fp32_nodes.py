@@ -1,6 +1,6 @@
 """fp32 fallback nodes: those that stay in fp32 when the rest of a graph becomes fp16, chosen by calibration.
 
-Calibration (runtime/calibration.py) records magnitudes in real decode steps, because random inputs understate them.
+Calibration (runtime/ort/calibration.py) records magnitudes in real decode steps: random inputs understate them.
 A tensor that fp16 cannot hold, with a margin, stays in fp32, and with it every node that reads or makes it.
 """
 

@@ -19,11 +19,11 @@ from seq2engine.errors import CheckpointError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_fairseq
+from .conversion.renames import layer_renames, renamed_weights
+from .conversion.weight_fixes import check_same, shape_of, split_projections, with_parts
 from .fairseq_settings import END, PAD, SIDES, config_from_settings, refuse, settings_from_content
 from .imported import Imported, tokenizer_or_note
 from .pickles import entry, pickle_in, read_pickle, tensors
-from .renames import layer_renames, renamed_weights
-from .weight_fixes import check_same, shape_of, split_projections, with_parts
 
 FILES = ("checkpoint_best.pt", "checkpoint_last.pt")  # of a folder with several, the one that is meant
 SPECIALS = 4  # <s> <pad> </s> <unk>, then the lines of the dictionary

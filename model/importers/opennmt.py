@@ -18,10 +18,10 @@ from seq2engine.errors import CheckpointError, ConfigError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_opennmt
+from .conversion.renames import layer_renames, renamed_weights
+from .conversion.weight_fixes import check_same, first_rows, shape_of, with_parts, zero_biases
 from .imported import Imported, tokenizer_or_note
 from .pickles import entry, pickle_in, read_pickle, settings_of, tensors
-from .renames import layer_renames, renamed_weights
-from .weight_fixes import check_same, first_rows, shape_of, with_parts, zero_biases
 
 LONGEST = 1024  # of the table's 5000 positions; caches and engines are made for the longest
 ACCEPTED: dict[str, tuple[Any, ...]] = {  # an option that a file does not have is one that its version did not have

@@ -19,11 +19,11 @@ from seq2engine.errors import CheckpointError, ConfigError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_hugging_face
+from .conversion.position_tables import distance_buckets
+from .conversion.renames import layer_renames, renamed_weights
 from .hugging_face_config import single_token, start_field
 from .hugging_face_generation import generation_from_files
 from .imported import Imported, tokenizer_or_note
-from .position_tables import distance_buckets
-from .renames import layer_renames, renamed_weights
 from .weights import read_weights
 
 ACTIVATIONS = {  # their name -> ours

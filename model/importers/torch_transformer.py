@@ -46,10 +46,10 @@ from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
+from .conversion.renames import layer_renames, renamed_weights
+from .conversion.weight_fixes import first_rows, shape_of, split_projections, with_parts, zero_biases
 from .imported import Imported
 from .pickles import entry, read_pickle, tensors
-from .renames import layer_renames, renamed_weights
-from .weight_fixes import first_rows, shape_of, split_projections, with_parts, zero_biases
 
 DESCRIPTION = "seq2engine.json"
 NOTHING = type(None)

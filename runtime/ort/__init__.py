@@ -1,1 +1,1 @@
-"""ONNX Runtime: sessions, their memory, execution providers and speculative decoding."""
+"""ONNX Runtime: sessions, their memory, execution providers, calibration and speculative decoding."""

@@ -1,52 +1,95 @@
-"""The encoder on the CPU: large batches in several calls, and memory given back where batches change."""
+"""The encoder on the CPU: sources of like length together, large batches in several calls, memory given back where
+batches change."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec
 
+from ..encoder_inputs import groups_by_padding
 from ..threads import Turns
 from .binding import OrtState, bind_input, bind_output
 from .graphs import run_bound
 from .memory import HELD, LARGE, giving_back, trim, zeros
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one call encodes: rows of a batch, as wide as the longest of them needs."""
+
+    rows: np.ndarray
+    width: int
+
+
 class Encoder:
     """`turns`: decodes that share it use it one after another, each with all threads; None: at the same time."""
 
-    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, turns: Turns | None):
+    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, turns: Turns | None):
         self.session, self.spec, self.turns = session, spec, turns
         self.inner = inner  # the most numbers a position becomes
+        self.even = even  # columns of a call are a multiple of this, as far as the batch has them
 
     def __call__(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
-        """ids [B,S] or features [B,mels,2S], and mask [B,S] -> a state of the encoder's outputs."""
+        """ids [B,S] or features [B,mels,2S], and mask [B,S] -> a state of the encoder's outputs.
+
+        Outputs at padded places are whatever the encoder makes of padding, or 0: nobody may read them.
+        """
         state = OrtState(source_mask=np.array(source_mask, order="C"))
         sizes = dict(zip("BS", source_mask.shape, strict=True))
         for tensor in self.spec.outputs:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
-        fits = HELD.fits(source_mask.size * self.inner)
-        # A large batch in several calls: one call is no faster, and its working memory exceeds its outputs.
-        batch, length = source_mask.shape
-        rows = max(1, LARGE // (length * self.inner))
+        parts = self.parts_of(source_mask)
+        fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner)
         with nullcontext() if self.turns is None else self.turns.taken():
-            for first in range(0, batch, rows):
-                part = {name: array[first : first + rows] for name, array in given.items()}
-                last = first + rows >= batch
-                self.encode_part(part, giving_back() if last and not fits else None)
+            for part in parts:
+                self.encode_part(given, part, giving_back() if part is parts[-1] and not fits else None)
         if not fits:
             trim()
         return state
 
-    def encode_part(self, part: dict[str, np.ndarray], options: ort.RunOptions | None) -> None:
-        """Writes some sources' rows of a state in place."""
+    def parts_of(self, mask: np.ndarray) -> list[Part]:
+        """Every row of a batch in some call: with few columns of padding, and not too large.
+
+        One call for a large batch is no faster than several, and its working memory exceeds its outputs.
+        """
+        longest = mask.shape[1]
+        lengths = longest - mask[:, ::-1].argmax(axis=1)  # a row without any source keeps all columns
+        widths = np.minimum(-(-lengths // self.even) * self.even, longest)
+        parts = []
+        for group in groups_by_padding(widths.tolist()):
+            width, rows = int(widths[group].max()), np.sort(group)
+            most = max(1, LARGE // (width * self.inner))
+            parts += [Part(rows[first : first + most], width) for first in range(0, len(rows), most)]
+        return parts
+
+    def encode_part(self, given: dict[str, np.ndarray], part: Part, options: ort.RunOptions | None) -> None:
+        """Writes some sources' rows of a state: in place where they are neighbours and of full width."""
+        first, last = int(part.rows[0]), int(part.rows[-1])
+        if part.width == given["source_mask"].shape[1] and last - first == len(part.rows) - 1:
+            self.run({name: array[first : last + 1] for name, array in given.items()}, options)
+            return
+        sizes = {"B": len(part.rows), "S": part.width}
+        cut = {
+            tensor.name: np.ascontiguousarray(given[tensor.name][part.rows, : part.width])
+            for tensor in self.spec.inputs
+        }
+        for tensor in self.spec.outputs:
+            cut[tensor.name] = np.empty(tensor.shape(sizes), tensor.dtype)
+        self.run(cut, options)
+        for tensor in self.spec.outputs:
+            array = cut[tensor.name]
+            given[tensor.name][(part.rows, *map(slice, array.shape[1:]))] = array
+
+    def run(self, arrays: dict[str, np.ndarray], options: ort.RunOptions | None) -> None:
         binding = self.session.io_binding()
         for tensor in self.spec.inputs:
-            bind_input(binding, tensor.name, part[tensor.name])
+            bind_input(binding, tensor.name, arrays[tensor.name])
         for tensor in self.spec.outputs:
-            bind_output(binding, tensor.name, part[tensor.name])
+            bind_output(binding, tensor.name, arrays[tensor.name])
         run_bound(self.session, binding, options)

@@ -116,7 +116,8 @@ class OrtSession(Session):
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), Turns() if self.threads > 1 else None)
+                turns = Turns() if self.threads > 1 else None
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, turns)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)

@@ -228,7 +228,7 @@ class SpeculativeSession(Session):
     def draft_state(self, target: OrtState) -> OrtState:
         """The same memory: the draft reads the cache as it is, and the target overwrites what the draft writes."""
         shared = OrtState(target)
-        self.draft.take(shared, StepForm(target.form.shortlist, LEAST_CANDIDATES))  # only its best token is read
+        self.draft.take(shared, StepForm(target.form.shortlist, candidates=1))  # only its best token is read
         return shared
 
     def tensor(self, state: SpeculativeState, name: str) -> np.ndarray:

@@ -34,10 +34,10 @@ from .levels.corpus import Corpus
 from .levels.cost import Fp32Outputs
 from .levels.decodes import Outputs
 from .levels.graphs import graphs_of
-from .levels.reference_quality import with_quality
 from .levels.result import ParityResult
 from .locate.locate import finding_of
 from .options import ParityOptions
+from .reference_quality import with_quality
 from .report.samples import samples_of
 from .sessions import Compared, Sessions
 from .weights.level import weights_of

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .beam_styles import STYLES, BeamProgress
+from .constraints.phrases import banked_continuations
 from .coverage import Coverage
 from .finished import Continuations, Finished, Index, Record
 from .options import SearchOptions
-from .phrases import banked_continuations
 from .rules import Rules
 from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
 from .step_output import Candidates, StepOutput, finite

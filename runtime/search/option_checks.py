@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .constraints.phrases import MOST, contains, phrase_table
 from .option_fields import OptionFields
-from .phrases import MOST, contains, phrase_table
 
 MOST_BEAMS = 4096  # every beam is a row of every step; beyond, a number is a slip or a damaged file
 BEAM_STYLES = ("huggingface", "ctranslate2")  # whose beam search; beam_styles.py says what differs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .timestamps import Timestamps
-from .trie import Trie
+from .constraints.timestamps import Timestamps
+from .constraints.trie import Trie
 
 LEAST_CANDIDATES = 2  # of one beam: its best and, if that is the end token, the next
 
@@ -52,8 +52,10 @@ class OptionFields:
 
     @property
     def greedy(self) -> bool:
-        """Whether greedy search is enough: with one beam, CTranslate2 still renormalises and stops in its own way."""
-        return self.beam == 1 and self.beam_style == "huggingface"
+        """Whether greedy search is enough. With one beam CTranslate2 scores hypotheses in its own way, but where no
+        rule changes logits it chooses the same tokens."""
+        same_tokens = not self.scores and self.unruled and not self.coverage_penalty
+        return self.beam == 1 and (self.beam_style == "huggingface" or same_tokens)
 
     @property
     def unscored(self) -> bool:
@@ -77,6 +79,15 @@ class OptionFields:
         if listed or repeating or any(len(tokens) > 1 for tokens in self.banned):
             return 0
         return LEAST_CANDIDATES + len(self.banned) + len(self.first_banned) + self.bars_eos
+
+    @property
+    def greedy_candidates(self) -> int:
+        """How many of the likeliest tokens always include the one that greedy search takes; 0 if no number does.
+
+        One fewer than a beam needs: its second best is far below the best where the model is sure, and to find it among
+        the many that are as unlikely takes longer than all the rest.
+        """
+        return max(0, self.candidates - LEAST_CANDIDATES + 1)
 
     @property
     def best(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 from seq2engine.common.json_files import fields_from_json, hints_of
 from seq2engine.errors import ConfigError, UsageError
 
+from .constraints.trie import trie_from_sequences
 from .option_checks import problems_of
 from .option_fields import OptionFields
-from .trie import trie_from_sequences
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 
 from seq2engine.errors import RequestError
 
+from .constraints.phrases import PhraseConstraint
+from .constraints.timestamps import TimestampConstraint
+from .constraints.trie import TrieConstraint
 from .option_checks import barred_of, offset_of, room_of
 from .options import SearchOptions
-from .phrases import PhraseConstraint
 from .step import Special, Start
 from .step_output import Candidates, Reduced, StepOutput
-from .timestamps import TimestampConstraint
-from .trie import TrieConstraint
 
 
 class Constraint(Protocol):

@@ -19,9 +19,9 @@ from seq2engine.model.tokenizers.base import Coder
 
 from ..generate import form_from_options, search_over
 from ..requests import problems_with_limits
+from ..search.constraints.timestamps import Timestamps
 from ..search.options import SearchOptions
 from ..search.step import Hypothesis, drain
-from ..search.timestamps import Timestamps
 from ..session import Session, State
 from ..tree_cache import TreeStep
 from .options import TranscribeOptions

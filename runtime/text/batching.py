@@ -1,7 +1,7 @@
 """How sources are put into batches. Every function takes lengths and gives batches as lists of places in them.
+What is encoded in one call is another question: `groups_by_padding` (encoder_inputs.py).
 
 batches_by_length    decoding and scoring: neighbours in length, so that little is padded
-groups_by_padding    encoding: as many or as few calls as take the fewest tokens, padding included
 mixed_batches        parity: every batch has short and long sources, so that padding is tested
 corpus_batches       parity on many sources: one mixed batch, the others by length
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 BATCH = 32  # sources decoded together, by default
-CALL = 32  # tokens in whose time a call of the encoder reads its weights
 MANY = 8  # batches from which on one mixed batch is enough
 
 
@@ -19,23 +18,6 @@ def batches_by_length(lengths: Sequence[int], most: int) -> list[list[int]]:
     """Batches of at most `most` neighbours in length, the shortest first."""
     places = sorted(range(len(lengths)), key=lambda place: lengths[place])
     return [places[start : start + most] for start in range(0, len(places), most)]
-
-
-def groups_by_padding(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
-    """Groups of neighbours in length, the longest first, with the fewest tokens: padding, and `call` for each group."""
-    places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    least = [0]  # tokens for the first n places
-    starts = []  # where the last group of the first n begins
-    for end in range(1, len(places) + 1):
-        tokens = [least[start] + call + (end - start) * lengths[places[start]] for start in range(end)]
-        least.append(min(tokens))
-        starts.append(tokens.index(least[-1]))
-    groups = []
-    while places:
-        start = starts[len(places) - 1]
-        groups.append(places[start:])
-        places = places[:start]
-    return groups[::-1]
 
 
 def mixed_batches(count: int, most: int) -> list[list[int]]:

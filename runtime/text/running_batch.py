@@ -19,7 +19,7 @@ import numpy as np
 
 from seq2engine.errors import Seq2EngineError
 
-from ..encoder_inputs import encoder_inputs
+from ..encoder_inputs import encoder_inputs, groups_by_padding
 from ..generate import form_from_options, plan_from_options, prompts_of, search_over, start_of
 from ..search.greedy_plan import GreedyPlan
 from ..search.options import SearchOptions
@@ -27,7 +27,6 @@ from ..search.step import Hypothesis, staying_rows
 from ..search.step_output import NotFiniteError, StepOutput
 from ..session import Session, State, StepForm
 from ..tree_cache import TreeStep, rounded
-from .batching import groups_by_padding
 
 Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses
 

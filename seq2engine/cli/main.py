@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Module of seq2engine.commands -> the commands that its `add_parser` adds; in the order of --help.
 COMMANDS = {
-    "demo": ("demo",),
+    "pipeline.demo": ("demo",),
     "train": ("train",),
     "importing": ("import",),
     "export": ("export",),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from seq2engine.errors import RequestError
 
 if TYPE_CHECKING:
+    from seq2engine.runtime.search.constraints.trie import Trie
     from seq2engine.runtime.search.options import SearchOptions
-    from seq2engine.runtime.search.trie import Trie
     from seq2engine.runtime.translator import Translator
 
 OWN = "(default: the model's own, else {})"  # of generation.json in the bundle
@@ -238,7 +238,7 @@ def prefixes_from_args(
 
 
 def trie_from_args(args: argparse.Namespace, texts: ForcedTexts) -> Trie | None:
-    from seq2engine.runtime.search.trie import trie_from_sequences
+    from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 
     if args.trie is None:
         return None

@@ -55,7 +55,7 @@ CANDIDATES = "candidates"  # the tiny graph that comes along
 SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity/run.py)
 STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
 SCRIPTS = (
-    "run_all.py", "build.py", "verify.py", "decode.py", "decode_samples.py", "engine_building.py", "timing.py",
+    "run_all.py", "build.py", "verify.py", "decode.py", "engine_building.py", "timing.py",
     "report.py", "machine.py", "greedy.py", "beam.py", "engine_steps.py", "output_rules.py", "tokenizer.py",
     "model_engines.py", "trt_engine.py", "cuda_memory.py", "package_files.py",
 )  # fmt: skip

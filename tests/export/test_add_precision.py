@@ -15,8 +15,8 @@ from seq2engine.export import to_onnx
 from seq2engine.export.artifact.bundle import MANIFEST, open_bundle
 from seq2engine.export.to_onnx import add_precisions, onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.runtime.calibration import calibration_of
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.calibration import calibration_of
 
 
 @pytest.fixture(scope="module")

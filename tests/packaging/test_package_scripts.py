@@ -259,7 +259,7 @@ def test_another_output_than_the_reference_fails_unless_it_is_a_tie(
     text_package: tuple[Bundle, Path], tmp_path: Path
 ) -> None:
     script(text_package[1], "run_all")
-    compared = sys.modules["decode_samples"].compared
+    compared = sys.modules["verify"].compared
     sample = {"tokens": [5, 6, 2], "best": [[[5, 9], [3.0, 1.0]], [[6, 7], [2.0, 1.75]], [[2, 3], [1.0, 0.0]]]}
     assert compared(sample, [5, 6, 2], 0.0) == (True, "the same tokens")
     assert compared(sample, [5, 7, 8, 2], 0.25) == (True, "a tie at token 2: the reference has them 0.25 apart")

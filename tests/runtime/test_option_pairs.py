@@ -30,10 +30,10 @@ from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.parallel import workers_for
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.option_checks import BEAM_STYLES
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 

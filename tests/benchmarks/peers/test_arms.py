@@ -56,6 +56,7 @@ def test_peers_are_timed_end_to_end_and_say_what_we_say(result: BenchResult) -> 
         assert case.arms["ctranslate2 float32"].setting == "inter_threads 1, intra_threads 1"
 
 
+@pytest.mark.slow
 def test_their_size_memory_and_version_are_noted(result: BenchResult) -> None:
     for name, library in (("ctranslate2 float32", "ctranslate2 "), ("transformers", "transformers ")):
         arm = result.arms[name]
@@ -70,6 +71,7 @@ def test_their_size_memory_and_version_are_noted(result: BenchResult) -> None:
     assert light < heavy  # torch, which only converting needs, is not charged to it
 
 
+@pytest.mark.slow
 def test_reports_take_arms_without_parts(result: BenchResult) -> None:
     text, page = bench_table(result), bench_html(result)
     for said in (text, page):
@@ -79,6 +81,7 @@ def test_reports_take_arms_without_parts(result: BenchResult) -> None:
     assert result_from_dict(json.loads(result.to_json())) == result
 
 
+@pytest.mark.slow
 def test_of_all_peers_a_failing_one_is_listed(result: BenchResult) -> None:
     assert list(result.failed) == ["broken"]
     assert "no_such_peer" in result.failed["broken"]

@@ -171,12 +171,16 @@ def test_what_is_no_number_is_seen(bad):
     assert sound[:, 0].tolist() == [True, False, True]
 
 
-def test_few_tokens_are_looked_at():
-    """As many as are in doubt: some ten of 8,000 for a row, where logits are as close together as they can be."""
+@pytest.mark.parametrize("spread", [None, 0.0, 30.0, 1000.0])
+def test_few_tokens_are_looked_at(spread):
+    """As many as are in doubt: some ten of 8,000 for a row, where logits are as close together as they can be; also
+    where a bias decides, and the best tokens are others than without it."""
     rng = np.random.default_rng(3)
     table = rng.standard_normal((8000, 512)).astype(np.float32)
-    nodes = screening("x", "table")
+    bias = None if spread is None else (spread * rng.standard_normal(8000)).astype(np.float32)
+    nodes = screening("x", "table", None if bias is None else "bias")
     end = next(i for i, node in enumerate(nodes) if node.output[0] == path("candidates"))
+    constants = {**tables(table, bias), "table": table} | ({} if bias is None else {"bias": bias})
     graph = helper.make_graph(
         nodes[: end + 1],
         "screening",
@@ -185,7 +189,7 @@ def test_few_tokens_are_looked_at():
             helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "K", 512]),
         ],
         [helper.make_tensor_value_info(path("candidates"), TensorProto.INT64, ["C"])],
-        [numpy_helper.from_array(array, name) for name, array in {**tables(table), "table": table}.items()],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     session = session_of(helper.make_model(graph, opset_imports=opsets, ir_version=10))
@@ -194,10 +198,24 @@ def test_few_tokens_are_looked_at():
         x = rng.standard_normal((rows, 1, 512)).astype(np.float32)
         (candidates,) = session.run(None, {"wanted": np.array([2]), "x": x})
         counts.append(len(candidates))
-        best = np.argsort(-(x[:, 0] @ table.T), axis=1)[:, :2]
+        best = np.argsort(-(x[:, 0] @ table.T + (0 if bias is None else bias)), axis=1)[:, :2]
         assert {*best.ravel().tolist()} <= {*candidates.tolist()}
     assert counts[0] < 100
     assert counts[1] < 500
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 6])
+def test_int8_logits_with_a_bias_are_those_of_the_whole(wanted):
+    rng = np.random.default_rng(5)
+    table, bias = rng.standard_normal((700, 32)).astype(np.float32), rng.standard_normal(700).astype(np.float32)
+    both = Both(row_products(quantised_graph(projection(table, bias), "w8a8")))
+    x = rng.standard_normal((6, 5, 32)).astype(np.float32)
+    given = {"tokens": np.zeros(x.shape[:2], dtype=np.int64), "x": x}
+    found = dict(zip(NAMES, both.session.run(NAMES, {**given, "wanted": np.array([wanted])}), strict=True))
+    whole = both(x, True)
+    assert np.array_equal(whole["best_tokens"][..., :wanted], found["best_tokens"])
+    assert np.array_equal(whole["best_logits"][..., :wanted], found["best_logits"])
+    assert np.array_equal(found["logits"], found["best_logits"])
 
 
 @pytest.mark.parametrize("beams", [1, 5])
@@ -222,7 +240,7 @@ def test_int8_logits_are_ranked_before_they_are_scaled(beams):
         ({"tie_output": False}, "fp32", False),
         ({"tie_output": False}, "w8a8", True),
         ({"output_bias": True}, "fp32", True),
-        ({"output_bias": True}, "w8a8", False),
+        ({"output_bias": True}, "w8a8", True),
         ({"target_vocab": 100, "source_vocab": 100}, "fp32", False),
     ],
 )

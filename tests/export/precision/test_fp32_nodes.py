@@ -19,9 +19,9 @@ from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
-from seq2engine.runtime.calibration import CalibrationSession, calibration_of, measuring, sources_from_corpus
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.calibration import CalibrationSession, calibration_of, measuring, sources_from_corpus
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of

@@ -15,9 +15,9 @@ from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import threads as threads_module
-from seq2engine.runtime.calibration import CalibrationSession
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.calibration import CalibrationSession
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many

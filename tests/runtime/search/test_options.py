@@ -15,10 +15,10 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.option_checks import problems_with_model
 from seq2engine.runtime.search.options import SearchOptions, options_from_values
 from seq2engine.runtime.search.step import Emitted
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.session import Limits, Session
 
 SMALL = dataclasses.replace(

@@ -16,8 +16,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.text.continuous_batching import translate_many
 

@@ -20,12 +20,12 @@ from seq2engine.errors import RequestError
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.rules import Rules, next_tokens
 from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.search.step_output import StepOutput
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.torch_session import TorchSession
 
 SPECIAL = Special(start=0, end=1)

@@ -21,10 +21,10 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.attention.view import weights_of
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.coverage import LEAST, Coverage
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.session import Session, cross_attention
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets

@@ -17,13 +17,12 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime import threads
-from seq2engine.runtime.encoder_inputs import padded
+from seq2engine.runtime.encoder_inputs import CALL, padded
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import StepOutput
-from seq2engine.runtime.text.batching import CALL
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 

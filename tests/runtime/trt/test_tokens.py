@@ -16,11 +16,11 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.search.constraints.timestamps import Timestamps
+from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.search.step_output import candidates_from
-from seq2engine.runtime.search.timestamps import Timestamps
-from seq2engine.runtime.search.trie import trie_from_sequences
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.trt import step_plan
 from seq2engine.runtime.trt.session import TrtSession

@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run_demo(args: argparse.Namespace) -> int:
-    from seq2engine.commands.demo_stages import demo
+    from seq2engine.commands.pipeline.demo_stages import demo
 
     print(demo(args.out, progress_for(args)))
     return 0

@@ -19,8 +19,8 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
 from seq2engine.runtime.trt.device import Device
 
-from .cases import Case, sources_for
-from .timed_decode import fixed_length
+from ..cases import Case, sources_for
+from ..timed_decode import fixed_length
 
 LAUNCH_SECONDS = 2e-6  # of a launch at least; assumed, to be replaced by what is measured
 HEAD = (

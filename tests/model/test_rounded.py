@@ -11,7 +11,7 @@ from torch import nn
 
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime.torch_weights import BLOCK, model_at, rounded
+from seq2engine.model.rounded import BLOCK, model_at, rounded
 
 IDS = torch.tensor([[5, 9, 11], [7, 2, 0]])
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support.scripted_step import SEEDED, ScriptedStep, by_hand, from_seed, from_table, run
 
 from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.constraints.phrases import contains, phrase_table
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.phrases import contains, phrase_table
 from seq2engine.runtime.search.step import Special
 
 SPECIAL = Special(start=0, end=1)

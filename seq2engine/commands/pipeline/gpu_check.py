@@ -1,6 +1,6 @@
 """All checks that need a GPU, in one go: build, parity, time of a token, benchmark, tests; one report to send back.
 
-    python -m seq2engine.commands.gpu_check OUT      as `make gpu-check` does
+    python -m seq2engine.commands.pipeline.gpu_check OUT      as `make gpu-check` does
 
 Each stage has a verdict, and one that fails does not stop the others. What was done is kept until the report is
 written: run again after a kill, the check goes on where it was, and does again what has failed.
@@ -27,7 +27,7 @@ from seq2engine.benchmarks.machine import environment, load_average, usable_core
 from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.report.page import bench_table
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.benchmarks.step_times import WaitClock, step_table, step_times
+from seq2engine.benchmarks.timers.step_times import WaitClock, step_table, step_times
 from seq2engine.common.about import about_rows
 from seq2engine.common.json_files import read_object, read_text, typed_from_json
 from seq2engine.common.page import about_html, badge_html, block_html, heading_html, note_html, page_html, table_html

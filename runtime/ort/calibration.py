@@ -28,14 +28,14 @@ from seq2engine.export.precision.smoothing import smoothed_inputs
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.tokenizers.base import Coder
 
-from .encoder_inputs import listed_sources
-from .generate import generate
-from .ort.binding import OrtState, cache_of
-from .ort.graphs import Placement, inference_session
-from .search.options import SearchOptions
-from .search.step_output import StepOutput
-from .session import EVERYTHING, Limits, Session, StepForm
-from .text.sources import random_sources, sample_of
+from ..encoder_inputs import listed_sources
+from ..generate import generate
+from ..search.options import SearchOptions
+from ..search.step_output import StepOutput
+from ..session import EVERYTHING, Limits, Session, StepForm
+from ..text.sources import random_sources, sample_of
+from .binding import OrtState, cache_of
+from .graphs import Placement, inference_session
 
 MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus: lines that are read, evenly over it, and sources that are decoded
 RANDOM_SOURCES, RANDOM_LENGTH = 32, 128  # without a corpus; tokens of the longest

@@ -14,11 +14,11 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.constraints.timestamps import TimestampConstraint, Timestamps
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.sampling import sampling_search
 from seq2engine.runtime.search.step import Special
-from seq2engine.runtime.search.timestamps import TimestampConstraint, Timestamps
 
 START, END, NONE, FIRST, VOCAB = 0, 10, 13, 14, 24  # text below the end token, special tokens between it and times
 SPECIAL = Special(START, END)

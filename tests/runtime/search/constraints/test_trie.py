@@ -12,11 +12,11 @@ from support.scripted_step import ScriptedStep, by_hand, from_seed, from_table, 
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.runtime.search.beam import beam_search
+from seq2engine.runtime.search.constraints.trie import FAR, trie_from_sequences
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.sampling import sampling_search
 from seq2engine.runtime.search.step import Special
-from seq2engine.runtime.search.trie import FAR, trie_from_sequences
 
 SPECIAL = Special(start=0, end=1)
 END = SPECIAL.end

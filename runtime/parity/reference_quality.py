@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...opening import open_session
-from ...quality.intervals import Rate, rates_from_outputs
-from ...quality.metrics import Quality, quality_from_outputs
-from .corpus import Corpus
-from .decodes import search_name
-from .result import ParityResult
-from .sanity import LINES, outputs_of, quality_doubts, significantly_worse, spread_rows
+from ..opening import open_session
+from ..quality.intervals import Rate, rates_from_outputs
+from ..quality.metrics import Quality, quality_from_outputs
+from .levels.corpus import Corpus
+from .levels.decodes import search_name
+from .levels.result import ParityResult
+from .levels.sanity import LINES, outputs_of, quality_doubts, significantly_worse, spread_rows
 
 
 def with_quality(result: ParityResult, corpus: Corpus, against: bool) -> ParityResult:

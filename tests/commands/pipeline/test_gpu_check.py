@@ -19,7 +19,7 @@ from support.tensorrt_stand_in import tensorrt_stand_in
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.runner import bench_bundle
-from seq2engine.commands import gpu_check as check
+from seq2engine.commands.pipeline import gpu_check as check
 from seq2engine.errors import BuildError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import PASSPORT, Passport, read_passport
@@ -28,7 +28,7 @@ from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.runtime.trt import session as trt_session
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REPORTED = ((1, "next_greedy"), (4, "candidates"))
 SMALL_TESTS = """
 import pytest

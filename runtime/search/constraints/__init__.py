@@ -1,0 +1,1 @@
+"""Constrained decoding: phrases an output must contain, prefix trees it must follow, timestamps of speech."""
