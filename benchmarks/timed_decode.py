@@ -89,7 +89,7 @@ class WatchedSession:
         with self.counted("encoder"):
             return self.session.encode(source, source_mask)
 
-    def prefill(self, state: State, *inputs: np.ndarray) -> StepOutput:
+    def prefill(self, state: State, *inputs: Any) -> StepOutput:
         with self.counted("step"):
             return self.session.prefill(state, *inputs)
 

@@ -82,7 +82,7 @@ class GraphWriter:
         """A model weight under its own name; one that is used twice (tied) is stored once."""
         key = (tensor.data_ptr(), transposed)
         if key not in self.stored:
-            array = tensor.detach().numpy()
+            array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()  # numpy has no bf16
             array = np.ascontiguousarray(array.T if transposed else array)
             self.weights[name] = array
             self.stored[key] = Value(name, array.dtype.name, array.shape)

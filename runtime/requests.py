@@ -17,7 +17,9 @@ from .session import Limits
 def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFields) -> list[str]:
     """What these options ask for beyond a session's limits, whatever the sources."""
     problems = problems_with_model(options, config.target_vocab, config.end_id)
+    beyond: dict[str, int] = {}  # what another engine of the model could do
     if limits.beam is not None and options.width > limits.beam:
+        beyond["beam"] = options.width
         name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
         problems.append(f"{name} {options.width}, at most {limits.beam}")
     if options.needs_attention and not limits.attention:
@@ -28,8 +30,12 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
     if options.max_length + len(options.prompt) > limits.target:
         behind = f" behind a prompt of {len(options.prompt)} tokens" if options.prompt else ""
         problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
+        if options.max_length + len(options.prompt) <= config.max_target:
+            beyond["target"] = options.max_length + len(options.prompt)
     if config.takes_audio and options.source_no_repeat_ngram:
         problems.append("source_no_repeat_ngram asked for, but audio has no tokens")
+    if beyond and limits.larger is not None:
+        problems.append(limits.larger(beyond))
     return problems
 
 

@@ -6,8 +6,9 @@ Arrays at the edge are numpy. What a session keeps between calls (cross-attentio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,8 @@ class Limits:
     slots: int | None = None
     attention: bool = False  # whether its states have the cross-attention weights of the latest step
     least_beams: int = 1  # a decode with fewer beams is padded, and the spare beams need cache slots too
+    # Of engines: the command that builds one for so much more, by the names of these fields.
+    larger: Callable[[Mapping[str, int]], str] | None = field(default=None, compare=False, repr=False)
 
     def slots_for(self, beams: int) -> int | None:
         """Cache length of a decode with so many beams where that is fixed (engines), else None."""
@@ -81,6 +84,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     defaults: Defaults = Defaults()  # the model's own decoding options; what its bundle says, if it was opened from one
     chosen: str = ""  # which precision `auto` has chosen, and why
     prefills: bool = False  # whether it has `prefill`; else a prompt is fed by steps
+    prefills_rows: bool = False  # whether that can be of one source alone, while others are decoded
     workers: Workers[Session] | None = None  # for parallel decodes of one batch, where they pay (parallel.py)
     ahead: Ahead | None = None  # where its steps can choose tokens by themselves
     keeps_mask: bool = False  # the mask stays on its device between steps, and `descend` is of use to it
@@ -117,11 +121,20 @@ class Session(AbstractContextManager["Session"], Protocol):
         return None
 
     def prefill(
-        self, state: State, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: State,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        row: int | None = None,
     ) -> StepOutput:
         """Several tokens of each source in one call: tokens and their positions [B,P], write_index [B], self_mask
         [B,P,M]. The state's cache then holds P new slots; the output has the logits of each token [B,P,V]. Only where
-        `prefills`."""
+        `prefills`.
+
+        With `row`, only where `prefills_rows`, they are tokens of that source alone: B is 1, and nothing of the others
+        is read or written."""
         raise SessionError(f"a session of {self.backend} reads a prompt by steps")
 
     def choose(
@@ -142,10 +155,10 @@ class Session(AbstractContextManager["Session"], Protocol):
         """
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
-        """Gives these rows [N] to the sources of another state, which was only encoded, and makes all S `width` long.
+        """Gives these rows [N] to the sources of another state, which stays as it is, and makes all S `width` long.
 
-        `width` holds every source that still matters. The caches of these rows keep what the sources before left
-        there: finite numbers, which the mask hides.
+        What was decoded of that state is not taken. `width` holds every source that still matters. The caches of these
+        rows keep what the sources before left there: finite numbers, which the mask hides.
         """
 
     def tensor(self, state: State, name: str) -> np.ndarray:

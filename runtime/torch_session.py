@@ -40,6 +40,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     **{name: getattr(torch, PRECISIONS[name]) for name in QUANTISED},
 }
+ENCODED = ("source_mask", "encoder_states", "cross_k.", "cross_v.")  # tensors of a state that `encode` makes
 STORES = {"static": write_slots, "growing": append_slots}
 
 
@@ -73,6 +74,7 @@ class TorchSession(Session):
         if precision not in DTYPES:
             raise SessionError(f"PyTorch runs {', '.join(DTYPES)} here, not {precision!r}")
         self.precision, self.cache_form = precision, cache_form
+        self.prefills_rows = cache_form == "static"
         self.config = model.config
         self.dtype = DTYPES[precision]
         self.model = model if precision == "fp32" else model_at(model, self.dtype, in_fp32)
@@ -161,18 +163,25 @@ class TorchSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
+        row: int | None = None,
     ) -> StepOutput:
         layers = range(self.config.decoder_layers)
+        part = state if row is None else {name: tensor[row : row + 1] for name, tensor in state.items()}
         logits, cache = state.model.prefill(
             torch.from_numpy(tokens),
             torch.from_numpy(position),
             torch.from_numpy(write_index),
             torch.from_numpy(self_mask),
-            state["source_mask"],
-            [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
-            [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
+            part["source_mask"],
+            [(part[f"cross_k.{i}"], part[f"cross_v.{i}"]) for i in layers],
+            [(part[f"self_k.{i}"], part[f"self_v.{i}"]) for i in layers],
             STORES[self.cache_form],
         )
+        if row is not None:
+            for i, own in enumerate(cache):
+                for name, tensor in zip((f"self_k.{i}", f"self_v.{i}"), own, strict=True):
+                    state[name][row] = tensor[0]
+            cache = []
         return self.output(state, logits, cache)
 
     def output(self, state: TorchState, logits: torch.Tensor, cache: list[KeyValue]) -> StepOutput:
@@ -215,6 +224,8 @@ class TorchSession(Session):
     def replace(self, state: TorchState, rows: np.ndarray, newcomers: TorchState, width: int) -> None:
         index = torch.from_numpy(rows)
         for name, coming in newcomers.items():
+            if not name.startswith(ENCODED):
+                continue
             axis = 1 if coming.ndim < 4 else 2  # of S in [B,S], [B,S,D] and [B,H,S,E]
             wide = fitted(state[name], axis, width, torch.zeros)
             state[name] = wide.index_copy(0, index, fitted(coming, axis, width, torch.zeros))

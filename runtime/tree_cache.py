@@ -43,6 +43,7 @@ class TreeStep:
         plan: GreedyPlan | None = None,
     ):
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
+        self.longest_output = max_steps
         self.fixed_slots, self.batch_invariant = session.limits.slots_for(beams), session.deterministic
         self.growing = session.cache_form == "growing"
         if self.growing:
@@ -68,52 +69,72 @@ class TreeStep:
         session.reserve(state, self.capacity, form)
 
     def feed(
-        self, rows: np.ndarray, prompts: Sequence[Sequence[int]], asked: Sequence[int] = ()
+        self, rows: np.ndarray, prompts: Sequence[Sequence[int]], asked: Sequence[int | None] = ()
     ) -> dict[int, np.ndarray]:
         """Reads prompts of these rows [N], which are at their first step: all but the last token of each. The next call
         feeds that last one, whatever start token it is given.
 
-        `asked` are places in the prompts: the logits [V] after that token are given back by row, unless it is the last.
+        `asked` are places in the prompts, or None: the logits [V] after that token are given back by row, unless it is
+        the last.
         """
         if self.opening is None:
             self.opening = np.full(len(self.mask), NO_TOKEN)
         self.opening[rows] = [prompt[-1] for prompt in prompts]
         longest = max(map(len, prompts)) - 1
-        found: dict[int, np.ndarray] = {}
         if not longest:
-            return found
+            return {}
+        self.max_steps = max(self.max_steps, self.longest_output + longest)
+        self.begun = None
+        # Calls of several tokens differ between batches, so their sums do, too.
+        at_once = self.session.prefills and not self.batch_invariant and self.slot_position is None
+        if not (at_once and self.session.prefills_rows and len(rows) < len(self.mask)):
+            return self.read(rows, prompts, asked, PREFILL_TOKENS if at_once else 1)
+        found: dict[int, np.ndarray] = {}
+        for i, row in enumerate(rows.tolist()):  # one by one: rows in the middle of a decode are not computed again
+            found |= self.read(rows[[i]], prompts[i : i + 1], asked[i : i + 1], PREFILL_TOKENS, row)
+        return found
+
+    def read(
+        self,
+        rows: np.ndarray,
+        prompts: Sequence[Sequence[int]],
+        asked: Sequence[int | None],
+        most: int,
+        alone: int | None = None,
+    ) -> dict[int, np.ndarray]:
+        """Reads prompts in calls of at most so many tokens; with `alone`, of that row and no other."""
+        found = {}
+        longest = max(map(len, prompts)) - 1
         counts = np.zeros(len(self.mask), dtype=np.int64)
         tokens = np.zeros((len(self.mask), longest), dtype=np.int64)
         for row, prompt in zip(rows.tolist(), prompts, strict=True):
             counts[row] = len(prompt) - 1
             tokens[row, : len(prompt) - 1] = prompt[:-1]
-        self.max_steps += longest
-        self.begun = None
-        # Calls of several tokens differ between batches, so their sums do, too.
-        at_once = self.session.prefills and not self.batch_invariant and self.slot_position is None
-        most = PREFILL_TOKENS if at_once else 1
         for first in range(0, longest, most):
             part = tokens[:, first : first + most]
             real = np.clip(counts - first, 0, part.shape[1])
-            output = self.prefill(part, real) if most > 1 else self.prefill_step(part, real)
+            output = self.prefill(part, real, alone) if most > 1 else self.prefill_step(part, real)
             for row, place in zip(rows.tolist(), asked, strict=False):
-                if 0 <= place - first < real[row]:
-                    found[row] = np.array(output.logits[row, place - first])
+                if place is not None and 0 <= place - first < real[row]:
+                    found[row] = np.array(output.logits[row if alone is None else 0, place - first])
         return found
 
-    def prefill(self, tokens: np.ndarray, real: np.ndarray) -> StepOutput:
+    def prefill(self, tokens: np.ndarray, real: np.ndarray, alone: int | None = None) -> StepOutput:
         """Tokens [B,P], of which each row's first `real` [B] count: the slots of the others are written again later."""
         count = tokens.shape[1]
+        most_used = self.most_used if alone is None else int(self.used[alone])
         if self.growing:
             self.grow(count)
-        elif self.most_used + count > self.capacity:
+        elif most_used + count > self.capacity:
             self.compact(rounded(self.live_slots() + count + slack(self.beams, self.live_slots())))
-        places = np.arange(count)
-        slots = np.arange(self.capacity)
-        written = (slots >= self.used[:, None, None]) & (slots <= (self.used[:, None] + places)[..., None])  # [B, P, L]
-        positions = np.minimum(self.position[:, None] + places, self.session.config.max_target - 1)
-        output = self.session.prefill(self.state, tokens, positions, self.used, written | self.mask[:, :1])
-        self.mask |= written[:, np.maximum(real - 1, 0), :][self.rows, self.rows] & (real > 0)[:, None, None]
+        rows = slice(None) if alone is None else slice(alone, alone + 1)
+        used, places, slots = self.used[rows], np.arange(count), np.arange(self.capacity)
+        written = (slots >= used[:, None, None]) & (slots <= (used[:, None] + places)[..., None])  # [B, P, L]
+        positions = np.minimum(self.position[rows, None] + places, self.session.config.max_target - 1)
+        mask = written | self.mask[rows, :1]
+        output = self.session.prefill(self.state, tokens[rows], positions, used, mask, alone)
+        last = np.maximum(real[rows] - 1, 0)
+        self.mask[rows] |= (written[np.arange(len(written)), last] & (real[rows] > 0)[:, None])[:, None]  # [B, 1, L]
         self.advance(real, real)
         return output
 

@@ -133,7 +133,9 @@ def test_a_user_s_script_is_type_checked(tmp_path):
         "--ignore-missing-imports",
         "--no-error-summary",
     ]
-    mypy = [sys.executable, "-m", "mypy", "--config-file=", *flags]
+    # What is revealed are types of ours; to read all of torch as well takes 45 s and 1.7 GB instead of 9 s and 0.4 GB.
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,onnx.*,onnxruntime.*]\nfollow_imports = skip\n")
+    mypy = [sys.executable, "-m", "mypy", "--config-file=mypy.ini", *flags]
     env = {"MYPYPATH": str(tmp_path / "site"), "PATH": ""}
     done = subprocess.run([*mypy, "user.py", "wrong.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     lines = done.stdout.splitlines()

@@ -11,10 +11,11 @@ same tokens is reported (a random source has many tokens that are nearly as like
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,12 @@ from seq2engine.runtime.session import Session
 from .arms import ARMS, ROWS
 from .load import Measured, measured_load
 from .ragged import LONGEST, SMALL, RaggedSession, ragged_sources
+from .steps import StepCount, step_counts
 
 ONE, KEPT, WHOLE, CONTINUOUS = ARMS
 SHARES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8)  # of dynamic batching's saturation
 LIMITS = (2.0, 4.0, 8.0)  # 99th percentiles to compare at: times that of one request at a time, alone
+HERE = "in one process, seconds are CPU time"
 HEAD = ("arm", "sent/s", "done/s", "p50 ms", "p99 ms")
 
 
@@ -48,6 +51,8 @@ class LoadResult:
     runs: dict[str, list[Measured]]
     alone: float  # seconds of one request at a time without a queue, 99th percentile
     equal: float = 1.0  # share of outputs with the same tokens in the run that has the fewest
+    per_cpu_second: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of a server, all at once
+    steps: dict[str, StepCount] = dataclasses.field(default_factory=dict)  # of all requests at once
 
     def rate_within(self, arm: str, limit: float) -> float:
         """The largest throughput of an arm with a p99 of at most so many seconds, on the line between two rates."""
@@ -81,26 +86,43 @@ class LoadResult:
             "alone_p99": self.alone,
             "equal_outputs": self.equal,
             "equal_p99": self.equal_p99(),
+            "requests_per_cpu_second": self.per_cpu_second,
+            "steps": {name: dataclasses.asdict(count) for name, count in self.steps.items()},
         }
         return json.dumps(values, indent=2) + "\n"
+
+
+Measure = Callable[[str, Sequence[Sequence[int]], float, int], Measured]  # of an arm: sources, rate, seed
 
 
 def load_result(
     session: Session, sources: Sequence[Sequence[int]], options: SearchOptions, rounds: int, shares: Sequence[float]
 ) -> LoadResult:
+    """All arms of this process, over one session."""
+
+    def measure(name: str, sources: Sequence[Sequence[int]], rate: float, seed: int) -> Measured:
+        arm = ARMS[name](session, options)
+        try:
+            return measured_load(arm, sources, rate, seed)
+        finally:
+            arm.close()
+
+    steps = step_counts(session, sources, options)
+    return dataclasses.replace(result_of_arms(measure, tuple(ARMS), sources, rounds, shares), steps=steps)
+
+
+def result_of_arms(
+    measure: Measure, arms: Sequence[str], sources: Sequence[Sequence[int]], rounds: int, shares: Sequence[float]
+) -> LoadResult:
     """Saturation of every arm `rounds` times in turn, then Poisson arrivals at shares of dynamic batching's."""
     equal: list[float] = []
     expected: tuple[tuple[int, ...], ...] | None = None
-    saturation: dict[str, list[float]] = {name: [] for name in ARMS}
-    runs: dict[str, list[Measured]] = {name: [] for name in ARMS}
+    saturation: dict[str, list[float]] = {name: [] for name in arms}
+    runs: dict[str, list[Measured]] = {name: [] for name in arms}
 
     def run(name: str, rate: float, seed: int, count: int) -> Measured:
         nonlocal expected
-        arm = ARMS[name](session, options)
-        try:
-            found = measured_load(arm, sources[:count], rate, seed)
-        finally:
-            arm.close()
+        found = measure(name, sources[:count], rate, seed)
         if expected is None:
             expected = found.tokens
         pairs = list(zip(found.tokens, expected, strict=False))
@@ -111,7 +133,7 @@ def load_result(
 
     run(WHOLE, math.inf, 0, len(sources))  # the outputs to compare with; and everything is warm
     for turn in range(rounds):
-        for name in (*ARMS,) if turn % 2 else (*reversed(ARMS),):
+        for name in arms if turn % 2 else (*reversed(arms),):
             count = len(sources) // 4 if name == ONE else len(sources)
             saturation[name].append(run(name, math.inf, 0, count).throughput)
     most = float(np.median(saturation[WHOLE]))
@@ -139,11 +161,11 @@ def run_rows(result: LoadResult) -> list[tuple[str, ...]]:
     ]
 
 
-def saturation_rows(result: LoadResult) -> list[tuple[str, ...]]:
-    base = float(np.median(result.saturation[WHOLE]))
+def saturation_rows(rates: dict[str, list[float]]) -> list[tuple[str, ...]]:
+    base = float(np.median(rates[WHOLE])) if rates else math.nan
     return [
         (name, f"{np.median(found):.1f}", f"{min(found):.1f} to {max(found):.1f}", f"{np.median(found) / base:.2f}x")
-        for name, found in result.saturation.items()
+        for name, found in rates.items()
     ]
 
 
@@ -154,6 +176,15 @@ def equal_rows(result: LoadResult) -> list[tuple[str, ...]]:
     ]
 
 
+def step_rows(result: LoadResult) -> list[tuple[str, ...]]:
+    return [
+        (name, f"{count.steps:,}", f"{count.rows:,}", f"{count.rows / count.steps:.1f}")
+        for name, count in result.steps.items()
+    ]
+
+
+CPU_HEAD = ("arm", "requests/s of CPU time", "spread", "against dynamic batching")
+STEPS_HEAD = ("arm", "decoder steps", "rows of all steps", "rows a step")
 SATURATION_HEAD = ("arm", "requests/s", "spread", "against dynamic batching")
 EQUAL_HEAD = ("p99 at most, ms", "dynamic batching, requests/s", "continuous batching, requests/s", "ratio")
 
@@ -161,40 +192,58 @@ EQUAL_HEAD = ("p99 at most, ms", "dynamic batching, requests/s", "continuous bat
 def report_text(result: LoadResult) -> str:
     return "\n\n".join(
         (
-            text_table(SATURATION_HEAD, saturation_rows(result)),
+            text_table(SATURATION_HEAD, saturation_rows(result.saturation)),
+            *([text_table(CPU_HEAD, saturation_rows(result.per_cpu_second))] if result.per_cpu_second else []),
             text_table(HEAD, run_rows(result)),
             text_table(EQUAL_HEAD, equal_rows(result)),
+            *([text_table(STEPS_HEAD, step_rows(result))] if result.steps else []),
         )
     )
 
 
-def report_html(result: LoadResult, config: ModelConfig, precision: str, count: int) -> str:
+def report_html(result: LoadResult, config: ModelConfig, precision: str, count: int, where: str = HERE) -> str:
     values = {
         "title": "Continuous batching under load",
         "subtitle": (
             f"{count} requests with Poisson arrivals, greedy, sources and outputs of 1 to {LONGEST} tokens; "
-            f"{config.shape}, ONNX Runtime {precision}, one thread, at most {ROWS} rows. Seconds are CPU time."
+            f"{config.shape}, ONNX Runtime {precision}, one thread, at most {ROWS} rows; {where}."
         ),
         "saturation_head": SATURATION_HEAD,
-        "saturation": saturation_rows(result),
+        "saturation": saturation_rows(result.saturation),
+        "cpu_head": CPU_HEAD,
+        "cpu": saturation_rows(result.per_cpu_second),
         "head": HEAD,
         "runs": run_rows(result),
         "outputs": f"{result.equal:.1%}",
         "equal_head": EQUAL_HEAD,
         "equal": equal_rows(result),
+        "steps_head": STEPS_HEAD,
+        "steps": step_rows(result),
     }
     return page_from_template("seq2engine.benchmarks.serving", "load.html", values)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Load benchmark of the scheduler")
+def arguments_parser(about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("out", type=Path, help="report, .html; a .json beside it")
     parser.add_argument("--bundle", type=Path, help="another model than a small random one; outputs keep their lengths")
     parser.add_argument("--precision", default="fp32", help="of the bundle (default: %(default)s)")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="rates, of dynamic batching's most")
     parser.add_argument("--count", type=int, default=256, help="requests of a run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of the saturation (default: %(default)s)")
-    args = parser.parse_args()
+    return parser
+
+
+def write_report(args: argparse.Namespace, result: LoadResult, config: ModelConfig, where: str = HERE) -> None:
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(report_html(result, config, args.precision, args.count, where))
+    args.out.with_suffix(".json").write_text(result.to_json())
+    print(report_text(result))
+    print(f"\nreport: {args.out}")
+
+
+def main() -> None:
+    args = arguments_parser("Load benchmark of the scheduler").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if args.bundle is None:
             bundle = onnx_from_model(random_model(SMALL, 0), Path(folder) / "b", ("fp32",))
@@ -204,11 +253,7 @@ def main() -> None:
             sources = ragged_sources(bundle.config, args.count)
             options = SearchOptions(max_length=LONGEST, scores=False)
             result = load_result(session, sources, options, args.rounds, args.shares)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(report_html(result, bundle.config, args.precision, args.count))
-    args.out.with_suffix(".json").write_text(result.to_json())
-    print(report_text(result))
-    print(f"\nreport: {args.out}")
+    write_report(args, result, bundle.config)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,21 @@ def fold_queries(model: onnx.ModelProto, heads: tuple[int, int], folder: Path) -
     return bool(paths)
 
 
+def scaled_names(portable: onnx.ModelProto, form: onnx.ModelProto) -> set[str]:
+    """Tensors of the portable graph that hold the query after its scale in a folded form, and before it elsewhere."""
+    made = {name for node in form.graph.node for name in node.output}
+    makers = makers_of(portable.graph.node)
+    found: set[str] = set()
+    for path in query_paths(portable.graph, {weight.name for weight in portable.graph.initializer}):
+        if path.q_scale.output[0] not in made:
+            name = path.q_scale.input[0]
+            while name != path.q_bias.output[0]:
+                found.add(name)
+                name = makers[name].input[0]
+            found.add(name)
+    return found
+
+
 def shapes_of(heads: tuple[int, int]) -> dict[str, np.ndarray]:
     """The constants that all layers share."""
     count, size = heads

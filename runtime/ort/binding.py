@@ -147,6 +147,12 @@ class OrtState(dict[str, Any]):
             self[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype, OVER_ALLOCATION)
         self.bound = None
 
+    def of_row(self, row: int) -> OrtState:
+        """One source of it in the same memory: steps of the one write to the other's cache. Host memory only."""
+        found = OrtState({name: array[row : row + 1] for name, array in self.items()})
+        found.form, found.decoder = self.form, self.decoder
+        return found
+
     def kept_mask(self, shape: tuple[int, ...]) -> KeptMask | None:
         """The mask that steps of this shape make themselves; None: they are given theirs."""
         return None

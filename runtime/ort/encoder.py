@@ -84,8 +84,8 @@ class Encoder:
         self.run(cut, options)
         for tensor in self.spec.outputs:
             array = cut[tensor.name]
-            where: tuple[np.ndarray | slice, ...] = (part.rows, *map(slice, array.shape[1:]))
-            given[tensor.name][where] = array
+            place: tuple[np.ndarray | slice, ...] = (part.rows, *map(slice, array.shape[1:]))
+            given[tensor.name][place] = array
 
     def run(self, arrays: dict[str, np.ndarray], options: ort.RunOptions | None) -> None:
         binding = self.session.io_binding()

@@ -114,6 +114,7 @@ class OrtSession(Session):
             self.ahead = Ahead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
         self.limits = Limits(None, None, longest, config.max_target, attention=settings.attention)
         self.prefills = self.form.beam_positions
+        self.prefills_rows = self.prefills and settings.host and model.cache_form == "static"
         specs = self.form.specs(model.specs)
         self.kept = (specs["encoder"].input("source_mask"), *specs["encoder"].outputs)
         placement = Placement(self.threads, settings.provider, settings.resting)
@@ -209,9 +210,15 @@ class OrtSession(Session):
         state.parents = parents
 
     def prefill(
-        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, write_index: np.ndarray, self_mask: np.ndarray
+        self,
+        state: OrtState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        row: int | None = None,
     ) -> StepOutput:
-        bound = StepBinding(self.layout, state, self_mask.shape)
+        bound = StepBinding(self.layout, state if row is None else state.of_row(row), self_mask.shape)
         output = bound.run({"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask})
         if self.layout.grows:
             state.update(bound.grown)

@@ -94,6 +94,7 @@ class SpeculativeSession(Session):
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
         self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
+        self.prefills_rows = target.prefills_rows
 
     @classmethod
     def from_bundle(
@@ -146,9 +147,10 @@ class SpeculativeSession(Session):
         position: np.ndarray,
         write_index: np.ndarray,
         self_mask: np.ndarray,
+        row: int | None = None,
     ) -> StepOutput:
         state.verified.outputs.clear()
-        return self.target.prefill(state.target, tokens, position, write_index, self_mask)
+        return self.target.prefill(state.target, tokens, position, write_index, self_mask, row)
 
     def step(
         self,

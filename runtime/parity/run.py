@@ -23,6 +23,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import GraphError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
+from seq2engine.export.artifact.profiles import Workload
 
 from ..model_options import first_token
 from ..ort.session import OrtSettings
@@ -35,6 +36,7 @@ from .levels.cost import Fp32Outputs
 from .levels.decodes import Outputs
 from .levels.graphs import graphs_of
 from .levels.result import ParityResult
+from .locate.debug_engine import debug_engines
 from .locate.locate import finding_of
 from .options import ParityOptions
 from .reference_quality import with_quality
@@ -163,9 +165,11 @@ def with_finding(
 ) -> ParityResult:
     """`baseline` is the one that `--against` names."""
     progress("parity: locating the fault", 0.0)
-    finding = finding_of(
-        corpus.bundle, result, corpus.sources, options.beam, options.threads, options.command, baseline
-    )
+    bundle, workload = corpus.bundle, Workload(beam=options.beam, target=options.max_length)
+    with debug_engines(bundle, result.backend, result.precision, options.engine, workload) as engines:
+        finding = finding_of(
+            bundle, result, corpus.sources, options.beam, options.threads, options.command, baseline, engines
+        )
     progress("parity: locating the fault", 1.0)
     return dataclasses.replace(result, finding=finding)
 

@@ -45,7 +45,7 @@ class Scheduler:
             raise RequestError(f"{rows} rows and a queue of {queue}, expected at least 1 each")
         self.session, self.queue = session, queue
         self.rows = rows if session.limits.batch is None else min(rows, session.limits.batch)
-        self.limits = dataclasses.replace(session.limits, batch=None)  # of one request: a batch is ours to make
+        self.limits = dataclasses.replace(session.limits, batch=None, larger=None)  # of a request
         self.numbers = itertools.count(1)
         self.changed = threading.Condition()
         self.waiting: deque[Ticket] = deque()
@@ -193,7 +193,7 @@ class Scheduler:
             try:
                 batch.running.admit([ticket.source for ticket in tickets])
                 batch.begun += tickets
-            except Exception as error:  # whatever it is, it is told to those who asked
+            except Exception as error:  # whatever it is, those who asked get it
                 self._failed(group, self._members(group), error)
 
     def _step(self, group: Group) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         self.counters.step(batch.running.used, batch.running.size)
         try:
             advance = batch.running.step(tokens=any(t.on_token is not None for t in self._members(group)))
-        except Exception as error:  # whatever it is, it is told to those who asked
+        except Exception as error:  # whatever it is, those who asked get it
             self._failed(group, self._members(group), error)
             return
         now = time.monotonic()

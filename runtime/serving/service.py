@@ -117,7 +117,7 @@ class TextService:
         lines = [Line(number, text) for number, text in enumerate(request.texts, start=1)]
         sources = [coder.source(line) for line in lines]
         asked = [
-            Request(source, request.options, timeout=request.timeout, on_token=told(on_token, place))
+            Request(source, request.options, timeout=request.timeout, on_token=with_place(on_token, place))
             for place, source in enumerate(sources)
             if not isinstance(source, Translated)
         ]
@@ -134,7 +134,7 @@ class TextService:
         return TextStream(self.model.tokenizer)
 
 
-def told(on_token: Callable[[int, int], None] | None, place: int) -> Callable[[int], None] | None:
+def with_place(on_token: Callable[[int, int], None] | None, place: int) -> Callable[[int], None] | None:
     return None if on_token is None else lambda token: on_token(place, token)
 
 

@@ -45,7 +45,7 @@ class Ticket:
         self.deadline = None if request.timeout is None else self.arrived + request.timeout
         self.begun: float | None = None  # when it got a row
         self.first: float | None = None  # when its first step was done
-        self.seen = self.told = 0  # tokens decoded, and tokens that the client has got
+        self.seen = self.sent = 0  # tokens decoded, and tokens that the client has got
 
     @property
     def number(self) -> int:
@@ -69,10 +69,10 @@ class Ticket:
             raise DeadlineError(f"no result after {timeout:g} s") from error
 
     def next_token(self, token: int) -> None:
-        """Tells the client, unless it knows this token from a decode that was begun again."""
+        """Sends the client a token, unless it has it from a decode that was begun again."""
         self.seen += 1
-        if self.on_token is not None and self.seen > self.told:
-            self.told = self.seen
+        if self.on_token is not None and self.seen > self.sent:
+            self.sent = self.seen
             self.on_token(token)
 
     def begin_again_alone(self) -> None:

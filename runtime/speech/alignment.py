@@ -58,7 +58,7 @@ def token_times(decoder: WindowDecoder, window: Window, text: Sequence[int], fra
     language = window.language
     asked = [decoder.config.start_id, *decoder.speech.prompt(language, decoder.options.task, timestamps=False)]
     fed = [*asked, *text, decoder.config.end_id]
-    run = forced_run(decoder.session, decoder.encoded([window]), fed, alignment_heads(decoder))
+    run = forced_run(decoder.session, decoder.encoded(window), fed, alignment_heads(decoder))
     matrix = evidence(run.weights[:, :, : frames // 2])[len(asked) - 1 : -1]  # a row for every token that follows
     rows, places = cheapest_path(-matrix.astype(np.float64))
     starts = places[np.flatnonzero(np.diff(rows, prepend=-1))]

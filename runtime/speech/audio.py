@@ -84,9 +84,10 @@ def file_blocks(path: Path) -> tuple[int, Iterator[np.ndarray]]:
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}") from error
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a file whose name says raw samples
+        other = path.with_suffix(".flac" if path.suffix == ".wav" else ".wav")  # it cannot be converted to itself
         raise RequestError(
             f"{path} is no audio that libsndfile reads, expected wav, flac, ogg, mp3 or aiff; "
-            f"convert it with: ffmpeg -i {path} {path.with_suffix('.wav').name}"
+            f"convert it with: ffmpeg -i {path} {other.name}"
         ) from error
     return file.samplerate, read_blocks(file, path)
 

@@ -1,7 +1,7 @@
 """Windows of audio become tokens: search at temperature 0, and sampling where its output cannot be right.
 
-windows -> prompt, search -> too repetitive or too unlikely? -> the next temperature, for those windows only
-                          -> no speech? -> nothing
+window -> prompt, search -> too repetitive or too unlikely? -> the next temperature
+                         -> no speech? -> nothing
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from seq2engine.errors import RequestError
 from seq2engine.model.speech import SpeechConfig
 from seq2engine.model.tokenizers.base import Coder
 
-from ..generate import form_from_options, search_over
+from ..encoder_inputs import AudioSource, encoder_inputs
 from ..requests import problems_with_limits
 from ..search.constraints.timestamps import Timestamps
 from ..search.options import SearchOptions
-from ..search.step import Hypothesis, drain
+from ..search.step import Hypothesis
 from ..session import Session, State
+from ..text.running_batch import Source
 from ..tree_cache import TreeStep
 from .options import TranscribeOptions
-from .prompt import PromptedStep, likeliest_language, probabilities_of, prompt_tokens
+from .prompt import likeliest_language, probability_of, prompt_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +74,13 @@ class WindowOutput:
 
 
 class WindowDecoder:
-    """Decodes windows of any audio with one session. The latest single window stays encoded."""
+    """How windows of any audio are decoded with one session (by window_batches.py)."""
 
     def __init__(self, session: Session, tokenizer: Coder, speech: SpeechConfig, options: TranscribeOptions):
         self.session, self.tokenizer, self.speech, self.options = session, tokenizer, speech, options
         self.config = session.config
         self.room = min(session.config.max_target, session.limits.target)
-        self.latest: tuple[Window, State] | None = None
+        self.latest: tuple[np.ndarray, State] | None = None  # features of a window that was encoded alone
         search = self.search_options(options.temperatures[0], True, self.room // 2)
         problems = problems_with_limits(session.limits, session.config, search)
         if options.words and not session.limits.attention:
@@ -87,41 +88,24 @@ class WindowDecoder:
         if problems:
             raise RequestError("; ".join(problems))
 
-    def decode(self, windows: Sequence[Window]) -> list[WindowOutput]:
-        """The best output of every window, all of them decoded together."""
-        found: dict[int, WindowOutput] = {}
-        places = list(range(len(windows)))
-        for temperature in self.options.temperatures:
-            for timestamps in (False, True):
-                alike = [place for place in places if windows[place].timestamps == timestamps]
-                if alike:
-                    tried = self.decode_at([windows[place] for place in alike], temperature)
-                    found.update(zip(alike, tried, strict=True))
-            places = [place for place in places if found[place].fails(self.options)]
-            if not places:
-                break
-        return [found[place] for place in range(len(windows))]
-
-    def decode_at(self, windows: Sequence[Window], temperature: float) -> list[WindowOutput]:
-        prompts = [self.prompt(window) for window in windows]
-        longest = max(map(len, prompts))
-        most = min(self.options.max_length or self.room // 2, self.room - longest)
+    def source(self, number: int, window: Window, temperature: float) -> Source:
+        """A window as a batch takes it; the logits behind the start token are asked for."""
+        prompt = self.prompt(window)
+        most = min(self.options.max_length or self.room // 2, self.room - len(prompt))
         if most < 1:
-            raise RequestError(f"a prompt of {longest} tokens leaves no room, the model takes {self.room}; shorten it")
-        options = self.search_options(temperature, windows[0].timestamps, most)
-        form = form_from_options(options, self.config)
-        state = self.encoded(windows)
-        tree = TreeStep(self.session, state, len(windows), options.width, options.max_length, form)
-        step = PromptedStep(tree, prompts, self.config.start_id)
-        keys = [[window.first, round(1000 * temperature)] for window in windows]  # what draws depend on
-        best = [likeliest(found) for found in drain(search_over(step, keys, self.config, options))]
-        assert step.at_start is not None
-        silent = probabilities_of(step.at_start, self.speech.no_speech)
-        return [self.output(one, float(none), temperature) for one, none in zip(best, silent, strict=True)]
+            raise RequestError(
+                f"a prompt of {len(prompt)} tokens leaves no room, the model takes {self.room}; shorten it"
+            )
+        options = self.search_options(temperature, window.timestamps, most)
+        audio = AudioSource(window.features)
+        return Source(number, audio, options, prompt=prompt, asked=prompt.index(self.config.start_id))
 
-    def output(self, found: Hypothesis, no_speech: float, temperature: float) -> WindowOutput:
+    def output(self, hypotheses: Sequence[Hypothesis], at_start: np.ndarray, temperature: float) -> WindowOutput:
+        """What a search has found, and the logits [V] behind the start token -> the output."""
+        found = likeliest(hypotheses)
         tokens = found.tokens[:-1] if found.tokens[-1] == self.config.end_id else found.tokens
         mean = sum(found.log_probs) / len(found.log_probs)
+        no_speech = probability_of(at_start, self.speech.no_speech)
         return WindowOutput(tokens, self.text(tokens).strip(), mean, no_speech, temperature)
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -132,19 +116,24 @@ class WindowDecoder:
         asked = window.language, self.options.task, window.timestamps, window.previous
         return prompt_tokens(self.speech, self.config.start_id, self.room, *asked)
 
-    def encoded(self, windows: Sequence[Window]) -> State:
-        if self.latest is not None and [self.latest[0]] == list(windows):
+    def encode(self, audios: Sequence[Sequence[int]]) -> State:
+        """The state of windows. That of a single one is kept until the next is encoded: a language, other temperatures
+        and words are of the same window. So whoever decodes it is done with it before somebody else asks for it."""
+        features = [audio.features for audio in audios if isinstance(audio, AudioSource)]
+        if self.latest is not None and len(features) == 1 and self.latest[0] is features[0]:
             return self.latest[1]
         self.latest = None
-        features = np.stack([window.features for window in windows])
-        state = self.session.encode(features, np.ones((len(features), self.config.max_source), dtype=bool))
-        if len(windows) == 1:
-            self.latest = windows[0], state
+        state = self.session.encode(*encoder_inputs(audios, self.config))
+        if len(features) == 1:
+            self.latest = features[0], state
         return state
+
+    def encoded(self, window: Window) -> State:
+        return self.encode([AudioSource(window.features)])
 
     def language_of(self, window: Window) -> tuple[str, float]:
         """The likeliest language of a window, and its probability among all languages."""
-        step = TreeStep(self.session, self.encoded([window]), 1, 1, 1)
+        step = TreeStep(self.session, self.encoded(window), 1, 1, 1)
         answer = step(np.array([[self.config.start_id]]), np.zeros((1, 1), dtype=np.int64))
         return likeliest_language(answer.logits[0, 0], self.speech)
 
@@ -153,7 +142,8 @@ class WindowDecoder:
         fields: dict[str, Any] = {"beam": own.beam, "length_penalty": own.length_penalty}
         if temperature > 0:
             samples = own.best_of if self.session.limits.beam is None else min(own.best_of, self.session.limits.beam)
-            fields = {"sample": True, "temperature": temperature, "nbest": samples, "seed": own.seed}
+            seed = own.seed * 10_000 + round(1000 * temperature)  # other draws at every temperature
+            fields = {"sample": True, "temperature": temperature, "nbest": samples, "seed": seed}
         return SearchOptions(
             max_length=most,
             banned=tuple((token,) for token in speech.suppressed),

@@ -1,18 +1,19 @@
-"""Many audios at once: the next window of each is decoded together with those of the others.
+"""Many audios at once: a window of each is decoded together with those of the others.
 
-audio 0  w w w w       a row of the batch is one audio; its windows follow each other, since each begins where the
-audio 1  w w           one before ends. An audio that is done gives its row to the next one.
-audio 2  w w w
-audio 3      w w
+audio 0  wwwwww wwww wwwww      windows of an audio follow each other, since each begins where the one before ends; the
+audio 1  ww wwwwwww             next one begins as soon as that is known, whatever the others do (window_batches.py).
+audio 2  wwww www wwwwwww       An audio that is done gives its place to the next one.
+audio 3             wwww ww
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from seq2engine.common.progress import Progress, silent
-from seq2engine.errors import RequestError
+from seq2engine.errors import RequestError, Seq2EngineError
 from seq2engine.model.speech import SpeechConfig
 from seq2engine.model.tokenizers.base import Coder
 
@@ -22,16 +23,11 @@ from .decoding import WindowDecoder
 from .features import FRAMES_PER_SECOND, HOP
 from .options import TranscribeOptions, check_model
 from .transcript import Transcript
+from .window_batches import WindowBatches
 from .windows import Listener
 
 STAGE = "transcribe"
 BATCH = 8  # audios decoded together: a window is 1500 positions, so that more hardly fill a CPU better
-
-
-@dataclass
-class _Row:
-    number: int
-    listener: Listener
 
 
 def transcripts_of(
@@ -78,27 +74,43 @@ class _Work:
         self.prompt: list[int] = []
         if options.prompt is not None and options.prompt.strip():
             self.prompt = tokenizer.encode_target(f" {options.prompt.strip()}")[:-1]
+        self.batches = WindowBatches(self.decoder)
+        self.listeners: dict[int, Listener] = {}  # audios that are being decoded, by their numbers
         self.finished = 0
 
     def transcripts(self, most: int) -> Iterator[tuple[int, Transcript]]:
         """Number and transcript of every audio, in the order in which they are done."""
         waiting = iter(enumerate(self.audios))
-        rows: list[_Row] = []
+        coming: deque[int] = deque()  # audios whose next window can begin
         while True:
-            self.report(rows)
-            for number, opened in self.opened(waiting, most - len(rows)):
+            for number, opened in self.opened(waiting, most - len(self.listeners)):
                 if isinstance(opened, Transcript):
-                    self.finished += 1
-                    yield number, opened
+                    yield self.done(number, opened)
                 else:
-                    rows.append(_Row(number, opened))
-            if not rows:
+                    self.listeners[number] = opened
+                    coming.append(number)
+            while coming:
+                number = coming.popleft()
+                if (window := self.listeners[number].window()) is not None:
+                    self.batches.add(number, window)
+                else:
+                    yield self.done(number, self.listeners.pop(number).transcript())
+            if self.finished == len(self.audios):
                 break
-            for row in self.advanced(rows):
-                self.finished += 1
-                yield row.number, row.listener.transcript()
-                rows.remove(row)
+            for number, window, output in self.batches.step():
+                listener = self.listeners[number]
+                if isinstance(output, Seq2EngineError):
+                    yield self.done(number, Transcript(self.listeners.pop(number).speech.name, error=str(output)))
+                else:
+                    listener.take(window, output)
+                    coming.append(number)
+                    self.report()
         self.progress(STAGE, 1.0)
+
+    def done(self, number: int, transcript: Transcript) -> tuple[int, Transcript]:
+        self.finished += 1
+        self.report()
+        return number, transcript
 
     def opened(self, waiting: Iterable[tuple[int, Audio]], count: int) -> Iterator[tuple[int, Listener | Transcript]]:
         """Up to `count` audios that can be decoded, and the errors of those between them that cannot."""
@@ -113,19 +125,10 @@ class _Work:
             yield number, Listener(speech, self.decoder, self.prompt)
             count -= 1
 
-    def advanced(self, rows: Sequence[_Row]) -> list[_Row]:
-        """One window of every row; those rows that have no more."""
-        windows = [(row, row.listener.window()) for row in rows]
-        going = [(row, window) for row, window in windows if window is not None]
-        if going:
-            outputs = self.decoder.decode([window for _, window in going])
-            for (row, window), output in zip(going, outputs, strict=True):
-                row.listener.take(window, output)
-        return [row for row, window in windows if window is None]
-
-    def report(self, rows: Sequence[_Row]) -> None:
+    def report(self) -> None:
         """How much of all audios is done; the end is reported once."""
-        heard = self.finished + sum(row.listener.fraction for row in rows)
-        seconds = sum(row.listener.place for row in rows) / FRAMES_PER_SECOND
+        going = self.listeners.values()
+        heard = math.fsum((self.finished, *(listener.fraction for listener in going)))  # in any order
+        seconds = sum(listener.place for listener in going) / FRAMES_PER_SECOND
         if heard < len(self.audios):
-            self.progress(STAGE, heard / len(self.audios), f"{seconds:.0f} s of audio done" if rows else "")
+            self.progress(STAGE, heard / len(self.audios), f"{seconds:.0f} s of audio done" if going else "")

@@ -2,7 +2,7 @@
 
 audio    |----------------------------------------------------------------|
 window 1 |<0.00> a b c <4.20><4.20> d e f <27.60><27.60> g h|               the last segment is cut off:
-window 2                                          |<0.00> g h i ...         it is heard again, as a whole
+window 2                                          |<0.00> g h i ...         it is decoded again, as a whole
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cut:
 
 
 def cuts_of(tokens: Sequence[int], first_timestamp: int, frames: int) -> tuple[list[Cut], int, bool]:
-    """Tokens of a window of so many frames -> its pieces, frames to the next window, and whether all was heard.
+    """Tokens of a window of so many frames -> its pieces, frames to the next window, and whether all was decoded.
 
     Two timestamps in a row end a piece. What follows the last pair is dropped, because the window may have cut it off,
     unless one timestamp alone ends the output: then nobody speaks in the rest of the window.

@@ -12,7 +12,7 @@ neighbours. Sources with other options share a batch where their steps have the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +28,23 @@ from ..search.step_output import NotFiniteError, StepOutput
 from ..session import Session, State, StepForm
 from ..tree_cache import TreeStep, rounded
 
+NOBODY = -1  # a number that no source has
 Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses
 
 
 @dataclass(frozen=True)
 class Source:
     """One of many: its number, its tokens (or features), its options, the beginning of its output (None: nothing of its
-    own), and what the decoder is fed before that (None: what the options say)."""
+    own), and what the decoder is fed before that (None: what the options say).
+
+    `asked` is a place in its prompt: the logits after that token are wanted, too (`RunningBatch.asked`)."""
 
     number: int
     tokens: Sequence[int]
     options: SearchOptions
     prefix: list[int] | None = None
     prompt: list[int] | None = None
+    asked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,24 @@ class Advance:
 
 
 class RunningBatch:
-    """Rows that are decoded together, and the searches over them. It has no rows before the first sources come."""
+    """Rows that are decoded together, and the searches over them. It has no rows before the first sources come.
 
-    def __init__(self, session: Session, form: BatchForm, max_length: int):
+    `encode` makes a state of sources that are padded alike; the state of those that come first becomes the batch's.
+    `asked` are the logits [V] of each source that asked for some, by its number; who asked takes them out.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        form: BatchForm,
+        max_length: int,
+        encode: Callable[[Sequence[Sequence[int]]], State] | None = None,
+    ):
         self.session, self.form, self.max_length = session, form, max_length
+        self.encode = encode or (lambda group: session.encode(*encoder_inputs(group, session.config)))
         self.rows: _Rows | None = None
         self.cohorts: list[_Cohort] = []
+        self.asked: dict[int, np.ndarray] = {}
 
     @property
     def size(self) -> int:
@@ -98,7 +114,7 @@ class RunningBatch:
     def admit(self, sources: list[Source]) -> None:
         """These begin with the next step: in free rows, and in new ones where those are too few."""
         if self.rows is None:
-            self.rows = _Rows(self.session, self.form, self.max_length, sources)
+            self.rows = _Rows(self, sources)
             places = np.arange(len(sources))
         else:
             self.rows.grow(max(0, len(sources) - (self.size - self.used)))
@@ -162,15 +178,17 @@ def prefixes_of(sources: Sequence[Source]) -> list[list[int]]:
 class _Rows:
     """The batch as the decoder sees it: one source a row, each at its own step, some of them free."""
 
-    def __init__(self, session: Session, form: BatchForm, max_length: int, sources: list[Source]):
-        self.session, self.form = session, form
-        batch, width = len(sources), form.width
+    def __init__(self, owner: RunningBatch, sources: list[Source]):
+        self.session, self.form, self.encode, self.asked = owner.session, owner.form, owner.encode, owner.asked
+        batch, width = len(sources), self.form.width
         self.lengths = np.array([len(source.tokens) for source in sources])
         self.free = np.zeros(batch, dtype=bool)
+        self.asking = np.full(batch, NOBODY)  # numbers of the sources that ask for the logits of the next step
         self.tokens = np.zeros((batch, width), dtype=np.int64)
         self.parents = np.zeros((batch, width), dtype=np.int64)
         state = self.first_state(sources)
-        self.tree = TreeStep(session, state, batch, width, max_length, form.step, self.plan_of(sources))
+        plan = self.plan_of(sources)
+        self.tree = TreeStep(self.session, state, batch, width, owner.max_length, self.form.step, plan)
         self.begin(np.arange(batch), sources)
         self.answer = StepOutput(np.zeros(0))
 
@@ -180,10 +198,20 @@ class _Rows:
         fed = [place for place, source in enumerate(sources) if source.prompt is not None or source.options.prompt]
         if fed:
             prompts = [source.prompt or prompts_of(config, source.options, 1)[0] for source in sources]
-            self.tree.feed(rows[fed], [prompts[place] for place in fed])
+            asked = [sources[place].asked for place in fed]
+            found = self.tree.feed(rows[fed], [prompts[place] for place in fed], asked)
+            self.read_logits(rows, sources, found)
         self.free[rows] = False
         self.tokens[rows] = [[start_of(config, source.options)] for source in sources]
         self.parents[rows] = np.arange(self.form.width)
+
+    def read_logits(self, rows: np.ndarray, sources: list[Source], found: dict[int, np.ndarray]) -> None:
+        """What sources ask for was found, by row, or comes with the next step: after the last token of a prompt."""
+        for row, source in zip(rows.tolist(), sources, strict=True):
+            if row in found:
+                self.asked[source.number] = found[row]
+            elif source.asked is not None:
+                self.asking[row] = source.number
 
     def first_state(self, sources: list[Source]) -> State:
         """One state of sources that were not encoded all at once."""
@@ -213,13 +241,15 @@ class _Rows:
     def encoded(self, sources: list[Source]) -> Iterator[tuple[np.ndarray, State]]:
         """States of sources of like length with their places, the longest first."""
         for places in groups_by_padding([len(source.tokens) for source in sources]):
-            group = [sources[place].tokens for place in places]
-            yield np.array(places), self.session.encode(*encoder_inputs(group, self.session.config))
+            yield np.array(places), self.encode([sources[place].tokens for place in places])
 
     def step(self) -> None:
         if self.tree.plan is None:
             self.tree.restart(np.flatnonzero(self.free))  # free rows are stepped as well: this keeps them out of slots
         self.answer = self.tree(self.tokens, self.parents)
+        for row in np.flatnonzero(self.asking != NOBODY).tolist():
+            self.asked[int(self.asking[row])] = np.array(self.answer.logits[row, 0])
+        self.asking[:] = NOBODY
 
     def admit(self, rows: np.ndarray, sources: list[Source]) -> None:
         self.lengths[self.free] = 0
@@ -238,14 +268,14 @@ class _Rows:
         rows = np.concatenate([np.arange(len(self.free)), np.zeros(count, dtype=np.int64)])
         first = len(self.free)
         self.keep(rows)
-        self.free[first:], self.lengths[first:] = True, 0
+        self.free[first:], self.lengths[first:], self.asking[first:] = True, 0, NOBODY
 
     def keep(self, rows: np.ndarray) -> np.ndarray:
         """Drops all other rows; the new place of every row, 0 for those that are gone."""
         places = np.zeros(len(self.free), dtype=np.int64)
         places[rows] = np.arange(len(rows))
         self.tree.keep(rows)
-        self.lengths, self.free = self.lengths[rows], self.free[rows]
+        self.lengths, self.free, self.asking = self.lengths[rows], self.free[rows], self.asking[rows]
         self.tokens, self.parents = self.tokens[rows], self.parents[rows]
         return places
 
@@ -269,7 +299,8 @@ class _Cohort:
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
         going = self.rows[~self.done]
         assert np.array_equal(self.batch.tokens[going], tokens[~self.done]), "a search asks for what it emitted"
-        return self.batch.answer.of(self.rows)
+        every = len(self.rows) == len(self.batch.free) and bool((np.diff(self.rows) == 1).all())
+        return self.batch.answer if every else self.batch.answer.of(self.rows)  # rows of logits would be copied
 
     def attention(self) -> np.ndarray:
         return self.batch.tree.attention()[self.rows]

@@ -127,10 +127,10 @@ class Engine:
         expected |= {("OUTPUT", t.name, t.dtype, ()) for t in self.entry.outputs}
         if self.engine.num_optimization_profiles != len(self.profiles):
             has = f"it has {self.engine.num_optimization_profiles} profiles, not {len(self.profiles)}"
-            raise SessionError(f"{self.path} is not what its passport says ({has}); {self.refused}")
+            raise SessionError(f"{self.path} is not what its passport records ({has}); {self.refused}")
         if found != expected:
             differing = sorted({name for _, name, _, _ in found ^ expected})
-            raise SessionError(f"{self.path} is not what its passport says ({', '.join(differing)}); {self.refused}")
+            raise SessionError(f"{self.path} is not what its passport records ({', '.join(differing)}); {self.refused}")
 
     def shapes_of(self, name: str) -> tuple[Shape, ...]:
         """An input's shapes at min, opt and max, profile after profile; nothing for an output."""
@@ -151,7 +151,7 @@ class Engine:
         reported = self.engine.get_aliased_input_tensor(output) or None
         if reported != recorded:
             raise SessionError(
-                f"{self.path} wants {output} in the memory of {reported}, its passport says {recorded}; {self.refused}"
+                f"{self.path} wants {output} in the memory of {reported}, its passport has {recorded}; {self.refused}"
             )
         return reported
 
@@ -169,17 +169,25 @@ class Engine:
             self.bind(binding)
             self.bound = binding.key
 
-    def bind(self, binding: Binding) -> None:
-        self.select(binding.profile)
-        inputs, outputs = self.entry.inputs, self.entry.outputs
-        for tensor, array in zip(inputs, binding.arrays[: len(inputs)], strict=True):
-            self.require(self.context.set_input_shape(tensor.name, array.shape), f"take {tensor.name} {array.shape}")
+    def output_shapes(self, profile: int, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Selects a profile and sets the shapes of all inputs; what shapes the outputs then have."""
+        self.bound, self.settled = None, False
+        self.select(profile)
+        for tensor in self.entry.inputs:
+            shape = shapes[tensor.name]
+            self.require(self.context.set_input_shape(tensor.name, shape), f"take {tensor.name} {shape}")
         if missing := self.context.infer_shapes():
             raise SessionError(f"{self.path} does not know the shape of {', '.join(missing)}; {self.refused}")
+        return {tensor.name: tuple(self.context.get_tensor_shape(tensor.name)) for tensor in self.entry.outputs}
+
+    def bind(self, binding: Binding) -> None:
+        inputs, outputs = self.entry.inputs, self.entry.outputs
+        given = zip(inputs, binding.arrays[: len(inputs)], strict=True)
+        inferred = self.output_shapes(binding.profile, {tensor.name: array.shape for tensor, array in given})
         for tensor, array in zip(outputs, binding.arrays[len(inputs) :], strict=True):
-            if (inferred := tuple(self.context.get_tensor_shape(tensor.name))) != array.shape:
+            if inferred[tensor.name] != array.shape:
                 raise SessionError(
-                    f"{self.path} makes {tensor.name} {inferred}, expected {array.shape}; {self.refused}"
+                    f"{self.path} makes {tensor.name} {inferred[tensor.name]}, expected {array.shape}; {self.refused}"
                 )
         for tensor, array in zip((*inputs, *outputs), binding.arrays, strict=True):
             self.require(self.context.set_tensor_address(tensor.name, array.address), f"bind {tensor.name}")

@@ -54,6 +54,14 @@ def typed_front(staging: np.ndarray, dtype: str, shape: Shape) -> np.ndarray:
     return staging[: math.prod(shape) * known.itemsize].view(known).reshape(shape)
 
 
+def read_values(staging: np.ndarray, dtype: str, shape: Shape) -> np.ndarray:
+    """A copy of what staging memory holds; bfloat16 as fp32."""
+    values = typed_front(staging, dtype, shape).copy()
+    if dtype == "bfloat16":  # the upper half of an fp32
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values
+
+
 def shape_of(tensor: EngineTensor, sizes: Sizes) -> Shape:
     """The tensor's shape for given sizes of the contract's letters."""
     return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in tensor.axes)
@@ -220,3 +228,8 @@ class TrtState(dict[str, DeviceArray]):
     def is_at(self, steps: int) -> bool:
         """Whether that is how many steps were done."""
         return self.steps == steps
+
+
+def physical_rows(state: TrtState) -> int:
+    """Rows of its tensors."""
+    return state["source_mask"].shape[0]

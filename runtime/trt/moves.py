@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from seq2engine.export.artifact.transfers import itemsize_of
 
 from .device import Device, Memory
@@ -101,3 +103,8 @@ def copy_columns(
     inner = math.prod(shape[axis + 1 :]) * itemsize_of(dtype)
     pitches = (target_shape[axis] * inner, shape[axis] * inner)
     device.copy(target, source, min(pitches), math.prod(shape[:axis]), pitches)
+
+
+def padded_slots(slots: np.ndarray, rows: int, length: int) -> np.ndarray:
+    """Slots [B,L] -> [rows, length]: what is added repeats the last row and the last column."""
+    return np.pad(slots, ((0, rows - len(slots)), (0, length - slots.shape[1])), mode="edge")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:  # choosing an engine needs no torch
 
 EXAMPLE_TARGET = "sm89"
 PORTABLE_FROM = 80  # a TensorRT-RTX engine built for no target in particular runs from this compute capability on
+
+
+@dataclass(frozen=True)
+class Opening:
+    """An engine that can be opened here, and what with."""
+
+    trt: Any
+    device: Device
+    folder: Path
+    passport: Passport
 
 
 def choose_engine(
@@ -83,7 +94,7 @@ def check_files(bundle: Bundle, folder: Path, passport: Passport) -> None:
             raise SessionError(f"{path} is missing, though its passport lists it; {fix(folder, passport)}")
         if (size := path.stat().st_size) != entry.bytes:
             raise SessionError(
-                f"{path} has {size} bytes, its passport says {entry.bytes}; copy it again, or {fix(folder, passport)}"
+                f"{path} has {size} bytes, its passport has {entry.bytes}; copy it again, or {fix(folder, passport)}"
             )
         if sha256_of(path) != entry.sha256:
             raise SessionError(
@@ -125,6 +136,16 @@ def runs_on(passport: Passport, device: Device) -> bool:
 def fix(folder: Path, passport: Passport, **changed: Range | int) -> str:
     """The command that rebuilds this engine, with the given ranges or slots instead of its own."""
     return f"rebuild with: {rebuild_command(folder, passport, passport.targets, **changed)} --force"
+
+
+def larger_build(folder: Path, passport: Passport, wanted: Mapping[str, int]) -> str:
+    """The same, of an engine that takes so many beams or target tokens. A fixed number of beams stays a fixed one."""
+    changed: dict[str, Range | int] = {}
+    for name, size in wanted.items():
+        now: Range = getattr(passport.ranges, name)
+        fixed = name == "beam" and now.fixed and passport.cache_form == "static"
+        changed[name] = Range(size, size, size) if fixed else Range(now.min, now.opt, max(now.max, size))
+    return fix(folder, passport, **changed)
 
 
 def rebuild_command(folder: Path, passport: Passport, targets: Sequence[str], **changed: Range | int) -> str:

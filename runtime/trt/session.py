@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from .ahead import SCORED, AheadMemory, AheadPlan, planned_ahead
 from .device import CudaDevice, Device, Memory
 from .engine import Engine
 from .launches import Launches, Run
-from .memory import BatchMemory, DeviceArray, Post, Shape, Slab, TrtState, room_for_moves, typed_front
-from .moves import clear, gather_rows, put_rows, set_length
-from .selection import check_files, check_machine, choose_engine, fix, runs_on
+from .memory import BatchMemory, DeviceArray, Post, Shape, Slab, TrtState, physical_rows, read_values, room_for_moves
+from .moves import clear, gather_rows, padded_slots, put_rows, set_length
+from .selection import Opening, check_files, check_machine, choose_engine, fix, larger_build, runs_on
 from .shapes import Profile, call_sizes, check_dtypes, check_places, check_reserved, profile_for, profiles_of
 from .step_plan import MASK, MASKS, SLOT_POSITION, StepMemory, StepPlan, planned, signature_of
 
@@ -70,6 +71,7 @@ class TrtSession(Session):
             # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
             # would keep it.
             least_beams=passport.ranges.beam.min if self.static else 1,
+            larger=partial(larger_build, folder, passport),
         )
         self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
@@ -121,16 +123,9 @@ class TrtSession(Session):
         workload: Workload | None = None,
         tokens_per_wait: int = TOKENS_PER_WAIT,
     ) -> TrtSession:
-        """Opens the engines of a bundle; everything that files show is checked before a GPU is needed."""
-        folder, passport = choose_engine(bundle, precision, engine, workload)
-        check_files(bundle, folder, passport)
-        device = CudaDevice()
-        if engine is None and not runs_on(passport, device):  # there may be another one for this GPU
-            folder, passport = choose_engine(bundle, precision, None, workload, lambda one: runs_on(one, device))
-            check_files(bundle, folder, passport)
-        trt = load_tensorrt(passport.flavour)
-        check_machine(folder, passport, trt, device)
-        return cls(trt, device, folder, passport, bundle.config, tokens_per_wait)
+        """Opens the engines of a bundle."""
+        found = engine_on_this_machine(bundle, precision, engine, workload)
+        return cls(found.trt, found.device, found.folder, found.passport, bundle.config, tokens_per_wait)
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> TrtState:
         engine = self.opened("encoder")
@@ -354,10 +349,7 @@ class TrtSession(Session):
         staging = self.device.staging(array.bytes)[: array.bytes]
         self.device.download(staging, array.memory)
         self.wait()
-        values = typed_front(staging, array.dtype, array.shape)[: state.rows].copy()
-        if array.dtype == "bfloat16":  # the upper half of an fp32
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values
+        return read_values(staging, array.dtype, array.shape)[: state.rows]
 
     def wait(self) -> None:
         self.device.synchronize()
@@ -384,14 +376,19 @@ class TrtSession(Session):
         self.close()
 
 
-def physical_rows(state: TrtState) -> int:
-    """Rows of its tensors."""
-    return state["source_mask"].shape[0]
-
-
-def padded_slots(slots: np.ndarray, rows: int, length: int) -> np.ndarray:
-    """Slots [B,L] -> [rows, length]: what is added repeats the last row and the last column."""
-    return np.pad(slots, ((0, rows - len(slots)), (0, length - slots.shape[1])), mode="edge")
+def engine_on_this_machine(
+    bundle: Bundle, precision: str, engine: str | None = None, workload: Workload | None = None
+) -> Opening:
+    """Chooses an engine of a bundle; everything that files show is checked before a GPU is needed."""
+    folder, passport = choose_engine(bundle, precision, engine, workload)
+    check_files(bundle, folder, passport)
+    device = CudaDevice()
+    if engine is None and not runs_on(passport, device):  # there may be another one for this GPU
+        folder, passport = choose_engine(bundle, precision, None, workload, lambda one: runs_on(one, device))
+        check_files(bundle, folder, passport)
+    trt = load_tensorrt(passport.flavour)
+    check_machine(folder, passport, trt, device)
+    return Opening(trt, device, folder, passport)
 
 
 def session_from_bundle(bundle: Bundle, precision: str, options: SessionOptions) -> Session:

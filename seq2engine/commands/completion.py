@@ -55,10 +55,11 @@ def run_completion(commands: Commands, args: argparse.Namespace) -> int:
 
 
 def flags_of(parser: Parser) -> list[Flag]:
+    formatter = parser._get_formatter()  # puts the default into a help text
     return [
         Flag(
             max(action.option_strings, key=len),
-            action.help or "",
+            formatter._expand_help(action) if action.help else "",
             action.nargs != 0,
             values_of(action),
         )
@@ -131,7 +132,7 @@ def zsh_script(commands: Commands) -> str:
 
 
 def fish_script(commands: Commands) -> str:
-    lines = []
+    lines = [f"complete -c seq2engine -n __fish_use_subcommand -l {name}" for name in ("help", "version")]
     for choice in commands._choices_actions:
         lines.append(f"complete -c seq2engine -f -n __fish_use_subcommand -a {choice.dest} -d {quoted(choice.help)}")
     for name, parser in commands.choices.items():

@@ -87,7 +87,8 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         action=Maybe,
         fits=re.compile(".+:.+").fullmatch,
         metavar="PLACE:TENSOR",
-        help="only locate the first wrong tensor inside the ONNX graphs; with a value, compare that tensor only",
+        help="only locate the first wrong tensor inside the ONNX graphs, with --backend tensorrt then inside engines "
+        "that are built with more outputs; with a value, compare that tensor only",
     )
     sub.add_argument(
         "--row",
@@ -198,7 +199,9 @@ def files_from_args(
 
 def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     """Locates a fault in the graphs, as after a failed parity run, but without that run."""
+    from seq2engine.export.artifact.profiles import Workload
     from seq2engine.runtime.parity.compare import longest_of
+    from seq2engine.runtime.parity.locate.debug_engine import debug_engines
     from seq2engine.runtime.parity.locate.locate import locate, locate_sources
     from seq2engine.runtime.text.sources import sources_of
 
@@ -213,7 +216,9 @@ def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     longest = longest_of(bundle.config.max_target, args.max_length)
     only = args.locate or None
     command = f"{command_of(args)} --precision={precision}"
-    found = locate(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command)
+    workload = Workload(beam=args.beam, target=args.max_length)
+    with debug_engines(bundle, args.backend, precision, args.engine, workload) as engines:
+        found = locate(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command, engines=engines)
     if args.json:
         print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
     else:
@@ -225,7 +230,7 @@ def command_of(args: argparse.Namespace) -> str:
     """The parity command that was given, without its precisions and --locate."""
     words = ["seq2engine", "parity", str(args.bundle)]
     given = {name: getattr(args, name) for name in ("backend", "references", "count", "seed", "beam", "max_length")}
-    given |= {"from": args.source_language, "to": args.target_language, "threads": args.threads}
+    given |= {"from": args.source_language, "to": args.target_language, "threads": args.threads, "engine": args.engine}
     for name, value in given.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]

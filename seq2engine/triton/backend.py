@@ -34,6 +34,7 @@ from seq2engine.runtime.translator import load
 from .repository import DESCRIPTION, FORMAT
 from .tensors import array_of, string_tensor, tensor_of
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 LOOK = 0.1  # seconds between two looks for clients that have gone
 LAST = 5.0  # seconds that the end waits for the sender
 COUNT = 1.0  # and between two updates of the metrics
@@ -44,11 +45,20 @@ ENDED = object()
 class Job:
     """One request of a client: where its answers go, and what it asked for."""
 
-    sender: Any
+    sender: Any  # None once the last response is sent
     names: frozenset[str]  # of the outputs that it wants
     pending: Pending | None = None
     ticket: Ticket | None = None
     stream: TextStream | None = None
+
+    def finish(self, response: Any) -> None:
+        """Sends the last response and lets the sender go, as what Triton keeps for it may keep the model loaded."""
+        sender, self.sender = self.sender, None
+        sender.send(response, flags=FINAL)
+
+    def fail(self, error: BaseException) -> None:
+        text = " ".join(str(error).split()) or type(error).__name__
+        self.finish(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)))
 
 
 class TritonPythonModel:
@@ -86,14 +96,12 @@ class TritonPythonModel:
     def execute(self, requests: Iterable[Any]) -> None:
         """Queues requests and returns at once; answers follow from the sender's thread."""
         for request in requests:
-            sender = request.get_response_sender()
-            job = Job(sender, frozenset(request.requested_output_names()))
+            job = Job(request.get_response_sender(), frozenset(request.requested_output_names()))
             self.jobs.add(job)  # before its first event
             try:
                 self.begin(job, request)
             except Exception as error:  # of this request, and of no other
-                self.jobs.discard(job)
-                send_error(sender, error)
+                self.events.put((job, error))
 
     def finalize(self) -> None:
         """Finishes what was begun. Triton no longer answers calls of ours by then, so that the sender makes none."""
@@ -163,9 +171,11 @@ class TritonPythonModel:
         if not self.jobs and not self.closing:  # before the last answer: Triton may unload the model right behind it
             self.metrics.update(self.service.scheduler, idle=True)
         try:
+            if isinstance(event, Exception):
+                raise event
             self.send_result(job)
         except BaseException as error:  # the request's own, cancelled ones among them
-            send_error(job.sender, error)
+            job.fail(error)
 
     def send_result(self, job: Job) -> None:
         if job.pending is not None:
@@ -178,10 +188,13 @@ class TritonPythonModel:
             decode = self.model.tokenizer.decode_target
             hypotheses: list[Hypothesis] = job.ticket.result()
             found = [(one.tokens, decode(one.tokens), one.score) for one in hypotheses]
-        for rank, (tokens, text, score) in enumerate(found or [((), "", 0.0)]):
-            last = rank >= len(found) - 1
-            response = response_of(job.names, tokens, text, score, rank, final=True)
-            job.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+        *others, last = [
+            response_of(job.names, tokens, text, score, rank, final=True)
+            for rank, (tokens, text, score) in enumerate(found or [((), "", 0.0)])
+        ]
+        for response in others:
+            job.sender.send(response)
+        job.finish(last)
 
 
 def checked_description(folder: Path, version: str) -> dict[str, Any]:
@@ -259,12 +272,6 @@ def response_of(
     if "text" in names:
         tensors.append(string_tensor("text", text))
     return pb_utils.InferenceResponse(output_tensors=tensors)
-
-
-def send_error(sender: Any, error: BaseException) -> None:
-    text = " ".join(str(error).split()) or type(error).__name__
-    final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)), flags=final)
 
 
 class Metrics:

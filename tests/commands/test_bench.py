@@ -174,7 +174,7 @@ sys.exit(main({["bench", str(bundle), *words]!r}))
     while not out.exists() and process.poll() is None:
         time.sleep(0.05)
     os.kill(process.pid, number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode != 0
     found = result_from_path(out)
     assert found.interrupted == "interrupted after 1 of 2 cases"

@@ -78,7 +78,15 @@ def test_other_shells_accept_the_script(cli, shell):
         subprocess.run(["bash", "-n"], input=out, text=True, check=True)
 
 
+def test_fish_shows_the_help_of_a_flag_with_its_default(cli):
+    lines = cli("completion", "fish")[1].splitlines()
+    assert not [line for line in lines if "%(" in line]
+    (backend,) = [line for line in lines if "_from run'" in line and "-l backend " in line]
+    assert "(default: onnxruntime)" in backend
+
+
 LINES = (
+    ("seq2engine --vers", "--version"),
     ("seq2engine pari", "parity"),
     ("seq2engine run B --beam-style c", "ctranslate2"),
     ("seq2engine run --scor", "--scores"),

@@ -88,6 +88,20 @@ def test_bad_audio_is_one_line_or_an_empty_transcript(cli, bundle, tmp_path):
     assert err == f"{tmp_path / 'nan.wav'} has samples that are not finite numbers, expected numbers from -1 to 1\n"
 
 
+def test_unusual_audio_is_transcribed(cli, bundle, tmp_path):
+    """8 and 24 bits, six channels, a file that is cut off."""
+    wave = sound(3 * WINDOW, 1)
+    soundfile.write(tmp_path / "eight.wav", wave, RATE, subtype="PCM_U8")
+    soundfile.write(tmp_path / "deep.wav", wave, RATE, subtype="PCM_24")
+    soundfile.write(tmp_path / "surround.wav", np.stack([wave] * 6, axis=1), RATE)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "deep.wav").read_bytes()[: 3 * 2 * WINDOW])
+    names = [tmp_path / f"{name}.wav" for name in ("eight", "deep", "surround", "cut")]
+    code, out, err = cli("transcribe", bundle, *names, "--quiet", *FAST)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == len(names)
+    assert all(line.strip() for line in out.splitlines())
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -17,7 +17,7 @@ from seq2engine.runtime.translator import load
 from seq2engine.serving.app import Application, ServerLimits
 
 TEXTS = ["abc", "jihgfedcba", "a é 😀", "", "cab" * 5]
-SOON = 30
+SOON = 120
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,11 @@ def serve(model):
     def opens(queue=256, rows=32, widest=8, **limits):
         service = TextService(model, rows, queue, widest)
         opened.append(service)
-        return TestClient(
+        client = TestClient(
             Application(service, "letters", ServerLimits(**limits)).starlette(), raise_server_exceptions=False
         )
+        client.scheduler = service.scheduler
+        return client
 
     yield opens
     for service in opened:
@@ -155,25 +157,35 @@ def slowed(model, gate):
     return mock.patch.object(model.session, "step", waiting)
 
 
+def until(true):
+    deadline = time.monotonic() + SOON
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_a_full_queue_is_429_and_a_late_request_504(serve, model):
-    client, gate = serve(queue=1, rows=1, timeout=0.3), threading.Event()
-    statuses = []
+    """One is decoded and one waits when the others come; then the time of the first two is over."""
+    client, gate = serve(queue=1, rows=1, timeout=SOON), threading.Event()
+    scheduler, late = client.scheduler, []
 
     def ask():
-        response = client.post("/translate", json={"text": "abc"})
-        statuses.append(response.status_code)
-        assert response.json()["error"]
+        late.append(client.post("/translate", json={"text": "abc"}))
 
     with slowed(model, gate):
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread, count in zip(threads, (lambda: scheduler.active, lambda: scheduler.queued), strict=True):
             thread.start()
-            time.sleep(0.05)
-        time.sleep(0.4)
+            until(count)
+        full = [client.post("/translate", json={"text": "abc"}) for _ in range(2)]
+        for ticket in (*scheduler.running.values(), *scheduler.waiting):
+            assert ticket.deadline == ticket.arrived + SOON
+            ticket.deadline = ticket.arrived
         gate.set()
         for thread in threads:
             thread.join(SOON)
-    assert sorted(statuses) == [429, 429, 504, 504]
+    assert [(one.status_code, bool(one.json()["error"])) for one in full] == [(429, True)] * 2
+    assert [(one.status_code, bool(one.json()["error"])) for one in late] == [(504, True)] * 2
     metrics = families(client)
     assert metrics["seq2engine_requests", "busy"] == 2
     assert metrics["seq2engine_requests", "deadline"] == 2

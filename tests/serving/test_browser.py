@@ -13,10 +13,11 @@ from seq2engine.exporting import export_checkpoint
 from seq2engine.runtime.translator import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+# every text that the page has put there, however many of them the browser tells of at once
 WATCH = """
 window.seen = [];
-new MutationObserver(() => window.seen.push(document.getElementById('output').textContent))
-  .observe(document.getElementById('output'), {childList: true, characterData: true, subtree: true});
+new MutationObserver(records => records.forEach(one => one.addedNodes.forEach(node => window.seen.push(node.data))))
+  .observe(document.getElementById('output'), {childList: true});
 """
 DONE = "document.getElementById('times').textContent"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 BINARY = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = "no Chromium on this machine; install it with: apt-get install chromium"
-SOON = 60  # seconds
+SOON = 240  # seconds
 
 
 class Chromium:
@@ -66,6 +67,8 @@ class Chromium:
 
     def message(self) -> dict:
         while b"\0" not in self.left:
+            if not select.select([self.reading], [], [], SOON)[0]:
+                raise RuntimeError(f"Chromium has not answered for {SOON} s")
             if not (part := os.read(self.reading, 1 << 16)):
                 raise RuntimeError("Chromium has ended")
             self.left += part
@@ -95,7 +98,7 @@ class Chromium:
 
     def open(self, address: str) -> None:
         self.call("Page.navigate", url=address)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(address)})")
 
     def type(self, selector: str, text: str) -> None:
         """As a person does: into the field that has the focus."""

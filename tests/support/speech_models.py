@@ -50,12 +50,16 @@ class SpeechModel:
 
 
 @cache
-def speech_model(folder: Path, seed: int = 1, multilingual: bool = False, timed: bool = True) -> SpeechModel:
-    """One that is not `timed` never emits a timestamp, as real models do not if they are told so."""
+def speech_model(
+    folder: Path, seed: int = 1, multilingual: bool = False, timed: bool = True, ending: float = 2.0
+) -> SpeechModel:
+    """One that is not `timed` never emits a timestamp, as real models do not if they are told so.
+
+    The larger `ending`, the more the end token depends on the audio."""
     model = small_whisper(seed, vocab_size=VOCAB, **TOKENS)
     with torch.no_grad():
         table = model.model.decoder.embed_tokens.weight
-        table[END] *= 2
+        table[END] *= ending
         table[NONE + 1 :] *= 1.5  # so that timestamps are likely now and then
     own = folder / "library"
     never = [*SETTINGS["suppress_tokens"], *([] if timed else range(NONE, VOCAB))]

@@ -27,6 +27,7 @@ KernelStrategy = enum.Enum("DynamicShapesKernelSpecializationStrategy", "LAZY EA
 DTYPES = {
     "float32": DataType.FLOAT,
     "float16": DataType.HALF,
+    "bfloat16": DataType.BF16,
     "int64": DataType.INT64,
     "int32": DataType.INT32,
     "bool": DataType.BOOL,

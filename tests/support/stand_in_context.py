@@ -21,6 +21,7 @@ from support.stand_in_config import (
     Severity,
     must_outlive,
 )
+from support.wide_bf16 import run_wide
 
 Shape = tuple[int, ...]
 
@@ -49,7 +50,7 @@ class Launch:
                 raise RuleBroken(f"the memory of {name} was freed while work on it was queued")
         feed = {name: self.view(name) for name in self.engine.inputs}
         self.check_writes(feed)
-        results = self.engine.session.run(list(self.engine.outputs), feed)
+        results = run_wide(self.engine.session, self.engine.outputs, feed)
         for name, result in zip(self.engine.outputs, results, strict=True):
             target = self.view(name)
             if target.shape != result.shape or target.dtype != result.dtype:
@@ -159,9 +160,17 @@ class ExecutionContext:
             for name, tensor in self.engine.inputs.items():
                 sizes.update({a: s for a, s in zip(tensor.axes, self.shapes[name], strict=True) if isinstance(a, str)})
             for name, tensor in self.engine.outputs.items():
-                self.shapes[name] = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
+                if tensor.axes is None:  # of a tensor inside the graph: by computing it
+                    self.shapes[name] = self.computed_shapes()[name]
+                else:
+                    self.shapes[name] = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in tensor.axes)
             self.complete = True
         return missing
+
+    def computed_shapes(self) -> dict[str, Shape]:
+        feed = {name: np.zeros(self.shapes[name], tensor.dtype) for name, tensor in self.engine.inputs.items()}
+        results = run_wide(self.engine.session, self.engine.outputs, feed)
+        return {name: result.shape for name, result in zip(self.engine.outputs, results, strict=True)}
 
     def get_tensor_shape(self, name: str) -> Shape:
         return self.shapes[name]

@@ -1,7 +1,8 @@
 """Clients of a Triton server, run by the Python of .peers/triton: reads requests as JSON lines, prints answers so.
 
 A request: {"text" or "ids", "parameters", "cancel_after": responses}; all are sent at the same time, a thread each.
-An answer: {"responses": [{tokens, text, score, rank, final}], "error"}.
+An answer: {"responses": [{tokens, text, score, rank, final}], "error"}. When every request has had a response, the line
+"begun" goes before the answers: none of them waits in a connection any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from functools import partial
 import numpy as np
 import tritonclient.grpc as grpc
 
-WAIT = 100
+WAIT = 300
+CANCELLED = "cancelled"
 
 
 def input_of(request):
@@ -28,7 +30,7 @@ def input_of(request):
     return tensor
 
 
-def ask(address, model, request, answers, place):
+def ask(address, model, request, begun, answers, place):
     found, error = [], None
     arrived: queue.Queue = queue.Queue()
     with grpc.InferenceServerClient(address) as client:
@@ -43,6 +45,7 @@ def ask(address, model, request, answers, place):
         )
         while True:
             result, error = arrived.get(timeout=WAIT)
+            begun[place].set()
             if error is not None:
                 error = str(error.message())
                 break
@@ -61,21 +64,25 @@ def ask(address, model, request, answers, place):
             if response.parameters["triton_final_response"].bool_param:
                 break
             if request.get("cancel_after") and len(found) >= request["cancel_after"]:
-                error = "cancelled"
+                error = CANCELLED
                 break
-        client.stop_stream(cancel_requests=True)
+        # A stream that is cancelled right behind its last response leaves Triton 2.51 a model that it cannot unload.
+        client.stop_stream(cancel_requests=error == CANCELLED)
     answers[place] = {"responses": found, "error": error}
 
 
 def main(address, model):
     requests = [json.loads(line) for line in sys.stdin]
     answers = [None] * len(requests)
+    begun = [threading.Event() for _ in requests]
     threads = [
-        threading.Thread(target=ask, args=(address, model, request, answers, place))
+        threading.Thread(target=ask, args=(address, model, request, begun, answers, place))
         for place, request in enumerate(requests)
     ]
     for thread in threads:
         thread.start()
+    if all(one.wait(WAIT) for one in begun):
+        print("begun", flush=True)
     for thread in threads:
         thread.join()
     for answer in answers:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.triton_server import MISSING, PYTHON, TritonServer, present
 
+from seq2engine.benchmarks.serving.triton_server import MISSING, PYTHON, TritonServer, present
 from seq2engine.exporting import export_checkpoint
 from seq2engine.runtime.text.lines import Line
 from seq2engine.runtime.translator import load
@@ -32,14 +32,16 @@ def asked(server, *requests):
     """The answers to requests that are sent at the same time."""
     lines = "\n".join(json.dumps(request) for request in requests)
     command = [str(PYTHON), str(CLIENT), f"127.0.0.1:{server.grpc}", "g2p"]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    begun, *answers = done.stdout.splitlines()
+    assert begun == "begun"
+    return [json.loads(line) for line in answers]
 
 
 def test_a_real_server(tmp_path):
     bundle = export_checkpoint("shipped:g2p", tmp_path / "g2p")
-    repository_from_bundle(bundle, tmp_path / "repo", TritonOptions(name="g2p", rows=16, timeout=60))
+    repository_from_bundle(bundle, tmp_path / "repo", TritonOptions(name="g2p", rows=16, timeout=600))
     check_configs(tmp_path / "repo")
     server = TritonServer(tmp_path / "repo", tmp_path, "g2p")
     try:
@@ -118,32 +120,28 @@ def check_gone_clients(server):
     endless = {"text": "onomatopoeia", "parameters": {"stream": True, "min_length": 64}, "cancel_after": 2}
     answers = asked(server, *[endless] * 16)
     assert {answer["error"] for answer in answers} == {"cancelled"}
-    for _ in range(100):
-        if gauge(server, "seq2engine_rows_used") == 0:
-            break
+    deadline = time.monotonic() + 120
+    while gauge(server, "seq2engine_rows_used") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert gauge(server, "seq2engine_rows_used") == 0
     assert asked(server, {"text": "a"})[0]["error"] is None
 
 
 def check_drain(server, model):
-    """SIGTERM while clients wait: all get their answers, and the server ends well."""
-    lines = "\n".join(json.dumps({"text": word, "parameters": {"min_length": 60}}) for word in WORDS)
+    """SIGTERM after the first token of every client: all get the rest, and the server ends well."""
+    wanted = {"min_length": 60, "stream": True}
+    lines = "\n".join(json.dumps({"text": word, "parameters": wanted}) for word in WORDS)
     command = [str(PYTHON), str(CLIENT), f"127.0.0.1:{server.grpc}", "g2p"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
-        before = gauge(server, "seq2engine_steps_total")
         clients.stdin.write(lines)
         clients.stdin.close()
-        while gauge(server, "seq2engine_steps_total") == before and clients.poll() is None:
-            time.sleep(0.02)
+        assert clients.stdout.readline() == "begun\n"
         server.process.terminate()
         answers = [json.loads(line) for line in clients.stdout]
-    taken = [pair for pair in zip(WORDS, answers, strict=True) if "no available versions" not in str(pair[1]["error"])]
-    assert taken  # some may have come after the signal, which Triton refuses
-    for word, answer in taken:
+    for word, answer in zip(WORDS, answers, strict=True):
         assert answer["error"] is None
-        assert answer["responses"][0]["text"] == model.translate(word, min_length=60)
-    assert server.ended() == 0
+        assert answer["responses"][-1]["text"] == model.translate(word, min_length=60)
+    assert server.ended() == 0, server.log[-4000:]
 
 
 def check_refusals(tmp_path):
@@ -159,7 +157,7 @@ def check_refusals(tmp_path):
     described.write_text(json.dumps({**json.loads(described.read_text()), "seq2engine": "0.0.1"}))
     server = TritonServer(repository, tmp_path, "weights", "version")
     try:
-        assert server.ended(90) != 0
+        assert server.ended() != 0
     finally:
         server.kill()
     assert "is not the file the manifest describes (its hash differs)" in server.log

@@ -6,7 +6,7 @@
     merged            both, chosen by use_cache_branch                             (Optimum's decoder_model_merged)
     whole             source ids, decoder ids, masks -> logits                     (torch.onnx of the model)
 
-Inputs are told by their names as Optimum and transformers write them, and by their types and ranks where names differ.
+Inputs are recognised by their names, as Optimum and transformers write them, or by types and ranks where names differ.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
-from seq2engine.errors import GraphError, RequestError
+from seq2engine.errors import BuildError, GraphError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.default_precision import NOT_COMPUTED
 from seq2engine.export.contract import oracle_of
 from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
@@ -37,12 +38,18 @@ from ..levels.step_patterns import STEP_PATTERNS, pattern_steps, width_of
 from ..levels.weights import WeightResult, stored_fault, structure_fault
 from ..weights.level import weights_of
 from .causes import cause_of
+from .debug_engine import DebugEngines
 from .evidence import Evidence
 from .three_way import GraphFile, Lockstep, Seen, Trio, Watch, encode_watched
 
 PLACES = ("encoder", *STEP_PATTERNS)
 WEIGHTS = "weights"  # the place of a stored tensor in --locate
 STEPS = 12  # decoder steps searched first; then all of them
+WITHIN_DEBUG_ENGINE = (
+    "every node of the ONNX graphs is within budget, and so is every tensor of a debug build of the tensorrt engine "
+    "with them as outputs; the fault is in a kernel that is fused otherwise there, or in the session"
+)
+IN_DEBUG_ENGINE = "in a debug build of the engine with this tensor as an output; ONNX Runtime computes it right"
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,28 @@ class Trail:
 
 
 class Locator:
-    """Searches a bundle's graphs of one precision for a fault, on given sources. Opens sessions; use it in `with`."""
+    """Searches a bundle's graphs of one precision for a fault, on given sources. Opens sessions; use it in `with`.
+
+    With `engines`, the graphs are engines of TensorRT that are built for it.
+    """
 
     def __init__(
-        self, bundle: Bundle, precision: str, sources: Sequence[Sequence[int]], beam: int, threads: int | None = None
+        self,
+        bundle: Bundle,
+        precision: str,
+        sources: Sequence[Sequence[int]],
+        beam: int,
+        threads: int | None = None,
+        engines: DebugEngines | None = None,
     ):
         self.bundle, self.precision, self.beam = bundle, precision, beam
         self.sources = listed_sources(sources, bundle.config)
-        self.threads = threads
+        self.threads, self.engines = threads, engines
+        self.fewest_beams, self.slots = 1, None
+        if engines is not None:
+            self.beam = min(beam, engines.ranges.beam.max)
+            self.fewest_beams, self.slots = engines.ranges.beam.min, engines.slots
+            self.sources = engines.fitting(self.sources)
         self.opened = ExitStack()
 
     def __enter__(self) -> Locator:
@@ -78,7 +99,7 @@ class Locator:
             name: Trio(
                 ReferenceGraph(self.oracle.model, spec, bundle.cache_form),
                 ReferenceGraph(self.reference.model, spec, bundle.cache_form),
-                GraphFile(bundle.graph_path(precision, name), self.threads),
+                self.file(name),
             )
             for name, spec in specs.items()
         }
@@ -86,6 +107,11 @@ class Locator:
 
     def __exit__(self, *exc: object) -> None:
         self.opened.close()
+
+    def file(self, graph: str) -> GraphFile:
+        if self.engines is not None:
+            return self.engines.file(graph)
+        return GraphFile(self.bundle.graph_path(self.precision, graph), self.threads)
 
     def trio(self, place: str) -> Trio:
         return self.trios["encoder" if place == "encoder" else "decoder_step"]
@@ -98,9 +124,10 @@ class Locator:
         if place == "encoder":
             encode_watched(self.oracle, self.reference, watch, self.sources)
             return watch
-        session = Lockstep(self.oracle, self.reference, watch, own_cache)
+        session = Lockstep(self.oracle, self.reference, watch, own_cache, self.slots)
         state = session.encode(*encoder_inputs(self.sources, self.oracle.config))
-        tree = TreeStep(session, state, len(self.sources), width_of(place, self.beam), steps)
+        beams = max(width_of(place, self.beam), self.fewest_beams)
+        tree = TreeStep(session, state, len(self.sources), beams, steps)
         for step, _ in enumerate(pattern_steps([tree], place, self.oracle.config.start_id, steps)):
             if step == keep:
                 break
@@ -166,7 +193,9 @@ class Locator:
             pattern=pattern,
             step=None if trail.place == "encoder" else trail.steps[0],
             cause=guess.cause,
-            detail=guess.detail + (" (it accumulates over the steps on its own cache)" if trail.own_cache else ""),
+            detail=guess.detail
+            + (" (it accumulates over the steps on its own cache)" if trail.own_cache else "")
+            + (f" ({IN_DEBUG_ENGINE})" if self.engines is not None else ""),
             ratios=(trail.result.median_ratio, trail.result.worst_ratio),
             command=f"{command} --locate {shlex.quote(f'{trail.place}:{trail.tensor}')}",
         )
@@ -183,8 +212,10 @@ def locate(
     only: str | None = None,
     command: str = "seq2engine parity BUNDLE",
     weights: tuple[WeightResult, ...] | None = None,
+    engines: DebugEngines | None = None,
 ) -> Finding | None:
-    """The first fault in a bundle's graphs, or None. `step` is one that is known to be wrong.
+    """The first fault in a bundle's graphs, or None; with `engines`, in those if not in the graphs. `step` is one that
+    is known to be wrong.
 
     `only` is "place:tensor": only that tensor is compared, as the command of a finding does. `weights` are the graphs'
     accounts, if they were made already.
@@ -195,12 +226,23 @@ def locate(
         if only is not None or stored_fault(weights) is not None:
             return in_weights(stored_fault(weights, tensor), command)
     try:
-        found = numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command)
+        found = None
+        if engines is None or precision not in NOT_COMPUTED["onnxruntime"]:
+            found = numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command)
     except GraphError as error:
         found = crash_of(error, command)
     doubtful = found is None or found.cause in ("unknown", "crash")
     other = structure_fault(weights) if doubtful and weights is not None else None
-    return found if other is None else in_weights(other, command)
+    found = found if other is None else in_weights(other, command)
+    if found is not None or engines is None:
+        return found
+    try:
+        return numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command, engines)
+    except GraphError as error:
+        return crash_of(error, command)
+    except (BuildError, SessionError) as error:
+        detail = f"the graphs are within budget, and the engine could not be searched: {error}"
+        return outside_graphs("engine", detail, f"{command} --locate")
 
 
 def in_weights(fault: Finding | None, command: str) -> Finding | None:
@@ -230,15 +272,18 @@ def numeric_fault(
     threads: int | None,
     only: str | None,
     command: str,
+    engines: DebugEngines | None = None,
 ) -> Finding | None:
     """The first tensor that is beyond its budget when the graphs are run."""
+    if engines is not None:
+        longest = min(longest, engines.ranges.target.max)
     steps = min(longest, max(STEPS, step + 1))
-    with Locator(bundle, precision, sources, beam, threads) as locator:
+    with Locator(bundle, precision, sources, beam, threads, engines) as locator:
         if only is not None:
             place, name = checked(locator, only)
             found = locator.first(place, [name], longest)
             return locator.finding(found, longest, command) if found else None
-        places = [place for place in PLACES if beam > 1 or place != "beams"]
+        places = [place for place in PLACES if locator.beam > 1 or place != "beams"]
         for count in dict.fromkeys((steps, longest)):
             for place in places:
                 if trail := locator.trail(place, count):
@@ -269,8 +314,9 @@ def finding_of(
     threads: int | None,
     command: str,
     baseline: Baseline | None = None,
+    engines: DebugEngines | None = None,
 ) -> Finding:
-    """Why a candidate failed: the first fault in its graphs, or that they have none.
+    """Why a candidate failed: the first fault in its graphs, or in its `engines`, or that they have none.
 
     `baseline` is the one that `--against` names, if any.
     """
@@ -287,7 +333,8 @@ def finding_of(
     chosen = locate_sources(bundle.config, sources, rows)
     command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
     weights = result.weights or None
-    found = locate(bundle, result.precision, chosen, beam, result.max_length, step, threads, None, command, weights)
+    longest = result.max_length
+    found = locate(bundle, result.precision, chosen, beam, longest, step, threads, None, command, weights, engines)
     if found is not None:
         return found
     if result.stopped is not None:
@@ -297,6 +344,8 @@ def finding_of(
         return outside_graphs(
             "other side", f"{kept}{baseline.name}; check it against its own weights", baseline.command
         )
+    if engines is not None:
+        return outside_graphs("engine", WITHIN_DEBUG_ENGINE, f"{command} --locate")
     cause = "engine" if result.backend == "tensorrt" else "session"
     return outside_graphs(cause, f"{kept}the {result.backend} session", f"{command} --locate")
 

@@ -141,10 +141,18 @@ class Lockstep(Session):
 
     backend = "lockstep"
 
-    def __init__(self, oracle: TorchSession, reference: TorchSession, watch: Watch, own_cache: bool = False):
+    def __init__(
+        self,
+        oracle: TorchSession,
+        reference: TorchSession,
+        watch: Watch,
+        own_cache: bool = False,
+        slots: int | None = None,
+    ):
+        """`slots` is the length of the cache where the file has a fixed one."""
         self.oracle, self.reference, self.watch, self.own_cache = oracle, reference, watch, own_cache
         self.config, self.precision, self.cache_form = oracle.config, oracle.precision, oracle.cache_form
-        self.limits = Limits(None, None, self.config.max_source, self.config.max_target)
+        self.limits = Limits(None, None, self.config.max_source, self.config.max_target, slots)
         self.cache = [f"self_{part}.{i}" for i in range(self.config.decoder_layers) for part in "kv"]
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:

@@ -65,7 +65,7 @@ def reordered(right: np.ndarray, found: np.ndarray, places: np.ndarray, word: st
 
 
 def few_lines(right: np.ndarray, found: np.ndarray, places: np.ndarray, word: str, what: str) -> tuple[str, str]:
-    """What the few wrong lines have in common; the first is told of where nothing is."""
+    """What the few wrong lines have in common; the first one where nothing is."""
     ours, theirs = right[places].astype(np.float64), found[places].astype(np.float64)
     named = f"{word} {places[0]}" if len(places) == 1 else f"{len(places)} {word}s, {word} {places[0]} first,"
     has, does = ("has its sign", "is") if len(places) == 1 else ("have their sign", "are")

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from seq2engine.benchmarks.serving import run
+from seq2engine.benchmarks.serving.arms import ROWS
 from seq2engine.benchmarks.serving.load import Measured, poisson_arrivals
 from seq2engine.benchmarks.serving.ragged import LONGEST, TINY, RaggedSession, ragged_sources
+from seq2engine.benchmarks.serving.steps import StepCount, step_counts
 from seq2engine.errors import ConfigError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
 
 
@@ -36,6 +39,21 @@ def test_all_arms_answer_all_requests_alike(session, scores):
     assert len(values["equal_p99"]) == len(run.LIMITS)
     assert run.CONTINUOUS in run.report_text(result)
     assert "Equal 99th percentile" in run.report_html(result, TINY, "fp32", 16)
+
+
+def test_steps_are_counted_whatever_the_speed(session):
+    """Whole batches take the longest output's steps each; continuous batching fewer, over as many rows in use."""
+    sources = [source[:24] for source in ragged_sources(TINY, 64)]
+    options = SearchOptions(max_length=LONGEST, scores=False)
+    found = step_counts(session, sources, options)
+    lengths = [len(nbest[0].tokens) for nbest in generate(session, sources, options)]
+    batches = [lengths[first : first + ROWS] for first in range(0, len(lengths), ROWS)]
+    assert found[run.ONE] == StepCount(sum(lengths), sum(lengths))
+    assert found[run.WHOLE].steps == found[run.KEPT].steps == sum(map(max, batches))
+    assert found[run.KEPT].rows == sum(ROWS * max(batch) for batch in batches)
+    assert found[run.CONTINUOUS].steps < found[run.WHOLE].steps
+    assert sum(lengths) <= found[run.CONTINUOUS].rows < found[run.KEPT].rows
+    assert "step" not in vars(session)
 
 
 def test_other_outputs_are_an_error(session, monkeypatch):

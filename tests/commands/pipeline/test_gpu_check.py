@@ -6,7 +6,9 @@ import html
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,35 @@ def test_a_killed_check_goes_on(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_check_that_was_killed_by_the_system_goes_on(tmp_path: Path) -> None:
+    """The process is gone in the middle of a build: nothing was tidied up."""
+    command = [sys.executable, str(ROOT / "tests" / "support" / "rehearsed_check.py"), str(tmp_path)]
+    first, second = (subprocess.run(command, capture_output=True, text=True) for _ in range(2))
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert "tensorrt_rtx fp16: build ..." in first.stdout
+    assert second.returncode == 0, second.stderr
+    assert "tensorrt_rtx fp32: build: passed before" in second.stdout
+    assert "tensorrt_rtx fp16: build ..." in second.stdout
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"gpu-check.html", "gpu-check.json", "tensorrt_rtx"}
+    assert json.loads((out / "gpu-check.json").read_text())["passed"] is True
+    names = {path.name for path in (out / "tensorrt_rtx" / "engines").iterdir()}
+    assert names == {"sm86-sm89-fp32", "sm86-sm89-fp16"}
+
+
+@pytest.mark.parametrize("error", [ValueError("no such\nthing"), OSError(28, "No space left on device"), MemoryError()])
+def test_whatever_a_stage_raises_is_told(error: Exception) -> None:
+    def stage() -> check.Stage:
+        raise error
+
+    found = check.attempt("one", stage)
+    assert not found.passed
+    assert found.text.startswith(f"{type(error).__name__}: ")
+    assert "\n" not in found.text
+
+
 def test_stages_of_another_machine_are_forgotten(tmp_path: Path) -> None:
     runs: list[str] = []
 
@@ -193,6 +224,11 @@ def test_tests_that_fail_or_are_none(tmp_path: Path) -> None:
     assert failed.text.startswith("FAILED: test_small.test_wrong: assert 1 == 2")
     file.write_text("")
     assert not check.tests_stage(tmp_path / "tests", tmp_path).passed
+
+
+def test_the_tests_are_those_of_the_repository() -> None:
+    assert check.TESTS == ROOT / "tests"
+    assert check.TESTS.is_dir()
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,6 +193,7 @@ def test_a_workspace_that_is_too_small_is_said_to_be(build):
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_side_by_side_is_the_same_as_one_after_another(build, own_bundle, tmp_path):
     said = []
     passport = build(workers=2, progress=lambda stage, fraction, detail="": said.append((stage, fraction)))

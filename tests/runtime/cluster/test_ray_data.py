@@ -136,17 +136,21 @@ def test_three_nodes_of_which_one_is_killed(tmp_path):
     rng = random.Random(5)
     texts = ["".join(rng.choice("abcdefghij é") for _ in range(rng.randint(0, 17))) for _ in range(2400)]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
-    out, shards = tmp_path / "out", 2400 // 40
+    shards = 2400 // 40
     words = ["run", bundle.root, "--input", tmp_path / "in.txt", "--beam", "4", "--nbest", "2", "--quiet"]
     alone = subprocess.run([sys.executable, "-m", "seq2engine", *map(str, words)], capture_output=True, text=True)
-    more = ["--out", out, "--keep-order", "--shard", "40", "--cores", "1"]
-    script = [sys.executable, ROOT / "tests" / "support" / "ray_nodes.py", out, shards // 3, *words, *more]
-    done = subprocess.run(in_own_network(list(map(str, script))), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    for attempt in range(3):  # on a busy machine the kill may come when all shards are written: then once more
+        out = tmp_path / f"out{attempt}"
+        more = ["--out", out, "--keep-order", "--shard", "40", "--cores", "1"]
+        script = [sys.executable, ROOT / "tests" / "support" / "ray_nodes.py", out, shards // 3, *words, *more]
+        done = subprocess.run(in_own_network(list(map(str, script))), capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        if any(shards // 3 <= killed_at < shards for killed_at in result["killed_at"]):
+            break
+    else:
+        pytest.fail("no node was killed in the middle of three jobs")
     assert result["codes"] == [alone.returncode, alone.returncode] == [1, 1]  # some lines are too long
-    (killed_at,) = result["killed_at"]
-    assert shards // 3 <= killed_at < shards
     assert (out / "output.txt").read_text() == alone.stdout
     written = [path.read_text() for path in sorted(out.glob("shards/*/*.jsonl"))]
     numbers = [json.loads(line)["line"] for text in written for line in text.splitlines()]

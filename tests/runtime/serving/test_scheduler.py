@@ -43,7 +43,7 @@ OPTIONS = (
     SearchOptions(max_length=8, alternatives=True, nbest=3),
     SearchOptions(max_length=8, shortlist=(3, 4, 5, 6, 7, 11), prompt=(8, 12)),
 )
-SOON = 30  # seconds that nothing here takes
+SOON = 120  # seconds that nothing here takes
 
 
 def source_of(number):
@@ -262,9 +262,13 @@ def test_a_full_queue_is_said_at_once(session):
 def test_a_request_that_is_late_is_an_error_and_frees_its_row(session):
     with Scheduler(session, rows=1) as scheduler:
         with held(session):
-            running, queued = scheduler.submit(*[Request([5], OPTIONS[0], timeout=0.02) for _ in range(2)])
+            running, queued = scheduler.submit(*[Request([5], OPTIONS[0], timeout=SOON) for _ in range(2)])
             (patient,) = scheduler.submit(Request([6], OPTIONS[0]))
-            time.sleep(0.05)
+            while not scheduler.active:
+                time.sleep(0.001)
+            for ticket in (running, queued):  # time is over while one is decoded, and not before
+                assert ticket.deadline == ticket.arrived + SOON
+                ticket.deadline = ticket.arrived
         with pytest.raises(DeadlineError, match="being decoded"):
             running.result(SOON)
         with pytest.raises(DeadlineError, match="in the queue"):
@@ -310,7 +314,8 @@ def test_stopping_without_draining_cancels(session):
     scheduler = Scheduler(session, rows=1)
     with held(session) as gate:
         tickets = scheduler.submit(*[Request([5], OPTIONS[0])] * 3)
-        threading.Timer(0.05, gate.set).start()
+        for ticket in tickets:
+            ticket.future.add_done_callback(lambda future: all(t.future.done() for t in tickets) and gate.set())
         scheduler.close(drain=False)
     assert all(ticket.future.cancelled() for ticket in tickets)
 

@@ -95,8 +95,10 @@ def test_files_that_are_no_audio(tmp_path):
     empty = tmp_path / "empty.wav"
     empty.touch()
     for path in (text, raw, empty):
-        with pytest.raises(RequestError, match=r"no audio that libsndfile reads.*ffmpeg"):
+        with pytest.raises(RequestError, match=r"no audio that libsndfile reads.*ffmpeg") as refused:
             samples_of(path)
+        *_, given, made = str(refused.value).split()
+        assert (given, made) == (str(path), {".wav": f"{path.stem}.flac", ".raw": f"{path.stem}.wav"}[path.suffix])
     with pytest.raises(RequestError, match="No such file"):
         samples_of(tmp_path / "missing.wav")
     with pytest.raises(RequestError, match="is no regular file"):

@@ -25,9 +25,10 @@ from support.speech_models import (
 from seq2engine.errors import CheckpointError, RequestError, UsageError
 from seq2engine.model.speech import read_speech
 from seq2engine.runtime.speech.audio import audio_from, speech_from
-from seq2engine.runtime.speech.decoding import Window, WindowDecoder
+from seq2engine.runtime.speech.decoding import Window, WindowDecoder, WindowOutput
 from seq2engine.runtime.speech.features import HOP, RATE, log_mel
 from seq2engine.runtime.speech.options import TranscribeOptions
+from seq2engine.runtime.speech.window_batches import WindowBatches
 from seq2engine.runtime.translator import Translator, load
 
 PLAIN: dict[str, Any] = {  # the library's defaults
@@ -58,6 +59,16 @@ def untimed(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
 def model(small: SpeechModel) -> Iterator[Translator]:
     with load(small.bundle, threads=1, attention=True) as opened:
         yield opened
+
+
+def decoded(decoder: WindowDecoder, window: Window) -> WindowOutput:
+    batches = WindowBatches(decoder)
+    batches.add(0, window)
+    while not (found := batches.step()):
+        pass
+    ((_, _, output),) = found
+    assert isinstance(output, WindowOutput)
+    return output
 
 
 def assert_same(model: Translator, theirs: Any, wave: np.ndarray, ours: dict[str, Any], **library: Any) -> None:
@@ -193,7 +204,7 @@ def test_the_probability_of_no_speech_is_the_model_s(small, model):
     expected = float(logits.double().softmax(-1)[speech.no_speech])
     for timestamps in (False, True):
         for previous in ((), tuple(range(7))):
-            (found,) = decoder.decode([Window(features, 0, None, timestamps, previous)])
+            found = decoded(decoder, Window(features, 0, None, timestamps, previous))
             if not previous:
                 assert found.no_speech == pytest.approx(expected, rel=1e-4)  # a logit in fp32 moves it by 1e-5
             else:

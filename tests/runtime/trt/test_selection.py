@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +170,7 @@ def test_a_truncated_engine_file(bundle: Bundle) -> None:
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:1000])
     shown = f"{{root}}/engines/{folder.name}/decoder_step.engine"
-    assert refusal(bundle) == f"{shown} has 1000 bytes, its passport says {size}; copy it again, or {REBUILD}"
+    assert refusal(bundle) == f"{shown} has 1000 bytes, its passport has {size}; copy it again, or {REBUILD}"
 
 
 def test_a_damaged_engine_file(bundle: Bundle) -> None:
@@ -350,14 +352,14 @@ def test_an_engine_that_is_not_what_its_passport_says(what: str, bundle: Bundle)
     changed = (dataclasses.replace(inputs[0], **{what: wrong}), *inputs[1:])
     change_entry(folder, "decoder_step", inputs=changed)
     named = r"\(token, tokens\)" if what == "name" else r"\(tokens\)"
-    with pytest.raises(SessionError, match=rf"decoder_step.engine is not what its passport says {named}; rebuild"):
+    with pytest.raises(SessionError, match=rf"decoder_step.engine is not what its passport records {named}; rebuild"):
         session_over(folder)
 
 
 def test_aliases_that_differ_from_the_passport(bundle: Bundle) -> None:
     folder = put_engines(bundle)
     change_entry(folder, "decoder_step", aliases={"new_self_k.0": "self_v.0"})
-    with pytest.raises(SessionError, match=r"wants new_self_k.0 in the memory of self_k.0, its passport says self_v.0"):
+    with pytest.raises(SessionError, match=r"wants new_self_k.0 in the memory of self_k.0, its passport has self_v.0"):
         session_over(folder)
 
 
@@ -366,3 +368,29 @@ def test_a_tensorrt_that_cannot_tell_aliases_goes_by_the_passport(bundle: Bundle
     with session_over(folder, tensorrt_stand_in("tensorrt", tells_aliases=False)) as session:
         aliases = session.engines["decoder_step"].aliases
     assert aliases == {f"new_self_{part}.{layer}": f"self_{part}.{layer}" for layer in range(2) for part in "kv"}
+
+
+def test_run_says_in_one_line_what_to_build(bundle: Bundle, gpu: None, cli: Any) -> None:
+    """Of an option that the engine cannot serve, and of an engine from before there were candidates."""
+    folder = put_engines(bundle, name="mine")
+    flags = ("--backend", "tensorrt", "--precision", "fp32", "--max-length", 4, "--quiet")
+    assert cli("run", bundle.root, "5 6", *flags)[0] == 0
+    for wanted, at_most in (("--beam 8", "beam 8, at most 1"), ("--max-length 20", "max length 20, at most 12")):
+        code, out, error = cli("run", bundle.root, "5 6", *flags, *wanted.split())
+        assert (code, out, error.count("\n")) == (1, "", 1)
+        assert error.startswith(f"error: search options: {at_most}; rebuild with: seq2engine build {bundle.root} "), (
+            error
+        )
+        option = wanted.replace("--max-length 20", "--max-length 1:8:20")
+        assert re.search(rf" {option} (.* )?--force\n", error), error
+    code, out, error = cli("run", bundle.root, "5 6", *flags, "--max-length", 500)
+    assert "build" not in error  # the model itself has not so many positions
+    older = {**json.loads((folder / PASSPORT).read_text()), "format": 2}
+    del older["reductions"]
+    (folder / PASSPORT).write_text(json.dumps(older))
+    for command in (("run", bundle.root, "5 6", *flags), ("inspect", bundle.root)):
+        code, out, error = cli(*command)
+        assert (code, error.count("\n")) == (1, 1)
+        assert "engines that can only put out all logits" in error
+        assert f"build them again with: seq2engine build {bundle.root}" in error
+        assert error.endswith("--name mine --force\n")

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.stand_in_engines import BEAMS, FOUR_BEAMS, ONE_BEAM, SOURCES, copied, put_engines, session_over
+from support.stand_in_engines import BEAMS, FOUR_BEAMS, MODEL, ONE_BEAM, SOURCES, put_engines, session_over
 
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passport
 from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.artifact.transfers import Transfers, transfers_of_token
-from seq2engine.export.contract import PRECISIONS, GraphSpec, graph_specs
+from seq2engine.export.contract import FOR_CPUS, PRECISIONS, GraphSpec, graph_specs
 from seq2engine.export.device_graphs.of_engine import graphs_of_engine, reductions_of_engine
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
@@ -40,35 +40,69 @@ def counted(session: TrtSession, sources: list[list[int]], options: SearchOption
     return [Transfers(*(int(n) for n in step)) for step in np.diff(before, axis=0)]
 
 
+def whole_decode(session: TrtSession, options: SearchOptions) -> Transfers:
+    """What a decode took, its encoder and its first step too."""
+    device: Any = session.device
+    before = (device.sent, device.received, device.waits, device.allocations)
+    generate(session, SOURCES, options)
+    after = (device.sent, device.received, device.waits, device.allocations)
+    return Transfers(*(now - then for now, then in zip(after, before, strict=True)))
+
+
 FIXED = {"ignore_eos": True, "max_length": 12}
+RANGES = {
+    "one beam": ONE_BEAM,
+    "1 to 3 beams": BEAMS,
+    "1 to 4 beams": FOUR_BEAMS,
+    "four beams": dataclasses.replace(FOUR_BEAMS, beam=Range(4, 4, 4)),
+}
+ENGINE_PRECISIONS = tuple(name for name in PRECISIONS if name not in FOR_CPUS)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     model = random_model(dataclasses.replace(PRESETS["tiny"], positions="learned"), seed=5)
-    return onnx_from_model(model, tmp_path_factory.mktemp("transfers") / "run7", ("fp32", "fp16", "int8"))
+    return onnx_from_model(model, tmp_path_factory.mktemp("transfers") / "run7", ENGINE_PRECISIONS)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("ranges", [ONE_BEAM, BEAMS, FOUR_BEAMS], ids=["one beam", "1 to 3 beams", "1 to 4 beams"])
+@pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
+@pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
 def test_steps_take_what_the_passport_says(precision: str, ranges: ShapeRanges, bundle: Bundle) -> None:
     beams = ranges.beam.max
-    folder = put_engines(bundle, ranges, precision, name=f"{precision}-{beams}")
+    folder = put_engines(bundle, ranges, precision, name=f"{precision}-{ranges.beam.min}-{beams}")
     with session_over(folder, tokens_per_wait=1) as session:
         for reduction, given in (("candidates", {}), ("logits", {"logits": True})):
             steps = counted(session, SOURCES, SearchOptions(beam=beams, **FIXED), **given)
             allowed = transfers_of_token(session.passport, reduction, len(SOURCES), beams)
             assert len(steps) == 11
             assert set(steps) == {allowed}, f"{reduction}: {steps[0]}, the passport says {allowed}"
+    with session_over(folder) as session:  # eight tokens for a wait
+        allowed = transfers_of_token(session.passport, "next_greedy", len(SOURCES), 1)
+        eight, twelve = (SearchOptions(ignore_eos=True, max_length=tokens) for tokens in (8, 12))
+        whole_decode(session, eight)  # takes the memory of its state, and sends what stays
+        found, longer = whole_decode(session, eight), whole_decode(session, twelve)
+        assert (found.received, longer.received) == (8 * allowed.received, 12 * allowed.received)
+        assert longer.sent == found.sent  # what tokens 9 to 12 need is made on the device
+        assert (found.waits, longer.waits) == (1 + 1, 1 + 2)  # the encoder's, and one for eight tokens or fewer
+        assert (found.allocations, longer.allocations) == (0, 0)
 
 
-def test_a_growing_cache_sends_its_mask_but_reads_candidates(bundles: dict[str, Path], tmp_path: Path) -> None:
-    folder = put_engines(copied(bundles["growing"], tmp_path / "run7"), BEAMS)
-    with session_over(folder) as session:
-        steps = counted(session, SOURCES, SearchOptions(beam=3, **FIXED))
-        allowed = transfers_of_token(session.passport, "candidates", len(SOURCES), 3)
-        assert {(step.received, step.waits, step.allocations) for step in steps} == {(allowed.received, 1, 0)}
-        assert max(step.sent for step in steps) <= allowed.sent
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return onnx_from_model(MODEL, tmp_path_factory.mktemp("growing") / "run7", ENGINE_PRECISIONS, "growing")
+
+
+@pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
+@pytest.mark.parametrize("name", ["one beam", "1 to 4 beams", "four beams"])
+def test_a_growing_cache_sends_its_mask_but_reads_candidates(precision: str, name: str, growing: Bundle) -> None:
+    ranges = RANGES[name]
+    beams = ranges.beam.max
+    with session_over(put_engines(growing, ranges, precision, name=f"{precision}-{name}")) as session:
+        for reduction, given in (("candidates", {}), ("logits", {"logits": True})):
+            steps = counted(session, SOURCES, SearchOptions(beam=beams, **FIXED), **given)
+            allowed = transfers_of_token(session.passport, reduction, len(SOURCES), beams)
+            assert {(step.received, step.waits, step.allocations) for step in steps} == {(allowed.received, 1, 0)}
+            assert max(step.sent for step in steps) <= allowed.sent
 
 
 def passport_of(precision: str, cache_form: str, beam: Range) -> Passport:
@@ -87,7 +121,7 @@ def entry_of(spec: GraphSpec) -> EngineEntry:
     return EngineEntry("", 0, "", "", sides(spec.inputs), sides(spec.outputs), {}, 0, 0, 0, 0.0)
 
 
-@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "w8a8"])
+@pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
 @pytest.mark.parametrize("beam", [Range(1, 1, 1), Range(4, 4, 4), Range(1, 4, 4)], ids=str)
 def test_the_budget_of_32_sources(precision: str, beam: Range) -> None:
     """Of every precision and form: kilobytes, where all logits would be 16 MB."""
@@ -101,12 +135,16 @@ def test_the_budget_of_32_sources(precision: str, beam: Range) -> None:
     assert growing.received <= MOST_TO_HOST
 
 
-def test_the_table_in_the_documentation() -> None:
+@pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
+def test_the_table_in_the_documentation(precision: str) -> None:
     text = (Path(__file__).parents[3] / "docs" / "TENSORRT.md").read_text()
     for beams, named in ((1, "one beam"), (4, "four beams")):
+        passport = passport_of(precision, "static", Range(beams, beams, beams))
         for reduction in ("candidates", "logits"):
-            moved = transfers_of_token(passport_of("fp16", "static", Range(beams, beams, beams)), reduction, 32, beams)
+            moved = transfers_of_token(passport, reduction, 32, beams)
             assert f"| {reduction}, {named} | {moved.sent:,} bytes | {moved.received:,} bytes | 1 | 0 |" in text
+        greedy = transfers_of_token(passport, "next_greedy", 32, 1)
+        assert f"| greedy, ahead of the host | 0 | {greedy.received} bytes | 1 for 8 tokens | 0 |" in text
 
 
 @pytest.mark.slow
@@ -128,9 +166,9 @@ def test_32_sources_with_four_beams_and_32000_tokens(tmp_path: Path) -> None:
 
 
 def test_forced_tokens_read_logits_only_while_they_are_forced(bundle: Bundle) -> None:
-    folder = bundle.root / "engines" / "fp32-4"
+    folder = bundle.root / "engines" / "fp32-1-4"
     if not folder.is_dir():
-        put_engines(open_bundle(bundle.root), FOUR_BEAMS, "fp32", name="fp32-4")
+        put_engines(open_bundle(bundle.root), FOUR_BEAMS, "fp32", name="fp32-1-4")
     with session_over(folder) as session:
         steps = counted(session, SOURCES, SearchOptions(beam=4, prefix=(5, 6, 7), **FIXED))
         logits = transfers_of_token(session.passport, "logits", 3, 4).received

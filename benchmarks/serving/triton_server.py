@@ -1,4 +1,4 @@
-"""Starts the tritonserver of nvidia-pytriton on a model repository; its environment is made with: make triton."""
+"""Starts the tritonserver of nvidia-pytriton on a model repository; made with: make .peers/triton/installed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-HOME = Path(os.environ.get("SEQ2ENGINE_TRITON", ROOT / ".peers" / "triton"))
+from ..peers.processes import ENVIRONMENTS
+
+HOME = ENVIRONMENTS.absolute() / "triton"
 PYTHON = HOME / "bin" / "python"
 MISSING = f"no tritonserver in {HOME}; make it with: make .peers/triton/installed"
-READY = 120  # seconds
+READY = 300  # seconds
 PORTS = 3
 
 
@@ -42,8 +43,8 @@ def free_ports(count: int) -> list[int]:
 class TritonServer:
     """A server process; `log` is what it has written so far."""
 
-    def __init__(self, repository: Path, work: Path, *models: str, bin_folder: Path | None = None, python: str = ""):
-        version = python or f"{sys.version_info.major}.{sys.version_info.minor}"
+    def __init__(self, repository: Path, work: Path, *models: str):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
         home = packages() / "pytriton" / "tritonserver"
         backends = work / "backends"
         if not backends.exists():
@@ -52,8 +53,8 @@ class TritonServer:
         self.http, self.grpc, self.metrics = free_ports(PORTS)
         self.path = work / f"triton-{self.http}.log"
         libraries = f"{sysconfig.get_config_var('LIBDIR')}:{packages() / 'nvidia_pytriton.libs'}"
-        folder = bin_folder or Path(sys.executable).parent
-        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": f"{folder}:{os.environ['PATH']}"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": path}
         command = [
             str(home / "bin" / "tritonserver"),
             f"--model-repository={repository}",
@@ -63,7 +64,7 @@ class TritonServer:
             *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
             *(f"--{name}-port={getattr(self, name)}" for name in ("http", "grpc", "metrics")),
             "--allow-gpu-metrics=false",
-            "--exit-timeout-secs=20",
+            "--exit-timeout-secs=120",
         ]
         with self.path.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -75,7 +76,7 @@ class TritonServer:
     def get(self, path: str, port: int | None = None) -> str:
         address = f"http://127.0.0.1:{port or self.http}/{path}"
         with urllib.request.urlopen(address, timeout=10) as answer:
-            return answer.read().decode()
+            return str(answer.read().decode())
 
     def wait(self) -> TritonServer:
         """Until it is ready; one that ends before is an error with its log."""
@@ -84,13 +85,26 @@ class TritonServer:
                 raise RuntimeError(f"tritonserver ended with {self.process.returncode}\n{self.log[-4000:]}")
             try:
                 self.get("v2/health/ready")
+                self.get("metrics", self.metrics)  # whose port opens a little later
             except (OSError, urllib.error.URLError):
                 time.sleep(0.1)
             else:
                 return self
         raise RuntimeError(f"tritonserver is not ready after {READY} s\n{self.log[-4000:]}")
 
-    def ended(self, seconds: float = 40) -> int:
+    def cpu_seconds(self) -> float:
+        """Of the server and of its models' processes so far, all of them in one session. Linux only."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            if int(fields[3]) == self.process.pid:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def ended(self, seconds: float = 300) -> int:
         return self.process.wait(seconds)
 
     def kill(self) -> None:
