@@ -38,8 +38,9 @@ from .providers import PROVIDERS, check_provider
 AnyEncoder = Encoder | DeviceEncoder
 
 EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
-# Rows from which on a thread is faster with a decode of its own; measured on two cores (docs/LOG.md).
-WORKER_ROWS, MOST_WORKER_ROWS = {"w8a8": 2}, 32
+# Rows from which on a thread is as fast with a decode of its own (docs/LOG.md). Each worker reads all weights, and the
+# memory bus is shared: it needs so many rows that its products, not its reading, take the time.
+WORKER_ROWS, MOST_WORKER_ROWS = {"w8a8": 64}, 128
 # Precisions whose workers have their own encoder. An int8 encoder is many small nodes, which threads cannot share; in
 # fp32 it is a few large ones, which they can, and a second copy of its weights takes four times the memory.
 WORKER_ENCODERS = ("w8a8",)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from support.all_pairs import Case, all_pairs, pairs_of
 from support.stand_in_engines import FOUR_BEAMS, put_engines, session_over
+from support.workers import workers_for_few_rows
 
 from seq2engine.errors import ConfigError, RequestError, Seq2EngineError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
@@ -24,7 +25,6 @@ from seq2engine.export.ort_forms import screened_argmax
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.graphs import model_from_bundle
@@ -150,7 +150,7 @@ def sessions(bundle: Bundle) -> Iterator[Any]:
     """Every session, opened when it is first asked for."""
     with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
         patch.setattr(screened_argmax, "WORTH_IT", 1)  # shortcuts and workers for a model that is too small for them
-        patch.setattr(threads_module, "WORKER_WORK", 1)
+        workers_for_few_rows(patch)
 
         @cache
         def session(kind: str, precision: str) -> Session:

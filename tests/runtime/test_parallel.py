@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.workers import FEW_ROWS, workers_for_few_rows
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
@@ -20,7 +21,7 @@ from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import session as ort_session
-from seq2engine.runtime.ort.session import MOST_WORKER_ROWS, WORKER_ROWS, OrtSession
+from seq2engine.runtime.ort.session import WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
@@ -38,7 +39,7 @@ def bundle(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch):
     """The model of these tests is far too small for workers."""
-    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
+    workers_for_few_rows(monkeypatch)
 
 
 def sources_of(count, seed=0):
@@ -71,7 +72,7 @@ def test_prefixes_go_with_their_sources(bundle):
 
 
 def test_who_gets_workers(bundle):
-    enough = 2 * MOST_WORKER_ROWS
+    enough = 2 * FEW_ROWS["fp32"]
     with open_session(bundle, threads=2) as session:
         assert workers_for(session, enough, enough - 1) == (session,)
         assert workers_for(session, 1, enough) == (session,)  # one source cannot be dealt out
@@ -79,7 +80,7 @@ def test_who_gets_workers(bundle):
         assert [worker.threads for worker in workers] == [1, 1]
         assert workers[0] is workers[1], "weights are there once for all workers"
     with open_session(bundle, precision="w8a8", threads=2) as session:
-        assert len(workers_for(session, 4, 2 * WORKER_ROWS["w8a8"])) == 2
+        assert len(workers_for(session, 4, 2 * FEW_ROWS["w8a8"])) == 2
     with open_session(bundle, threads=1) as session:
         assert workers_for(session, enough, enough) == (session,)
     with open_session(bundle, threads=2, deterministic=True) as session:

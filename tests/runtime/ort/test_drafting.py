@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from support.workers import workers_for_few_rows
 
 from seq2engine.common.measured import Measured
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import threads
 from seq2engine.runtime.backends import AUTO
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
@@ -105,7 +105,7 @@ def test_auto_goes_without_where_nothing_can_draft(bundle: Path, given: dict[str
 
 
 def test_a_large_batch_has_parallel_workers_as_without_drafts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "WORKER_WORK", 1)
+    workers_for_few_rows(monkeypatch)
     sources = [[5 + number % 40, 6, 7] for number in range(70)]
     options = SearchOptions(max_length=6, scores=False)
     with open_session(bundle, threads=2) as plain, open_session(bundle, threads=2, draft=AUTO) as session:

@@ -8,13 +8,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.workers import workers_for_few_rows
 
 from seq2engine.errors import SessionError
 from seq2engine.export.ort_forms import screened_argmax as screened_graph
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.calibration import CalibrationSession
@@ -146,7 +146,7 @@ def test_the_command_that_ended_in_a_key_error(cli, bundle, precision):
 def test_workers_keep_their_attention(bundle, monkeypatch):
     """Several sources a thread, in a batch large enough for two threads to have a decode each."""
     rows = [[3 + (7 * i + j) % 90 for j in range(1 + i % 9)] for i in range(40)]
-    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
+    workers_for_few_rows(monkeypatch)
     options = SearchOptions(6, alignments=True)
     with open_session(bundle, precision="w8a8", threads=2, attention=True) as session:
         assert len(workers_for(session, len(rows), len(rows))) == 2

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.workers import workers_for_few_rows
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import form_from_options, generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.binding import candidates_of
@@ -153,7 +153,7 @@ def test_what_would_be_said_is_barred(bundles, name):
 
 
 def test_prefixes_workers_continuous_batching_and_speculative_decoding(bundles, monkeypatch):
-    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
+    workers_for_few_rows(monkeypatch)
     sources = sources_of(66, seed=2)
     scored, unscored = both(SearchOptions(max_length=10))
     with open_session(bundles["static"], threads=2) as session:
@@ -210,7 +210,7 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path, precision):
 
 
 def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monkeypatch):
-    monkeypatch.setattr(threads_module, "WORKER_WORK", 1)
+    workers_for_few_rows(monkeypatch)
     options = SearchOptions(max_length=4, scores=False)
     listed = dataclasses.replace(options, shortlist=tuple(range(3, 2000)))
     for precision, wanted in (("w8a8", 1), ("fp32", 0)):

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stand_in_engines import BEAMS, MODEL, copied, exported, put_engines, session_over
+from support.workers import workers_for_few_rows
 
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
-from seq2engine.runtime import threads
 from seq2engine.runtime.encoder_inputs import CALL, padded
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
@@ -176,9 +176,11 @@ def test_a_source_that_cannot_be_decoded_is_named_by_its_number(session):
 def wide(tmp_path_factory):
     """A session that decodes a large batch with two workers."""
     bundle = onnx_from_model(random_model(CONFIG, 3), tmp_path_factory.mktemp("wide") / "b", ("fp32",))
-    with mock.patch.object(threads, "WORKER_WORK", 1), open_session(bundle, threads=2) as opened:
-        assert len(workers_for(opened, 64, 64)) == 2
-        yield opened
+    with pytest.MonkeyPatch.context() as patch:
+        workers_for_few_rows(patch)
+        with open_session(bundle, threads=2) as opened:
+            assert len(workers_for(opened, 64, 64)) == 2
+            yield opened
 
 
 @pytest.mark.parametrize("beam", [1, 3])
