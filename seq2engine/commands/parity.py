@@ -52,7 +52,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--beam", type=int, default=4, help="beam size of the beam decodes (default: %(default)s)")
     sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
-    sub.add_argument("--batch", type=int, default=64, help="sources decoded together (default: %(default)s)")
+    sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
     sub.add_argument(
         "--against",
         metavar="OTHER",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from support.parity_cases import SMALL
 from support.text_bundle import text_bundle
 
+from seq2engine.cli.main import make_parser
+from seq2engine.commands.parity import options_from_args
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.runtime.parity.options import ParityOptions
 
 FEW = ("--count", 8, "--beam", 2, "--max-length", 6, "--threads", 1, "--quiet")
 
@@ -158,3 +162,12 @@ def test_references_against_another_side(root, cli, tmp_path):
     assert found["cost"]["baseline"] == "PyTorch fp32"
     assert [sample["source"] for sample in found["samples"]] == ["abc", "hij", "fed cab"]
     assert found["doubts"] == []
+
+
+def test_defaults_are_those_of_python():
+    args = make_parser().parse_args(["parity", "BUNDLE"])
+    args.command_line = ""
+    given = options_from_args(args)
+    named = {"command": given.command, "command_line": given.command_line, "metrics": given.metrics}
+    assert given == dataclasses.replace(ParityOptions(), **named)
+    assert tuple(given.metrics) == tuple(ParityOptions().metrics)

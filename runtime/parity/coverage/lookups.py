@@ -24,7 +24,7 @@ from ...session import Session
 from ...torch_session import TorchSession
 
 LEVEL = "coverage"
-NUMBERS = 1 << 23  # looked up at once
+NUMBERS = 1 << 21  # looked up at once; compared in fp64, with some ten arrays of that size
 Feeds = dict[str, np.ndarray]
 
 
