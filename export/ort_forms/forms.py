@@ -2,7 +2,7 @@
 
     encoder       transposed keys -> flash attention -> int8 products
     decoder step  transposed keys -> beam positions -> attention outputs -> shortlist -> int8 products
-                  -> top candidates -> screened argmax
+                  -> top candidates -> screened argmax -> Gemm projection
 
 Each form is one module. A session takes it or leaves it out; the order never changes. So a session with cross-attention
 outputs computes the same numbers as one without.
@@ -21,6 +21,7 @@ from ..contract import GraphSpec
 from .attention_outputs import attention_graph
 from .beam_positions import beam_positions, spec_with_beam_positions
 from .flash_attention import flash_attention
+from .gemm_projection import gemm_projection
 from .int8_matmul import row_products
 from .screened_argmax import screened_graph
 from .shortlist import shortlist_graph
@@ -39,6 +40,7 @@ class OrtForm:
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
     screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
+    gemm: bool = False  # the output projection and its bias are one node, in fp32
     counted: bool = False  # a further input: how many candidates to put out, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
     keeps_mask: bool = False  # in front of all: the step makes its mask of the latest one (device_graphs/whole_step.py)
@@ -84,4 +86,6 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
     if form.greedy:
         return model
     model = candidate_graph(model, form.counted)
-    return screened_graph(model, folder) if form.screened else model
+    if form.screened:
+        model = screened_graph(model, folder)
+    return gemm_projection(model) if form.gemm else model

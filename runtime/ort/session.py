@@ -78,6 +78,7 @@ class OrtSettings:
             beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
             screened=screened and worth_screening(model.config, model.precision),
+            gemm=on_cpu and model.precision == "fp32",
             counted=not on_cpu,
             keeps_mask=not on_cpu and model.cache_form == "static",
         )

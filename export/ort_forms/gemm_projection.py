@@ -1,0 +1,88 @@
+"""The output projection of a decoder step as one Gemm: a form for ONNX Runtime on the CPU, in fp32.
+
+    x [B,K,D] --MatMul with Transpose(table)--Add bias--> logits [B,K,V]                  as it was
+    x [B,K,D] --Reshape--> [B*K,D] --Gemm with table, bias--Reshape--> logits [B,K,V]
+
+Gemm adds the bias where it sums the products; Add reads and writes all logits once more. Gemm also reads the table as
+it is stored: while a session opens there is no transposed copy of it. ONNX Runtime fuses the two itself only in 2-D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from ..graph_index import copy_of, makers_of, names_read, replace_nodes
+
+LOGITS = ("logits", "all/logits")  # in the graph, and in the branch of a screened one
+FLAT = "projection/flat"  # [-1, D]
+WIDTH = "projection/vocab"  # [V]
+
+
+def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A decoder step in fp32, after all other forms -> the same; logits may be made in a branch (screened_argmax.py)."""
+    made = copy_of(model)
+    graph = made.graph
+    stored = {weight.name: tuple(weight.dims) for weight in graph.initializer}
+    transposed = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose" and len(stored.get(node.input[0], ())) == 2
+    }
+    for part in (graph, *branches_of(graph)):
+        found = matmul_of(part, stored, transposed)
+        if found is not None:
+            product, last, bias = found
+            table = transposed.get(product.input[1], product.input[1])
+            by_rows = table != product.input[1]
+            width, vocab = stored[table][::-1] if by_rows else stored[table]
+            before = list(part.node).index(product)
+            others = [node for node in part.node if node not in (product, last)]
+            gemm = projection(product.input[0], table, bias, last.output[0], int(by_rows))
+            replace_nodes(part, [*others[:before], *gemm, *others[before:]])
+            sizes = {FLAT: [-1, width], WIDTH: [vocab]}
+            graph.initializer.extend(numpy_helper.from_array(np.array(size), name) for name, size in sizes.items())
+    read = names_read(graph.node).union(*(names_read(part.node) for part in branches_of(graph)))
+    replace_nodes(graph, [node for node in graph.node if node.output[0] not in transposed or node.output[0] in read])
+    return made
+
+
+def matmul_of(
+    part: onnx.GraphProto, stored: Mapping[str, tuple[int, ...]], transposed: Mapping[str, str]
+) -> tuple[NodeProto, NodeProto, str | None] | None:
+    """The product with a stored weight that makes all logits, the last node of them and its bias, where it has one."""
+    last = next((node for node in part.node if node.output[0] in LOGITS), None)
+    if last is None:
+        return None
+    bias = next((name for name in last.input if name in stored), None) if last.op_type == "Add" else None
+    makers = makers_of(part.node)
+    product = last if bias is None else makers.get(next(name for name in last.input if name != bias))
+    if product is None or product.op_type != "MatMul":
+        return None
+    return (product, last, bias) if transposed.get(product.input[1], product.input[1]) in stored else None
+
+
+def branches_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        if node.op_type == "If":
+            yield from (attribute.g for attribute in node.attribute)
+
+
+def projection(x: str, table: str, bias: str | None, logits: str, transposed: int) -> list[NodeProto]:
+    place = logits.removesuffix("logits")
+    flat, rows, beams, shape = (f"{place}projection/{name}" for name in ("x", "logits", "beams", "shape"))
+    return [
+        op("Reshape", [x, FLAT], flat),  # [B, K, D] -> [B*K, D]
+        op("Gemm", [flat, table, *([] if bias is None else [bias])], rows, transB=transposed),
+        op("Shape", ["tokens"], beams),
+        op("Concat", [beams, WIDTH], shape, axis=0),
+        op("Reshape", [rows, shape], logits),
+    ]
+
+
+def op(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)
