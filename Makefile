@@ -99,7 +99,7 @@ peers: .peers/transformers/installed .peers/optimum/installed .peers/openvino/in
 MEASURED ?= 1x1x32x32 1x4x32x32 8x1x32x32 8x4x32x32 32x1x32x32 32x4x32x32
 measure: $(VENV)/installed peers
 	$(BIN)/seq2engine export random:base out/base --precision fp32 w8a8 --force
-	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers all --case $(MEASURED) --rounds 6 --out out/base/bench.json
+	$(BIN)/seq2engine bench out/base --backend onnxruntime --precision fp32 w8a8 --draft quantised --peers all --case $(MEASURED) --rounds 6 --out out/base/bench.json
 	mkdir -p benchmarks/results && cp out/base/bench.json benchmarks/results/base.json
 	$(MAKE) readme
 
@@ -112,7 +112,7 @@ REAL_RESULT := $(if $(filter 0,$(NEIGHBOURS)),real,real_busy)
 measure-real: $(VENV)/installed .peers/transformers/installed
 	$(BIN)/python -m seq2engine.benchmarks.real.opus_zh_en out/opus
 	$(BIN)/seq2engine export out/opus/hf out/opus/bundle --precision fp32 w8a8 --force
-	$(BIN)/seq2engine bench out/opus/bundle --backend onnxruntime --precision fp32 w8a8 --draft w8a8 --peers $(REAL_PEERS) \
+	$(BIN)/seq2engine bench out/opus/bundle --backend onnxruntime --precision fp32 w8a8 --draft quantised --peers $(REAL_PEERS) \
 	    --references out/opus/pairs.tsv --count $(SENTENCES) --natural 1x1 1x4 8x1 8x4 32x1 32x4 --neighbour $(NEIGHBOURS) --out out/opus/$(REAL_RESULT).json
 	cp out/opus/$(REAL_RESULT).json benchmarks/results/opus_zh_en_$(REAL_RESULT).json
 	$(MAKE) readme

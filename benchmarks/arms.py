@@ -80,7 +80,7 @@ def wanted_arms(plan: Plan) -> list[tuple[str, str, str | None]]:
     ]
     if draft is None or "onnxruntime" not in backends:
         return plain
-    return plain + [("onnxruntime", name, draft) for name in plan.precisions if name != draft]
+    return plain + [("onnxruntime", name, draft) for name in plan.drafted_precisions]
 
 
 def provider_of(plan: Plan, backend: str) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from seq2engine.errors import Seq2EngineError, SessionError, UsageError
 from seq2engine.export.contract import PRECISIONS
+from seq2engine.runtime.backends import QUANTISED
 
 from .cases import case_problems, size_problems
 from .machine import usable_cores
@@ -95,8 +96,8 @@ def draft_problems(options: BenchOptions) -> list[str]:
     """Of speculative decoding, whatever the bundle holds."""
     if options.draft is None:
         return []
-    if options.draft not in PRECISIONS:
-        return [f"draft {options.draft!r}, expected one of {', '.join(PRECISIONS)}"]
+    if options.draft not in (*PRECISIONS, QUANTISED):
+        return [f"draft {options.draft!r}, expected one of {', '.join((*PRECISIONS, QUANTISED))}"]
     if "onnxruntime" not in options.backends:
         return [f"draft {options.draft!r} without the backend onnxruntime, which alone has speculative decoding"]
     if options.provider not in (None, "cpu"):
@@ -112,8 +113,8 @@ def speculative_problems(plan: Plan) -> list[str]:
     from seq2engine.runtime.ort.speculative import check_draft
 
     found = []
-    for precision in plan.precisions:
-        if precision in plan.bundle.precisions and precision != draft:
+    for precision in plan.drafted_precisions:
+        if precision in plan.bundle.precisions:
             try:
                 check_draft(plan.bundle, precision, draft)
             except Seq2EngineError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.default_precision import shared_precision
+from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.quality.metrics import References
 from seq2engine.runtime.text.sources import coder_of
 
@@ -29,8 +30,8 @@ class BenchOptions:
     `rounds`: timed calls of every arm; arms take turns.
     `threads`: CPU threads of every arm; None takes all cores that this process may use.
     `provider`: where ONNX Runtime computes; None is the CPU.
-    `draft`: a precision for speculative decoding. It gives every other precision on ONNX Runtime one more arm, in cases
-        with one source and one beam.
+    `draft`: of speculative decoding, as in `open_session`. It gives every other precision on ONNX Runtime one more arm,
+        in cases with one source and one beam; "quantised" only fp32.
     `peers`: other libraries with the same weights, timed end to end: names, or "all". Of all, those that fail are
         listed as failed. `environments` is the folder that holds them (`make peers`).
     `references`: source texts and right outputs. Every arm decodes them, with the beams of every case, and its error
@@ -88,6 +89,13 @@ class Plan:
         """The first token of every output, where a target language is asked for; None: the model's own."""
         language = self.options.target_language
         return None if language is None else coder_of(self.bundle).language_id(language)
+
+    @property
+    def drafted_precisions(self) -> list[str]:
+        """The precisions that have one more arm, with speculative decoding."""
+        draft = self.options.draft
+        others = [name for name in self.precisions if name != draft]
+        return [name for name in others if name == "fp32"] if draft == QUANTISED else others
 
     @property
     def beams(self) -> list[int]:

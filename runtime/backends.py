@@ -20,7 +20,8 @@ BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
     "onnxruntime": "ort.opening",
     "tensorrt": "trt.session",
 }
-AUTO = "auto"  # speculative decoding where the bundle has a precision that drafts, as long as it is faster
+AUTO = "auto"  # speculative decoding in fp32, as long as it is faster
+QUANTISED = "quantised"  # the draft is the fp32 model itself with its weights in 8 and 4 bits
 WITH_ATTENTION = ("torch", "onnxruntime")  # those that can put out their cross-attention weights
 
 

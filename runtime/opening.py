@@ -38,13 +38,13 @@ def open_session(
     w8a8 on this machine, by timing short decodes: see the session's `chosen`.
 
     With `attention`, the session keeps its cross-attention weights, for alignments and the coverage penalty.
-    `deterministic` is bitwise batch-invariant; it adds padding. `draft` is a cheaper precision of the bundle for
-    speculative decoding of single sources with one beam: the same tokens, sooner. "auto" is w8a8 for fp32 where the
-    bundle has it, for as long as that is faster. `workload` is the largest request to
-    come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is for GPUs:
-    greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one, which is
-    slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto") for the
-    next session of the same bundle; None: it is measured every time.
+    `deterministic` is bitwise batch-invariant; it adds padding. `draft` is for speculative decoding of single sources
+    with one beam, the same tokens, sooner: a cheaper precision of the bundle, or "quantised", which is fp32's own
+    weights in 8 and 4 bits. "auto" is the latter for fp32, for as long as that is faster. `workload` is the largest
+    request to come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is
+    for GPUs: greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one,
+    which is slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto")
+    for the next session of the same bundle; None: it is measured every time.
     """
     options = SessionOptions(
         backend,

@@ -3,6 +3,7 @@
     encoder       transposed keys -> flash attention -> int8 products
     decoder step  transposed keys -> beam positions -> attention outputs -> shortlist -> int8 products
                   -> top candidates -> screened argmax -> Gemm projection
+    draft step    transposed keys -> shortlist -> draft step, for speculative decoding
 
 Each form is one module. A session takes it or leaves it out; the order never changes. So a session with cross-attention
 outputs computes the same numbers as one without.
@@ -20,6 +21,7 @@ import onnx
 from ..contract import GraphSpec
 from .attention_outputs import attention_graph
 from .beam_positions import beam_positions, spec_with_beam_positions
+from .draft_step import draft_graph
 from .flash_attention import flash_attention
 from .gemm_projection import gemm_projection
 from .int8_matmul import row_products
@@ -40,6 +42,7 @@ class OrtForm:
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
     screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
+    drafts: bool = False  # weights in few bits, and the best token alone is put out: drafts for the fp32 session
     gemm: bool = False  # the output projection and its bias are one node, in fp32
     counted: bool = False  # a further input: how many candidates to put out, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
@@ -56,6 +59,11 @@ class OrtForm:
     def with_shortlist(self, tokens: Sequence[int]) -> OrtForm:
         """The same with a shortlist; screening would not make that faster."""
         return dataclasses.replace(self, shortlist=tuple(tokens), screened=False)
+
+    @property
+    def puts_out_candidates(self) -> bool:
+        """Whether a step's logits are those of its candidates alone, where it is asked for candidates."""
+        return self.screened or self.drafts
 
     @property
     def changes_encoder(self) -> bool:
@@ -81,6 +89,8 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = attention_graph(model, form.attention_layers)
     if form.shortlist is not None:
         model = shortlist_graph(model, form.shortlist, folder)
+    if form.drafts:
+        return draft_graph(model, folder)
     if form.int8_products:
         model = row_products(model)
     if form.greedy:

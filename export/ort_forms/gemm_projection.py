@@ -24,7 +24,7 @@ WIDTH = "projection/vocab"  # [V]
 
 
 def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A decoder step in fp32, after all other forms -> the same; logits may be made in a branch (screened_argmax.py)."""
+    """A decoder step in fp32, after all other forms -> the same; a branch may make the logits (screened_argmax.py)."""
     made = copy_of(model)
     graph = made.graph
     stored = {weight.name: tuple(weight.dims) for weight in graph.initializer}

@@ -211,7 +211,7 @@ class StepBinding:
         wanted = candidates_of(state)
         columns = layout.vocab if self.shortlist is None else len(self.shortlist.tokens)
         best = min(wanted or (max(beams + 1, state.form.best) if state.decoder.form.counted else beams + 1), columns)
-        width = best if wanted and state.decoder.form.screened else columns
+        width = best if wanted and state.decoder.form.puts_out_candidates else columns
         sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": width, "C": best}
         self.binding = self.session.io_binding()
         self.mask = state.kept_mask(mask_shape)
@@ -302,6 +302,8 @@ def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
 def candidates_of(state: OrtState) -> int:
     """How many candidates a step puts out instead of logits; 0 where it has no shortcut to so many."""
     wanted, form = state.form.candidates, state.decoder.form
+    if form.drafts:
+        return 1
     return wanted if form.counted or (form.screened and wanted <= MOST) else 0
 
 

@@ -58,6 +58,7 @@ class OrtSettings:
     deterministic: bool = False
     beam_positions: bool = False  # the tokens of one step have positions of their own, [B,K]: speculative decoding
     shortcut: bool = True  # to the best candidates, where that is worth it
+    drafts: bool = False  # its steps only draft tokens for another session of the same model, in fp32
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
     tokens_per_wait: int = TOKENS_PER_WAIT  # of greedy search on a device; 1: one by one
     on_device: bool = False  # the CPU as if it were a GPU: same forms, same memory; other providers have no choice
@@ -77,7 +78,8 @@ class OrtSettings:
             int8_products=model.precision == "w8a8",
             beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
-            screened=screened and worth_screening(model.config, model.precision),
+            screened=screened and worth_screening(model.config, model.precision) and not self.drafts,
+            drafts=self.drafts,
             gemm=on_cpu and model.precision == "fp32",
             counted=not on_cpu,
             keeps_mask=not on_cpu and model.cache_form == "static",

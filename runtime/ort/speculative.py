@@ -1,4 +1,4 @@
-"""Speculative decoding: a cheaper precision drafts the next tokens of a single source, and one step verifies them all.
+"""Speculative decoding: a cheaper step drafts the next tokens of a single source, and one step verifies them all.
 
 A step with one row reads every weight to make one token; with five rows it reads them once as well. So the draft
 session decodes four tokens ahead, and the target session's step takes the latest token together with the four drafted
@@ -12,8 +12,9 @@ ones, each at its own position:
 Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
 overwritten. Steps of several beams or several sources are not drafted: they have rows enough to use what they read.
 
-The draft session is opened for the first single source. With `drafting`, drafts are made only as long as they are worth
-their time (drafting.py).
+The draft is a cheaper precision of the bundle, or the target's own weights in fewer bits (ort_forms/draft_step.py).
+With `drafting`, drafts are made only as long as they are worth their time (drafting.py), and the draft session is
+opened when single sources have taken about as long as opening it takes: not for one sentence.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ import numpy as np
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
+from ..backends import QUANTISED
 from ..search.option_fields import LEAST_CANDIDATES
 from ..search.step_output import Candidates, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
+from ..threads import row_work
 from .binding import OrtState
 from .drafting import Drafting
 from .graphs import model_from_bundle
 from .session import OrtSession, OrtSettings
 
 AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few drafts are wrong (docs/LOG.md)
-DRAFT = "w8a8"  # what drafts for fp32 by default
+WORTH_IT = 8_000_000  # numbers of a step's weights: 32 MB in fp32 are more than most processors' caches hold
+OPENING = 1.0  # seconds of plain steps after which a draft is opened: about what opening it takes
 PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on without
 
 
@@ -91,6 +95,7 @@ class SpeculativeSession(Session):
     def __init__(self, target: OrtSession, open_draft: Callable[[], OrtSession], drafting: Drafting | None = None):
         assert target.settings.beam_positions
         self.target, self.open_draft, self.drafting = target, open_draft, drafting
+        self.undrafted = 0.0  # seconds of steps that could have been drafted
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
         self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
@@ -105,7 +110,7 @@ class SpeculativeSession(Session):
         threads: int | None = None,
         drafting: Drafting | None = None,
     ) -> SpeculativeSession:
-        """`draft` is a precision of the bundle with the same cache; the closer it is, the more drafts are right.
+        """`draft` is QUANTISED, or a precision of the bundle with the same cache.
 
         Without `drafting` drafts are always made, as long as they are right.
         """
@@ -116,7 +121,9 @@ class SpeculativeSession(Session):
         target = OrtSession(model, OrtSettings(threads, beam_positions=True, resting=resting))
 
         def open_draft() -> OrtSession:
-            return OrtSession(model_from_bundle(bundle, draft), OrtSettings(threads, resting=resting), target.encoder)
+            own = draft == QUANTISED
+            settings = OrtSettings(threads, resting=resting, drafts=own)
+            return OrtSession(model if own else model_from_bundle(bundle, draft), settings, target.encoder)
 
         return cls(target, open_draft, drafting)
 
@@ -171,13 +178,20 @@ class SpeculativeSession(Session):
             drafting.note(True, verified.seconds, verified.tokens)
             verified.seconds = 0.0
         count = min(verified.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
-        if count > 1 and verified.worth_it and (drafting is None or drafting.next()):
+        if count > 1 and verified.worth_it and (drafting is None or (self.worth_opening and drafting.next())):
             return self.drafted_step(state, tokens, position, write_index, self_mask, slot_position, count)
         started = time.perf_counter()
         output = self.target.step(state.target, tokens, position[:, None], write_index, self_mask, slot_position)
         if drafting is not None:
-            drafting.note(False, time.perf_counter() - started, 1)
+            seconds = time.perf_counter() - started
+            self.undrafted += seconds
+            drafting.note(False, seconds, 1)
         return output
+
+    @property
+    def worth_opening(self) -> bool:
+        """Whether the draft session is open, or single sources have come long enough for it."""
+        return "draft" in self.__dict__ or self.undrafted >= OPENING
 
     def drafted_step(
         self,
@@ -249,11 +263,9 @@ class SpeculativeSession(Session):
 
 
 def drafts_for(bundle: Bundle, precision: str) -> str | None:
-    """The precision of a bundle that drafts for another by default; None: there is none."""
-    if precision != "fp32" or DRAFT not in bundle.precisions or bundle.config.takes_audio:
-        return None
-    own, theirs = (bundle.specs(name)["decoder_step"].inputs for name in (precision, DRAFT))
-    return DRAFT if bundle.cache_form == "static" and own == theirs else None
+    """What drafts for a precision of a bundle by default; None: nothing does."""
+    fits = precision == "fp32" and bundle.cache_form == "static" and not bundle.config.takes_audio
+    return QUANTISED if fits and row_work(bundle.config) >= WORTH_IT else None
 
 
 def check_draft(bundle: Bundle, precision: str, draft: str) -> None:
@@ -262,6 +274,12 @@ def check_draft(bundle: Bundle, precision: str, draft: str) -> None:
             f"speculative decoding with a {bundle.cache_form} cache, expected a static one; export with: "
             "seq2engine export CHECKPOINT BUNDLE --cache-form static"
         )
+    if draft == QUANTISED:
+        if precision != "fp32":
+            raise SessionError(
+                f"weights of {precision} in fewer bits cannot draft, expected those of fp32; leave --draft out"
+            )
+        return
     own, theirs = (bundle.specs(name)["decoder_step"].inputs for name in (precision, draft))
     if own != theirs or draft == precision:
         raise SessionError(

@@ -68,10 +68,12 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
 
 def precisions(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.export.contract import check_choices
+    from seq2engine.runtime.backends import QUANTISED
 
     cache = getattr(args, "cache_form", "static")
     yield from problem(partial(check_choices, "fp32", cache))
-    for precision in (*given(args, "precision"), *given(args, "add"), *given(args, "draft")):
+    drafts = [draft for draft in given(args, "draft") if draft != QUANTISED]
+    for precision in (*given(args, "precision"), *given(args, "add"), *drafts):
         if precision == AUTO and args.command_name in CHOOSING:
             continue
         yield from problem(partial(check_choices, precision, cache))

@@ -30,6 +30,7 @@ VALUES = {
     "scenario": ("single", "offline", "server"),
 }
 PRECISION_FLAGS = ("precision", "add", "draft")
+DRAFTS = ("quantised", "none")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def values_of(action: argparse.Action) -> tuple[str, ...]:
     if action.dest in PRECISION_FLAGS:
         from seq2engine.export.contract import PRECISIONS
 
-        return tuple(PRECISIONS)
+        return (*PRECISIONS, *DRAFTS) if action.dest == "draft" else tuple(PRECISIONS)
     return VALUES.get(action.dest, ())
 
 

@@ -81,10 +81,13 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
 
 
 def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    what = "speculative decoding of single sources with one beam: a cheaper precision that drafts tokens; same output"
+    what = (
+        "speculative decoding of single sources with one beam, same output: what drafts tokens, a cheaper precision of "
+        "the bundle or quantised (fp32's own weights in 8 and 4 bits)"
+    )
     if default is not None:
-        what += f"; auto: w8a8 for fp32 where the bundle has it, while it is faster; none (default: {default})"
-    parser.add_argument("--draft", metavar="PRECISION", default=default, type=draft_from_text, help=what)
+        what += f"; auto: quantised for fp32, while it is faster; none (default: {default})"
+    parser.add_argument("--draft", metavar="DRAFT", default=default, type=draft_from_text, help=what)
 
 
 def add_threads(parser: argparse.ArgumentParser, auto: str) -> None:

@@ -50,6 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "deterministic": {"threads": 1, "deterministic": True},
     "deterministic attention": {"threads": 1, "deterministic": True, "attention": True},
     "speculative": {"threads": 1, "draft": "w8a8"},
+    "quantised draft": {"threads": 1, "draft": "quantised"},
     "workers": {"threads": 2, "attention": True},
     "tensorrt": {"backend": "tensorrt"},
 }
@@ -117,6 +118,8 @@ def refusal_of(case: Case) -> str | None:
     options, (kind, precision) = options_of(case), case["session"].rsplit(" ", 1)
     if kind == "speculative" and precision != "fp32":
         return f"w8a8 cannot draft for {precision}"
+    if kind == "quantised draft" and precision != "fp32":
+        return f"weights of {precision} in fewer bits cannot draft"
     if kind == "tensorrt" and precision == "w8a8":
         return "no w8a8 engine in"
     if options.needs_attention and not KINDS[kind].get("attention"):

@@ -15,6 +15,7 @@ from seq2engine.model.config import PRESETS
 from seq2engine.runtime.backends import AUTO
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort import speculative
 from seq2engine.runtime.ort.drafting import AGAIN, TRIAL, Drafting
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.ort.speculative import SpeculativeSession
@@ -81,7 +82,33 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_auto_opens_the_draft_for_the_first_single_source(bundle: Path) -> None:
+@pytest.fixture
+def small_ones_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculative, "WORTH_IT", 1)
+    monkeypatch.setattr(speculative, "OPENING", 0.0)
+
+
+def test_a_small_model_goes_without(bundle: Path) -> None:
+    with open_session(bundle, threads=1, draft=AUTO) as session:
+        assert isinstance(session, OrtSession)
+
+
+def test_the_draft_is_opened_once_single_sources_have_taken_their_time(
+    bundle: Path, small_ones_draft: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculative, "OPENING", 3600.0)
+    options = SearchOptions(max_length=40, min_length=40, scores=False)
+    with open_session(bundle, threads=1, draft=AUTO) as session:
+        assert isinstance(session, SpeculativeSession)
+        generate(session, [[5, 6, 7]], options)
+        assert "draft" not in vars(session)
+        assert session.undrafted > 0
+        session.undrafted = 3600.0
+        generate(session, [[5, 6, 7]], options)
+        assert "draft" in vars(session)
+
+
+def test_auto_opens_the_draft_for_single_sources(bundle: Path, small_ones_draft: None) -> None:
     options = SearchOptions(max_length=40, min_length=40, scores=False)
     with open_session(bundle, threads=1) as plain, open_session(bundle, threads=1, draft=AUTO) as session:
         assert isinstance(session, SpeculativeSession)
@@ -99,12 +126,16 @@ def test_auto_opens_the_draft_for_the_first_single_source(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"precision": "w8a8"}, {"attention": True}, {"deterministic": True}])
-def test_auto_goes_without_where_nothing_can_draft(bundle: Path, given: dict[str, object]) -> None:
+def test_auto_goes_without_where_nothing_can_draft(
+    bundle: Path, small_ones_draft: None, given: dict[str, object]
+) -> None:
     with open_session(bundle, threads=1, draft=AUTO, **given) as session:  # type: ignore[arg-type]
         assert isinstance(session, OrtSession)
 
 
-def test_a_large_batch_has_parallel_workers_as_without_drafts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_has_parallel_workers_as_without_drafts(
+    bundle: Path, small_ones_draft: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers_for_few_rows(monkeypatch)
     sources = [[5 + number % 40, 6, 7] for number in range(70)]
     options = SearchOptions(max_length=6, scores=False)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from support.rounding import rounding_from_session
 
 from seq2engine.errors import SessionError
+from seq2engine.export.ort_forms import draft_step
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
@@ -36,13 +38,16 @@ def bundles(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def sessions(bundles):
-    pairs = {
-        name: (open_session(bundle, threads=1), open_session(bundle, threads=1, draft="w8a8"))
-        for name, bundle in bundles.items()
-    }
-    yield pairs
+@pytest.fixture(scope="module", params=["w8a8", QUANTISED])
+def sessions(request, bundles):
+    """Of every kind of positions a plain session, and one with drafts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_step, "LEAST", 1)  # small weights are packed, too
+        pairs = {
+            name: (open_session(bundle, threads=1), open_session(bundle, threads=1, draft=request.param))
+            for name, bundle in bundles.items()
+        }
+        yield pairs
     for pair in pairs.values():
         for session in pair:
             session.close()
@@ -182,6 +187,11 @@ def test_threads_rest_while_the_other_works(bundles):
         ({"draft": "fp16"}, "fp16 cannot draft for fp32, expected another precision with the same cache"),
         ({"draft": "fp32"}, "fp32 cannot draft for fp32"),
         ({"draft": "int8"}, "int8"),
+        (
+            {"draft": QUANTISED, "precision": "fp16"},
+            "weights of fp16 in fewer bits cannot draft, expected",
+        ),
+        ({"draft": QUANTISED, "deterministic": True}, "speculative decoding is for onnxruntime on the CPU"),
         ({"draft": "w8a8", "backend": "torch"}, "speculative decoding is for onnxruntime on the CPU"),
         ({"draft": "w8a8", "attention": True}, "speculative decoding is for onnxruntime on the CPU"),
         ({"draft": "w8a8", "deterministic": True}, "speculative decoding is for onnxruntime on the CPU"),
@@ -197,6 +207,8 @@ def test_a_growing_cache_is_refused(tmp_path):
     bundle = onnx_from_model(random_model(SMALL), tmp_path / "b", ("fp32", "w8a8"), "growing")
     with pytest.raises(SessionError, match="speculative decoding with a growing cache, expected a static one"):
         SpeculativeSession.from_bundle(bundle, "fp32", "w8a8")
+    with pytest.raises(SessionError, match="speculative decoding with a growing cache, expected a static one"):
+        SpeculativeSession.from_bundle(bundle, "fp32", QUANTISED)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

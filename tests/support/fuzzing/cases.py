@@ -53,7 +53,8 @@ BUNDLE = (
 )
 HEAVY = (  # seconds each
     (0.10, "run bundle abc --precision auto --quiet"),
-    (0.10, "run bundle abc --precision fp32 --draft w8a8 --quiet"),
+    (0.05, "run bundle abc --precision fp32 --draft w8a8 --quiet"),
+    (0.05, "run bundle abc --precision fp32 --draft quantised --quiet"),
     (0.12, "parity bundle --precision fp32 --count 2 --max-length 4 --quiet"),
     (0.05, "parity bundle --precision fp32 --backend torch --count 2 --max-length 4 --quiet"),
     (0.05, "parity bundle --precision fp32 --count 2 --max-length 4 --locate --quiet"),
