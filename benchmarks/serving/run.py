@@ -224,7 +224,7 @@ def report_html(result: LoadResult, config: ModelConfig, precision: str, count: 
 
 
 def arguments_parser(about: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     parser.add_argument("out", type=Path, help="report, .html; a .json beside it")
     parser.add_argument("--bundle", type=Path, help="another model than a small random one; outputs keep their lengths")
     parser.add_argument("--precision", default="fp32", help="of the bundle (default: %(default)s)")

@@ -25,7 +25,7 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Builds the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Builds the engines of this package.")
     parser.add_argument("--flavour", choices=FLAVOURS, help="(default: the one installed)")
     parser.add_argument("--gpu", nargs="+", default=[], metavar="SM", help="tensorrt_rtx only, such as sm89")
     parser.add_argument("--force", action="store_true", help="replace engines that are there")

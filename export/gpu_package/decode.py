@@ -27,7 +27,7 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Decodes text with the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Decodes text with the engines of this package.")
     parser.add_argument("text", nargs="*", help="(default: the lines of the standard input)")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
     parser.add_argument("--beam", type=int, metavar="K", help="beams; 1 is greedy (default: the model's own)")

@@ -33,7 +33,7 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Verifies the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Verifies the engines of this package.")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
     args = parser.parse_args(argv)

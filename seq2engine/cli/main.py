@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from seq2engine.cli.exits import exit_code_of
 from seq2engine.cli.summaries import SUMMARIES
 from seq2engine.cli.usage import check_usage, check_usage_without_bundle
 from seq2engine.errors import BundleError, missing_package
-from seq2engine.flags.lists import Parser, meant
+from seq2engine.flags.lists import Parser
 from seq2engine.flags.shared import fetch_bundles
 
 if TYPE_CHECKING:
@@ -77,15 +76,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     behind = more.index("--") if "--" in more else len(more)
     flags = [word for word in more[:behind] if word.startswith("-")]
     if flags or (more and not isinstance(getattr(args, "text", None), list)):
-        args.usage_error(f"unrecognized arguments: {' '.join(flags or more)}{nearest(flags, args.usage())}")
+        args.usage_error(args.unrecognized(flags or more))
     if more:
         args.text = [*args.text, *more[:behind], *more[behind + 1 :]]
     return args
-
-
-def nearest(flags: Sequence[str], usage: str) -> str:
-    """What a mistyped flag may have been, of those that a usage has."""
-    return meant([flag.partition("=")[0] for flag in flags], re.findall(r"--[a-z][a-z0-9-]*", usage))
 
 
 def modules_for(words: Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 Fits = Callable[[str], object]
 MOST_PRECISE = "the most precise that serves"  # see export/artifact/default_precision.py
+# Flags of other tools -> ours, suggested where a command has it and no spelling is close.
+OTHER_NAMES = {"--html": "--out", "--report": "--out", "--device": "--provider", "--dtype": "--precision"}
 
 
 class Listed(argparse.Action):
@@ -72,11 +74,17 @@ class Maybe(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
+    """Reports wrong usage in one line, with the flag that may have been meant. Flags cannot be abbreviated."""
 
-    renamed: Mapping[str, str] = {}  # flags of older versions -> what they are called now
+    renamed: Mapping[str, str] = {}  # flags of older versions -> their names now
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings, allow_abbrev=False)
+        self.unknown: list[str] = []  # flags of the last command line that this parser does not have
 
     def error(self, message: str) -> NoReturn:
+        if self.unknown and message.startswith("the following arguments are required"):
+            message = self.unrecognized(self.unknown)  # a required flag may be the one that was mistyped
         if wrong := re.fullmatch(r"argument command: invalid choice: '(.*)' \(choose from (.*)\)", message):
             message = f"unknown command {wrong[1]}{meant([wrong[1]], re.findall(r'[a-z]+', wrong[2]))}"
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
@@ -123,6 +131,8 @@ class Parser(argparse.ArgumentParser):
                 continue
             self.refuse_old_name(word)
             action = self.action_of(word)
+            if action is None:
+                self.unknown.append(word)
             if action is None or "=" in word:
                 flags.append(word)
                 continue
@@ -140,21 +150,33 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} is now {self.renamed[name]}")
 
     def action_of(self, word: str) -> argparse.Action | None:
-        """The flag that a word names, in full or by a beginning that only one has."""
-        name = word.partition("=")[0]
-        flags = {flag: action for action in self._actions for flag in action.option_strings}
-        if name in flags:
-            return flags[name]
-        begun = {id(action): action for flag, action in flags.items() if flag.startswith(name)}
-        return next(iter(begun.values())) if len(begun) == 1 and name.startswith("--") else None
+        """The action of the flag that a word names."""
+        return self._option_string_actions.get(word.partition("=")[0])
+
+    def unrecognized(self, words: Sequence[str]) -> str:
+        """The message for arguments that this parser does not have, with the flags that may have been meant."""
+        flags = [word.partition("=")[0] for word in words if is_flag(word)]
+        return f"unrecognized arguments: {' '.join(words)}{meant(flags, list(self._option_string_actions))}"
 
 
 def meant(words: Sequence[str], known: Sequence[str]) -> str:
-    """What mistyped words may have been, of those that are known."""
+    """The known words that mistyped words resemble, as the end of an error message; empty where there is none."""
+    found = dict.fromkeys(match for word in words if (match := nearest(word, known)))
+    return f" (did you mean {', '.join(found)}?)" if found else ""
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """The known word that a word abbreviates, resembles or is another name of."""
     import difflib
 
-    found = [match for word in words for match in difflib.get_close_matches(word, known, 1)]
-    return f" (did you mean {', '.join(dict.fromkeys(found))}?)" if found else ""
+    begun = [name for name in known if name.startswith(word)]
+    if len(begun) == 1 and len(word) > len("--"):
+        return begun[0]
+    names = {name.strip("-"): name for name in known}  # without dashes: those alone would make short flags alike
+    close = difflib.get_close_matches(word.strip("-"), names, 1)
+    if close:
+        return names[close[0]]
+    return OTHER_NAMES[word] if OTHER_NAMES.get(word) in known else None
 
 
 def is_flag(word: str) -> bool:

@@ -27,7 +27,7 @@ def add_command(
 ) -> Parser:
     """A command's own parser. `renamed` are flags it had before, with what they are called now."""
     sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    sub.set_defaults(command=run, command_name=name, usage_error=sub.error, usage=sub.format_usage)
+    sub.set_defaults(command=run, command_name=name, usage_error=sub.error, unrecognized=sub.unrecognized)
     sub.add_argument("--quiet", action="store_true", help="show no progress")
     sub.renamed = renamed
     return sub

@@ -157,6 +157,11 @@ def test_texts_of_a_run_stay_texts():
         (["bench", "B", "--max-length", "8", "x"], "argument --max-length: invalid int value: '8,x'"),
         (["build", "--gpu", "sm89"], "the following arguments are required: bundle"),
         (["--qiet", "inspect", "B"], "unrecognized arguments: --qiet (did you mean --quiet?)"),
+        (["parity", "B", "--batc", "4"], "unrecognized arguments: --batc (did you mean --batch?)"),
+        (["run", "B", "--prec=fp16", "x"], "unrecognized arguments: --prec=fp16 (did you mean --precision?)"),
+        (["train", "a", "b", "--de", "c"], "unrecognized arguments: --de (did you mean --dev?)"),
+        (["parity", "B", "--html", "x"], "unrecognized arguments: --html (did you mean --out?)"),
+        (["parity", "B", "--zzzzzz", "x"], "unrecognized arguments: --zzzzzz; see: seq2engine parity --help"),
     ],
 )
 def test_wrong_lists_are_wrong_usage_in_one_line(words, told, capsys):

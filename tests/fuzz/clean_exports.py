@@ -62,7 +62,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--exports", type=int, default=EXPORTS)
     parser.add_argument("--first", type=int, default=0, help="number of the first export")
     parser.add_argument("--seed", type=int)

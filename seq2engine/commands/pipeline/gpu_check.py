@@ -282,7 +282,9 @@ def summary(stages: Sequence[Stage]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check", description="Builds, compares and times on this GPU.")
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", allow_abbrev=False, description="Builds, compares and times on this GPU."
+    )
     parser.add_argument("out", type=Path, help="folder to write")
     args = parser.parse_args(argv)
     try:
