@@ -131,5 +131,5 @@ def audio_prompt(config: ModelConfig) -> tuple[int, ...]:
 
 
 def ordinary_ids(config: ModelConfig) -> np.ndarray:
-    """Source ids that are no special token."""
+    """Source ids that are not special tokens."""
     return np.setdiff1d(np.arange(config.source_vocab), [config.pad_id, config.start_id, config.end_id])

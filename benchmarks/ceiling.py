@@ -7,12 +7,12 @@ long as the slower of the two:
             and half of the self K/V, once per source, for beams may share all but their last slots
     flops   two for every weight and row, and attention's products
 
-How fast bytes are read depends on whether they lie in a cache: a small model is read from there in every step. So
-reading is measured for working sets from `BUFFERS[0]` up, and a step is held to the rate of its own. The peak of
-products is measured in fp32; numbers of a quarter of the width may be multiplied four times as fast. A single beam's
-best token can be found with an output projection in int8 (export/ort_forms/screened_argmax.py), so that is what is
-counted for it. An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the
-step's.
+Read bandwidth depends on the cache level: a small model is read from the processor's cache in every step. So bandwidth
+is measured for working sets from `BUFFERS[0]` up, and a step is compared with the rate of its own working set. Peak
+compute is measured for fp32 matmuls; types of a quarter of the width count as four times as fast. With a single beam
+the output projection counts as int8, because the best token can be found that way
+(export/ort_forms/screened_argmax.py). An encoder is counted in the same way. The bound end to end is the encoder's plus
+`target` times the step's.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def compare_results(
     Results of other models or machines are refused unless they are to be compared `anyway`. With `relative`, an arm's
     time is taken against the first arm's of the same run: a slow day, which hits both, is then no difference.
     """
-    if not 1 <= slower < math.inf:  # nor what is no number: nothing would ever be slower than that
+    if not 1 <= slower < math.inf:  # NaN is refused, too: nothing would ever be slower than that
         raise UsageError(f"--slower {slower:g}, expected at least 1")
     strange, warnings = other_models_or_machines(before, after), other_conditions(before, after)
     if strange and not anyway:

@@ -75,7 +75,7 @@ def bench_bundle(
         stack.enter_context(busy_neighbours(asked.neighbours))
         peers = stack.enter_context(open_peers(asked.peers, opened, plan.threads, progress, asked.environments))
         arms = open_arms(stack, plan, progress)
-        # Without worker threads nobody spins, so nobody has to wait.
+        # Without worker threads no thread spins, so there is nothing to wait for.
         rest = REST if plan.threads > 1 and len(arms.sessions) + len(peers.running) > 1 else 0.0
         timer = CaseTimer(plan, peers, rest, progress)
         natural = NaturalTimer(plan, arms, peers, rest, progress)

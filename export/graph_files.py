@@ -1,4 +1,4 @@
-"""Reads ONNX files: one function for all of them, which believes nothing that the file says about itself.
+"""Reads ONNX files: one function for all of them, which trusts nothing that a file claims about itself.
 
 External weights are read by ourselves: the library refuses a data file with several hard links, as `cp -al` makes.
 """
@@ -42,7 +42,7 @@ def graph_from_file(path: Path, weights: bool = False) -> onnx.ModelProto:
 
 def unchecked_graph(path: Path) -> onnx.ModelProto:
     """The graph of a file whose weights are all there, but whose nodes may be anything: parity holds it against the
-    right graph node by node, which says more than ONNX's checker would."""
+    right graph node by node, which finds more than ONNX's checker would."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(read_regular(path, LARGEST))
@@ -69,9 +69,9 @@ def without_external_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def unusable(path: Path, error: Exception) -> GraphError:
-    told = error.strerror if isinstance(error, OSError) else str(error)
-    reason = "it is no ONNX file" if isinstance(error, DecodeError) else " ".join(str(told).split())[:200]
-    named = NODE.search(str(told))
+    message = error.strerror if isinstance(error, OSError) else str(error)
+    reason = "it is not an ONNX file" if isinstance(error, DecodeError) else " ".join(str(message).split())[:200]
+    named = NODE.search(str(message))
     message = f"{path} cannot be used as a graph ({reason}); export the checkpoint again"
     return GraphError(message, path.stem, named[1] if named else "")
 
@@ -86,7 +86,7 @@ def check_weight(weight: TensorProto, folder: Path) -> None:
         return
     location, offset, length = external_of(weight)
     if Path(location).name != location:
-        raise ValueError(f"weight {name} lies in {shortened(location)}, expected a file beside the graph")
+        raise ValueError(f"weight {name} is in {shortened(location)}, expected a file next to the graph")
     path = folder / location
     size = path.stat().st_size if path.is_file() else 0
     if length != expected or not 0 <= offset <= size - length:

@@ -221,7 +221,7 @@ def bundle_of(model: Transformer, folder: Path, cache_form: str) -> Bundle | Non
     """The bundle in a folder, if it is of this very model."""
     if not (folder / MANIFEST).is_file():
         return None
-    with suppress(BundleError):  # one that cannot be used is nobody's
+    with suppress(BundleError):  # one that cannot be used is ignored
         bundle = open_bundle(folder)
         if bundle.config == model.config and bundle.cache_form == cache_form:
             with tempfile.TemporaryDirectory() as beside:
@@ -284,12 +284,12 @@ def graphs_in(
     half = any(PRECISIONS[precision] in HALF for precision in precisions)
     if half and calibrate is None and model.config.norm_kind == "rms":  # T5's residual leaves fp16's range
         raise ExportError(
-            f"{' '.join(precisions)} of a T5 without calibration: nobody knows which of its numbers fp16 can hold; "
+            f"{' '.join(precisions)} of a T5 without calibration: it is not known which of its values fp16 can hold; "
             "export it with seq2engine.onnx_from_model or: seq2engine export CHECKPOINT DIR"
         )
     found = calibrate(fp32) if calibrate is not None and needs_calibration(precisions) else None
     if found is not None and (lost := not_numbers(found)):
-        raise ExportError(f"{lost} is no number when the model decodes {found.corpus} in fp32; check its weights")
+        raise ExportError(f"{lost} is not finite when the model decodes {found.corpus} in fp32; check its weights")
     fp32_nodes = {
         name: fp32_nodes_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
     }
@@ -300,7 +300,7 @@ def graphs_in(
 
 
 def needs_calibration(precisions: Sequence[str]) -> bool:
-    """Whether magnitudes matter: fp16 may not hold them, and smoothing for int8 activations looks at channels."""
+    """Whether magnitudes matter: fp16 may not hold them, and smoothing for int8 activations needs those of channels."""
     return any(PRECISIONS[precision] in HALF or precision in SMOOTHED for precision in precisions)
 
 

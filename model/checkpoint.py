@@ -93,7 +93,7 @@ def write_origin(origin: Mapping[str, str], folder: Path) -> None:
 
 
 def read_origin(folder: Path | None) -> dict[str, str]:
-    """Where the model of a checkpoint folder comes from; empty where nobody has written it down."""
+    """Where the model of a checkpoint folder comes from; empty where it is not recorded."""
     if folder is None or not (folder / ORIGIN).is_file():
         return {}
     try:

@@ -133,10 +133,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """x [B,Q,D], masks [B,1,Q,L] and [B,1,1,S] -> x [B,Q,D] and the cache with Q new slots."""
 
-        def remember(k: Tensor, v: Tensor) -> KeyValue:
+        def append(k: Tensor, v: Tensor) -> KeyValue:
             return store(cache[0], k, write_index), store(cache[1], v, write_index)
 
-        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, remember, bias)
+        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, append, bias)
         x = self.self_residual.leave(x, attended)
         x = self.cross_residual.leave(x, self.cross_attn(self.cross_residual.enter(x), *cross, source_mask))
         return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x))), updated

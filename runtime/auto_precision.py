@@ -1,6 +1,6 @@
 """`--precision auto`: the fastest precision of a bundle on this machine whose outputs are close to those of fp32.
 
-    fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, in turns -> the fastest
+    fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, interleaved -> the fastest
 
 The fastest depends on the instructions, the cores and the model, so it is measured, once on a machine.
 """
@@ -94,7 +94,7 @@ def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
                 return typed_from_json(bool, values.get("verdict"), "verdict")
         except (OSError, ValueError) as error:
             raise SessionError(
-                f"{path} is no parity report ({error}), and precision auto goes by it; delete it, or run again: "
+                f"{path} is not a parity report ({error}), and precision auto goes by it; delete it, or run again: "
                 f"seq2engine parity {shlex.quote(str(bundle.root))} --precision {precision}"
             ) from error
     return None
@@ -107,11 +107,11 @@ def decode_times(sessions: Mapping[str, Session]) -> dict[str, float]:
     options = SearchOptions(steps, min_length=steps, scores=False)
     sources = random_sources(config, SOURCES, longest=16)
     best = dict.fromkeys(sessions, float("inf"))
-    for turn in range(ROUNDS + 1):
+    for number in range(ROUNDS + 1):
         for name, session in sessions.items():
             started = time.perf_counter()
             generate(session, sources, options)
-            best[name] = min(best[name], time.perf_counter() - started) if turn else best[name]
+            best[name] = min(best[name], time.perf_counter() - started) if number else best[name]
     return best
 
 

@@ -21,7 +21,7 @@ BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
     "tensorrt": "trt.session",
 }
 AUTO = "auto"  # speculative decoding where the bundle has a precision that drafts, as long as it is faster
-WITH_ATTENTION = ("torch", "onnxruntime")  # those that can put out their cross-attention weights
+WITH_ATTENTION = ("torch", "onnxruntime")  # those that can output their cross-attention weights
 
 
 @dataclass(frozen=True)

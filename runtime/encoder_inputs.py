@@ -21,7 +21,7 @@ CALL = 32  # tokens in whose time a call of the encoder reads its weights
 class AudioSource(Sequence[int]):
     """Log-mel features [mels, frames] of one source, as a sequence of as many numbers as the encoder has positions.
 
-    The numbers stand in place of token ids where sources are told apart: equal features have equal ones.
+    The numbers replace token ids where sources are compared: equal features have equal numbers.
     """
 
     def __init__(self, features: np.ndarray):

@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 
 def workers_for(session: Session, sources: int, rows: int) -> tuple[Session, ...]:
-    """The sessions that decode so many sources, rows of them in all, at the same time: workers, or this one alone."""
+    """The sessions that decode this many sources with `rows` rows in all at the same time: workers, or this one."""
     return (session.workers.for_batch(sources, rows) if session.workers is not None else ()) or (session,)
 
 

@@ -56,15 +56,15 @@ class Limits:
     larger: Callable[[Mapping[str, int]], str] | None = field(default=None, compare=False, repr=False)
 
     def slots_for(self, beams: int) -> int | None:
-        """Cache length of a decode with so many beams where that is fixed (engines), else None."""
+        """Cache length of a decode with this many beams where that is fixed (engines), else None."""
         return None if self.slots is None else self.slots - max(0, self.least_beams - beams)
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """How a session chooses tokens by itself, greedily: so many between two waits, looking at so many candidates.
+    """How a session chooses tokens by itself, greedily: tokens between two waits of the host, and candidates per step.
 
-    A plan (search/greedy_plan.py) tells it beforehand what the rules say; `length` is how many tokens that may have.
+    A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers.
     """
 
     tokens: int
@@ -81,7 +81,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     config: ModelConfig
     limits: Limits
     deterministic: bool = False  # bitwise batch-invariant: no bit of an output depends on other sources
-    defaults: Defaults = Defaults()  # the model's own decoding options; what its bundle says, if it was opened from one
+    defaults: Defaults = Defaults()  # the model's own decoding options, from its bundle if it was opened from one
     chosen: str = ""  # which precision `auto` has chosen, and why
     prefills: bool = False  # whether it has `prefill`; else a prompt is fed by steps
     prefills_rows: bool = False  # whether that can be of one source alone, while others are decoded
@@ -140,7 +140,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     def choose(
         self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
     ) -> list[StepOutput]:
-        """Only where `ahead`: so many steps of one beam, each fed with what the one before it chose.
+        """Only where `ahead`: some steps of one beam, each fed with the token that the one before it chose.
 
         tokens [B,1] and position [B] are those of the first of them; what a source has cached is at slots 0 to its
         position. The outputs have one candidate: the token that was chosen. A source that is done, or at the limit of

@@ -65,7 +65,7 @@ class TreeStep:
         self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
         self.waiting: list[StepOutput] = []
         self.staying: np.ndarray | None = None  # rows that are left, if some have gone since the session chose
-        self.begun: np.ndarray | None = None  # [B] rows that begin anew in the next step; None: it brings a whole mask
+        self.begun: np.ndarray | None = None  # [B] rows that restart in the next step; None: the whole mask is sent
         session.reserve(state, self.capacity, form)
 
     def feed(
@@ -102,7 +102,7 @@ class TreeStep:
         most: int,
         alone: int | None = None,
     ) -> dict[int, np.ndarray]:
-        """Reads prompts in calls of at most so many tokens; with `alone`, of that row and no other."""
+        """Reads prompts in calls of at most `most` tokens; with `alone`, of that row only."""
         found = {}
         longest = max(map(len, prompts)) - 1
         counts = np.zeros(len(self.mask), dtype=np.int64)
@@ -153,7 +153,7 @@ class TreeStep:
         return output
 
     def advance(self, steps: np.ndarray, slots: np.ndarray) -> None:
-        """Rows [B] have done so many steps and written so many slots more."""
+        """Advances rows [B] by a number of steps and of slots written."""
         self.set_positions(self.position + steps, self.used + (0 if self.growing else slots))
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
@@ -186,7 +186,7 @@ class TreeStep:
         return self.session.step(self.state, tokens, self.position, self.used, mask, self.slot_position)
 
     def grow(self, slots: int) -> None:
-        """A growing cache gets so many slots at its end, which the next call writes."""
+        """Adds slots at the end of a growing cache, which the next call writes."""
         self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, slots)))
         if self.slot_position is not None:
             self.slot_position = np.pad(self.slot_position, ((0, 0), (0, slots)))
@@ -249,7 +249,7 @@ class TreeStep:
         self.restart(rows)
         if not self.growing and not self.batch_invariant and self.fixed_slots is None and self.plan is None:
             live = self.live_slots()
-            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed so many slots are gone
+            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed these slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:

@@ -20,7 +20,7 @@ FEWEST_CALLS, SINGLE_CALLS = 12, 64  # of batches, and of single sources: as man
 
 @dataclass(frozen=True)
 class Workload:
-    """So many sentences a call, decoded together with so many beams."""
+    """Sentences per call, decoded together, and beams."""
 
     batch: int
     beam: int
@@ -80,7 +80,7 @@ def workload_problems(texts: Sequence[str]) -> list[str]:
 def whole_ratio(a: Samples, b: Samples) -> Ratio:
     """How many times as fast b is as a in all calls together; the interval is that of a call's ratio.
 
-    Sentences differ in length, so a median of calls would say little of the whole.
+    Sentences differ in length, so a median of calls would not describe the whole.
     """
     one, other = (np.array(samples.nanoseconds, dtype=np.float64) for samples in (a, b))
     interval = paired_interval(one / other) or separate_interval(one, other)

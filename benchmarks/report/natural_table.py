@@ -54,7 +54,7 @@ def quality_text(likeness: Likeness) -> str:
 
 
 def natural_conditions(result: BenchResult) -> list[str]:
-    """What the lines below the table say of how it was measured, and of the quality on the references."""
+    """The lines below the table: how it was measured, and the quality on the references."""
     lines = [
         "Real sentences, each decoded to its own end, tokens without scores. Times as fast: all calls together, with",
         "the 95 % interval of a call's ratio; every peer with its best setting. chrF is against fp32's outputs.",

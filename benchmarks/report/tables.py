@@ -17,7 +17,7 @@ from ..timing import Ratio
 LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}
 AXIS_LABELS = {"batch": "batch size", "beam": "beams", "source": "source length", "target": "output length"}
 HEAD = ("part", "arm", "median ms", "p90", "p99", "spread", "tokens/s", "of ceiling")
-SPLIT_HEAD = ("arm", *PIECES, "compactions", "live slots", "slots", "of greedy's")
+SPLIT_HEAD = ("arm", *PIECES, "compactions", "live slots", "slots", "slots vs greedy")
 CURVE_HEAD = ("ms per token against", "at", "arm", "costs", "growth")
 ARM_HEAD = ("arm", "on disk", "load", "peak memory", "export", "build", "version")
 
@@ -285,7 +285,7 @@ def busy_text(result: BenchResult) -> str:
     machine = result.environment
     return (
         f"the machine was busy when the run began (load {machine.load_before} on {machine.cores} cores): "
-        "compare arms with each other, and trust no number alone"
+        "compare arms with each other; single times are unreliable"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from .arms import Arm, Tokens
 
-POLL = 0.0005  # seconds between two looks at the time
+POLL = 0.0005  # seconds between two reads of the clock
 
 
 class CpuClock:

@@ -55,7 +55,7 @@ class LoadResult:
     steps: dict[str, StepCount] = dataclasses.field(default_factory=dict)  # of all requests at once
 
     def rate_within(self, arm: str, limit: float) -> float:
-        """The largest throughput of an arm with a p99 of at most so many seconds, on the line between two rates."""
+        """The largest throughput of an arm with a p99 of at most this many seconds, interpolated between two rates."""
         points = sorted((run.percentile(99), run.throughput) for run in self.runs[arm])
         below = [(p99, rate) for p99, rate in points if p99 <= limit]
         above = [(p99, rate) for p99, rate in points if p99 > limit]

@@ -30,7 +30,7 @@ from .triton_server import MISSING, PYTHON, TritonServer, present
 CLIENT = Path(__file__).parent / "triton_load.py"
 MODELS = {ONE: "one", WHOLE: "whole", CONTINUOUS: "continuous"}
 WARM, WARM_RATE = 8, 1000.0  # requests before anything is measured
-TICK = 0.01  # seconds, the least that CPU time is told in
+TICK = 0.01  # seconds, the resolution of CPU time
 
 
 class TritonLoad:

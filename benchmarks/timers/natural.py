@@ -1,4 +1,4 @@
-"""Times every arm on real sentences that end where they end: a call for each group of them, arms in turns.
+"""Times every arm on real sentences, each decoded to its own end: one call per batch, arms take turns.
 
 Sentences come in the order of the file, so groups are ragged. What an arm outputs in its timed calls is what its
 quality is counted on. Beside peers our arms search as CTranslate2 does, where that is one of them: the same beams, the

@@ -25,7 +25,7 @@ from ..timed_decode import fixed_length
 LAUNCH_SECONDS = 2e-6  # of a launch at least; assumed, to be replaced by what is measured
 HEAD = (
     "case",
-    "logits become",
+    "step output",
     "per token",
     "launches",
     "launch-bound",
@@ -71,7 +71,7 @@ class StepTime:
 def step_times(
     session: Session, clock: WaitClock, passport: Passport, cases: Sequence[Case], rounds: int
 ) -> list[StepTime]:
-    """Every case in every way that the passport has for its logits. Decodes are as long as the case says."""
+    """Every case with every way to reduce the logits that the passport lists. Decodes have the length of the case."""
     found = []
     for case in cases:
         sources, options = sources_for(case, session.config), SearchOptions(max_length=case.target, beam=case.beam)
@@ -93,7 +93,7 @@ def step_times(
 
 
 def decode_of(session: Session, sources: list[list[int]], options: SearchOptions, reduction: str) -> Callable[[], None]:
-    """A decode whose logits become this."""
+    """A decode that reduces the logits on the device in this way."""
 
     def decode() -> None:
         ahead, session.ahead = session.ahead, session.ahead if reduction == "next_greedy" else None

@@ -87,7 +87,7 @@ class ManifestFields:
     calibration: dict[str, Any]
     made_by: dict[str, str]
     format: int
-    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # bundles of before have none
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # older bundles have none
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Bundle:
         path = self.inside(relative)
         repair = repair_of(self.root)
         if not path.is_file():
-            lost = "is no regular file" if path.exists() else "is missing"
+            lost = "is not a regular file" if path.exists() else "is missing"
             raise BundleError(f"{path} {lost}, though the manifest lists it; {repair}")
         if sha256_of(path) != expected:
             raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {repair}")

@@ -33,7 +33,7 @@ def bundle_folder_from_hub(
 
     def choose(names: Sequence[str]) -> list[str]:
         if MARKER not in names:
-            raise HubError(f"{asked} has no {MARKER}, so it is no bundle; make one with: seq2engine export {asked} DIR")
+            raise HubError(f"{asked} is not a bundle: no {MARKER}; make one with: seq2engine export {asked} DIR")
         return sorted(file for file in names if file not in NOT_READ and not file.startswith(REPORTS))
 
     snapshot = snapshot_of(asked, choose, progress, note)

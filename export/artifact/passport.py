@@ -107,7 +107,7 @@ def read_passport(path: Path) -> Passport:
         if values.get("format") == BEFORE_DEVICE_GRAPHS:
             command = rebuild_of_older(path, values)
             raise BundleError(
-                f"{path} is of format {BEFORE_DEVICE_GRAPHS}, of engines that can only put out all logits, expected "
+                f"{path} is of format {BEFORE_DEVICE_GRAPHS}, of engines that can only output all logits, expected "
                 f"{FORMAT}; build them again with: {command}"
             )
         passport = passport_from_dict(values)

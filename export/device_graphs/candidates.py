@@ -28,7 +28,7 @@ ZERO, ONE, LAST, COUNT = map(path, ("zero", "one", "last", "count"))
 
 
 def candidate_count(beams: int, vocab: int) -> int:
-    """How many candidates of a beam an engine puts out that searches with at most so many beams."""
+    """How many candidates per beam an engine outputs for searches with at most this many beams."""
     return min(vocab, max(LEAST, beams + 1 + SPARE))
 
 

@@ -101,7 +101,7 @@ def put_rows(tensors: Sequence[TensorSpec]) -> tuple[onnx.ModelProto, GraphSpec]
 
 
 def put_places(batch: int, rows: np.ndarray) -> np.ndarray:
-    """Rows [N] that newcomers take in a batch of so many -> `rows` of `put_rows`, [B]."""
+    """Rows [N] that new sources take in a batch of this size -> `rows` of `put_rows`, [B]."""
     places = np.arange(batch)
     places[rows] = batch + np.arange(len(rows))
     return places

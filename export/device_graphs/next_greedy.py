@@ -37,7 +37,7 @@ RECORDED = ("top_logits", "chosen_logits", "exp_sums")  # beside the target; wit
 def next_greedy(
     vocab: int, count: int, slots: int | str, length: int | str, beams: int = 1, scores: bool = True
 ) -> tuple[onnx.ModelProto, GraphSpec]:
-    """The graph of a cache of so many slots and targets of at most `length` tokens.
+    """The graph for a cache of `slots` slots and targets of at most `length` tokens.
 
     Of `count` candidates one fewer may be banned. With letters for the numbers any are served (of one beam), and
     `slots`, 0, 1, ..., L-1, and `places`, 0, 1, ..., T-1, are sent once.
@@ -144,7 +144,7 @@ def next_nodes(beams: int) -> list[NodeProto]:
         node("Where", ["is_forced", "code", "likeliest"], "chosen"),
         node("Unsqueeze", ["done", ONE], "was_done"),
         node("Where", ["was_done", "end", "chosen"], "token"),  # [B, 1]
-        node("Max", ["token", ZERO], fed),  # an end of -1 is no token
+        node("Max", ["token", ZERO], fed),  # an end of -1 is not a token
         node("Unsqueeze", ["limit", ONE], "most"),
         node("Add", ["place", ONE], "following"),
         node("Sub", ["most", ONE], "last_place"),

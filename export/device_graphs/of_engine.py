@@ -39,7 +39,7 @@ def reductions_of_engine(step: GraphSpec, cache_form: str, ranges: ShapeRanges) 
     vocab = vocab_of(step)
     seen, wide = min(LEAST, vocab), candidate_count(ranges.beam.max, vocab)
     spare = wide - ranges.beam.max - 1
-    ranked = f"greedy and beam search; with {ranges.beam.max} beams up to {spare} banned tokens"
+    ranked = f"greedy and beam search; at beam {ranges.beam.max} up to {spare} banned tokens"
     rest = "sampling, alternatives, phrases, tries, allowed lists, repetition rules, shortlists"
     found = {"candidates": Reduction(wide, ranked), "logits": Reduction(vocab, rest)}
     if cache_form == "growing":

@@ -34,7 +34,7 @@ def step_with_mask(step: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def step_with_greedy(step: onnx.ModelProto, vocab: int, count: int) -> onnx.ModelProto:
-    """A decoder step of a static cache -> one that chooses among `count` candidates; its logits are no output."""
+    """A decoder step of a static cache -> one that chooses among `count` candidates; its logits are not an output."""
     made, (update, spec) = copy_of(step), next_greedy(vocab, count, "L", "T")
     add(made, update, spec)
     outputs = [value for value in made.graph.output if value.name != "logits"]

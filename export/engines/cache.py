@@ -1,7 +1,7 @@
 """The engine cache: engines built before, under a hash of everything that went into the build.
 
     DIR/<key>/  engine  facts.json          an entry: whole or not there, see seq2engine/common/atomic_folders.py
-        .<key>.lock                         held while somebody builds it; a second build of the key waits and reuses
+        .<key>.lock                         held during a build; a second build of the key waits and reuses
 
 A TensorRT engine differs from build to build in some bytes, so engines are never compared: the key is a hash of all
 that goes into a build. An entry is checked against its own hash whenever it is used; a damaged one counts as missing.

@@ -22,9 +22,9 @@ from seq2engine.model.config import ModelConfig
 
 from ..artifact.profiles import FLAGS, Range, ShapeRanges, short
 
-MULTIPLE = 8  # lengths are rounded up to it: what matrix kernels like, and few odd shapes
+MULTIPLE = 8  # lengths are rounded up to it: it suits matmul kernels and makes fewer shapes
 LEAST_BAR = 8  # columns of the longest bar of a histogram, however narrow a terminal is
-SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written in turn
+SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written
 BATCH = Range(1, 8, 32)
 PROFILE_BYTES = 750_000  # what the kernels of a layer take in every profile, about; see docs/LOG.md
 

@@ -56,7 +56,7 @@ def refit_engines(
         )
     keys = {graph: key_with_weights(new, passport, graph) for graph in GRAPHS}
     name = folder.name
-    if name == name_of(passport):  # and not one that somebody gave it
+    if name == name_of(passport):  # and not a name given with --name
         name = engine_name(passport.flavour, passport.targets, passport.precision, passport.ranges, keys)
     with new_folder(new.place(ENGINES, name), force, marker=PASSPORT) as beside:
         entries = {}
@@ -116,7 +116,7 @@ def check_refit(new: Bundle, old: Bundle, folder: Path, passport: Passport) -> N
 
 
 def structure_of(bundle: Bundle, precision: str, graph: str) -> bytes:
-    """A graph with the names, types and sizes of its weights, but not their numbers: small ones lie in the graph."""
+    """A graph with the names, types and sizes of its weights, but not their numbers: small ones are in the graph."""
     model = graph_from_file(bundle.graph_path(precision, graph))
     for weight in model.graph.initializer:
         shell = onnx.TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)

@@ -38,7 +38,7 @@ from .targets import check_targets, target_groups
 
 NO_WEIGHTS = ""  # in place of their hash
 AUDIO_BATCH = 8  # most windows of audio of such a build: each has as many positions as fifty sentences
-BEAMS = 4  # most of a build that nobody asked otherwise: what `run` and `parity` decode with by default fits
+BEAMS = 4  # default maximum of a build: fits what `run` and `parity` decode with by default
 
 
 def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str = "static") -> ShapeRanges:
@@ -287,7 +287,7 @@ def name_of(passport: Passport) -> str:
 def check_name(name: str | None) -> str | None:
     """Checks a given name, which becomes a folder's; None stays None."""
     if name is not None and (name in ("", ".", "..") or "/" in name or name.startswith(".")):
-        raise BuildError(f"--name {name!r} is no name for a folder; write letters, digits and dashes")
+        raise BuildError(f"--name {name!r} cannot name a folder; write letters, digits and dashes")
     return name
 
 

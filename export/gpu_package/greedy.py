@@ -39,7 +39,7 @@ def decoded(
 
 
 def decode_for(package: Any, beams: int, first: int | None, longest: int | None) -> Any:
-    """package["decode"] with what is asked for instead, for so many beams."""
+    """package["decode"] with the given options in place of its own, for this many beams."""
     decode = dict(check_decode(package))
     most = min(decode["max_length"], room_for(package, beams))
     if longest is not None and longest > most:

@@ -1,10 +1,10 @@
-"""What lies in this package: package.json, the hash of every file, and the engines that were built of it."""
+"""The content of this package: package.json, the hash of every file, and the engines that were built of it."""
 
 from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036  (nobody has installed this package: nothing else asks)
+if sys.version_info < (3, 10):  # noqa: UP036  (a package is not installed by pip, so nothing else checks)
     sys.exit("error: Python 3.10 or later is needed, this is " + sys.version.split()[0])
 try:
     import numpy  # noqa: F401  (every script needs it: checked here once)

@@ -3,7 +3,7 @@
     python verify.py            needs numpy and `tensorrt` or `tensorrt_rtx`, whichever built the engines
 
 What is right was recorded from the model in fp64. Errors are in units of each element's scale, which was recorded too.
-A tensor passes if the median, 90th percentile and maximum of its errors are no more than so many times the
+A tensor passes if the median, 90th percentile and maximum of its errors are at most a factor times the
 error that PyTorch makes at the same precision on the same inputs: the numbers are in package.json. Logits count where a
 search could choose their token: those of masked tokens may be -inf or any low number.
 Exit code 0: all passed. 1: something failed, or could not be run. One report of everything: python run_all.py
@@ -107,7 +107,7 @@ class Verification:
         self.same_tokens += list(right)
 
     def encoded(self, batch: dict[str, np.ndarray]) -> Places:
-        """Runs the encoder and checks what it puts out."""
+        """Runs the encoder and checks its outputs."""
         real = batch["source_mask"]
         places = self.model.encode(batch["source_ids"], real)
         for tensor in self.model.graphs["encoder"]["outputs"]:
@@ -117,7 +117,7 @@ class Verification:
         return places
 
     def agreed(self, batch: dict[str, np.ndarray], step: int, logits: np.ndarray) -> np.ndarray:
-        """Beams [B,K] whose best token is the reference's, or one that rounding could turn it into."""
+        """Beams [B,K] whose best token is the reference's, or one that rounding could swap it with."""
         ids = batch["top_ids"][step]  # [B,K,N], best first
         values = batch["logits"][step][:, :, -ids.shape[-1] :]
         found = np.nan_to_num(logits, nan=-np.inf).argmax(axis=-1)

@@ -60,8 +60,8 @@ def cut_nodes(attention: PrimitiveAttention, makers: dict[str, NodeProto]) -> tu
     kinds = [None if node is None else node.op_type for node in (reshape, transpose, split)]
     if reshape is None or transpose is None or kinds != ["Reshape", "Transpose", "Split"]:
         raise ExportError(
-            f"{attention.output} reads heads made by {kinds}, expected Reshape, Transpose and Split: it is no encoder "
-            "of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+            f"{attention.output} reads heads made by {kinds}, expected Reshape, Transpose and Split: it is not an "
+            "encoder of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     return reshape, transpose, split
 

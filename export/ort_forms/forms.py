@@ -38,8 +38,8 @@ class OrtForm:
     beam_positions: bool = False  # a position for every beam: speculative decoding
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
-    screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
-    counted: bool = False  # a further input: how many candidates to put out, so that no node computes a shape
+    screened: bool = False  # a further input: how many candidates to output instead of logits; 0: logits
+    counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
     keeps_mask: bool = False  # in front of all: the step makes its mask of the latest one (device_graphs/whole_step.py)
 

@@ -6,7 +6,7 @@ among the best are multiplied again in fp32:
 
     wanted 0 -------> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
     wanted n -------> x in int8 * table in int8 = rough [R,V]
-                      t [R]: the least fp32 logit of the n roughly best tokens; none of the n best is lower
+                      t [R]: the least fp32 logit of the n tokens that rank best in int8; none of the n best is lower
                       rough + bound < t in all rows: out; the others are candidates, some ten of 32,000 for each row
                       x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
 
@@ -37,7 +37,7 @@ from .top_candidates import path as candidate_path
 
 WANTED = TensorSpec("wanted", "int64", (1,))
 WORTH_IT = 2_000_000  # numbers of a table from which on screening pays
-MOST = 16  # most tokens that can be wanted: so many are always candidates, even where logits are not finite
+MOST = 16  # most tokens that can be asked for: this many are always candidates, even where logits are not finite
 ULP = 2.0**-24
 BLOCK = 2048  # tokens whose rows are rounded at a time
 
@@ -45,7 +45,7 @@ BLOCK = 2048  # tokens whose rows are rounded at a time
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """A decoder step of `candidate_graph`, in fp32 or with int8 products -> the same with an input `wanted`.
 
-    Where `wanted` is not 0, `logits` are those of the best so many tokens of every beam, and `exp_sum` is over
+    Where `wanted` is not 0, `logits` are those of the best `wanted` tokens of every beam, and `exp_sum` is over
     candidates alone. Weights that are not loaded are in `folder`.
     """
     made = copy_of(model)
@@ -202,7 +202,7 @@ def rough_with_bias(scale: str) -> list[NodeProto]:
 
 
 def known_with_bias() -> list[NodeProto]:
-    """What is known of the roughly best: their products, and at least their bias, divided as x is."""
+    """A lower bound of the int8 candidates: their products, and at least their bias, divided as x is."""
     return [
         node("Gather", [path("least_bias"), path("likely")], [path("likely_bias")]),
         node("Mul", [path("likely_bias"), path("inverse")], [path("divided_bias")]),
@@ -248,7 +248,7 @@ def summing(logits: str, best: str, total: str) -> list[NodeProto]:
 
 
 def branch(name: str, nodes: list[NodeProto], outputs: list[str]) -> onnx.GraphProto:
-    """These nodes as one side of a choice; what they put out has names of its own there."""
+    """These nodes as one side of a choice; their outputs have names of their own there."""
     inside = {output: f"{name}/{output}" for output in outputs}
     renamed = []
     for one in nodes:

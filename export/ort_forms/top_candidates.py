@@ -117,7 +117,7 @@ def vocab_of(model: onnx.ModelProto) -> int:
     right = logits is not None and logits.type.tensor_type.elem_type == TensorProto.FLOAT
     if not right or axes[:2] != ("B", "K") or not isinstance(axes[-1], int):
         raise ExportError(
-            f"graph {model.graph.name} has no fp32 output logits [B, K, V]: it is no decoder step; export the "
+            f"graph {model.graph.name} has no fp32 output logits [B, K, V]: it is not a decoder step; export the "
             "checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     return axes[-1]

@@ -85,7 +85,7 @@ def block_of(name: str, inputs: int) -> int:
         if inputs % block == 0:
             return block
     raise ExportError(
-        f"{name} has {inputs} inputs, which is no multiple of {BLOCKS[-1]}, so int4 cannot share scales among them; "
+        f"{name} has {inputs} inputs, which is not a multiple of {BLOCKS[-1]}, so int4 cannot share scales among them; "
         "export with --precision int8"
     )
 

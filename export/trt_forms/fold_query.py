@@ -58,7 +58,7 @@ class QueryPath:
 
 
 def fold_queries(model: onnx.ModelProto, heads: tuple[int, int], folder: Path) -> bool:
-    """Folds the query of every layer that allows it, in place; whether any did. External weights lie in `folder`."""
+    """Folds the query of every layer that allows it, in place; whether any did. External weights are in `folder`."""
     graph = model.graph
     weights = {weight.name: weight for weight in graph.initializer}
     paths = query_paths(graph, weights) if heads[0] * heads[1] <= WIDEST else []

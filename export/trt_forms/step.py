@@ -67,7 +67,7 @@ def step_for_tensorrt(
 ) -> onnx.ModelProto:
     """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
 
-    No `beams`: dynamic. Weights that are not in the message lie in `folder`. If all sources are long, as audio is, keys
+    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio is, keys
     and values of the source are never copied for a fixed number of beams.
     """
     form = copy_of(model)

@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def family_of(values: Mapping[str, Any], where: str, others: Iterable[str] = ()) -> Family:
-    """The family of a file's model_type; `others` are the types that somebody else reads."""
+    """The family of a file's model_type; `others` are the types that another importer reads."""
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointError(f"{where}: model_type is {name!r}, expected one of {', '.join((*FAMILIES, *others))}")
@@ -147,7 +147,7 @@ def required_values(family: Family, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def start_field(settings: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[str, Any]:
-    """What the decoder is fed first, and its field, looked up where `generate` looks.
+    """What the decoder is fed first, and its field, looked up in the order of `generate`.
 
     `generation` are the fields of generation_config.json (empty without that file). Where a file names no start token
     it is the bos token.

@@ -45,7 +45,7 @@ def check_beginning(path: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why torch could not read a file, in few words: errors of a damaged pickle help nobody."""
+    """Why torch could not read a file, in few words: the text of a damaged pickle's error is no help."""
     if not isinstance(error, RuntimeError | EOFError | OSError | UnpicklingError):
         return f"it is damaged: {type(error).__name__}"
     # torch's first line advises to read the file without care; its reason comes after that

@@ -193,7 +193,7 @@ def t5_from_folder(source: Path, settings: dict[str, Any], name: str) -> Sentenc
 
 
 def sentinels_of(settings: dict[str, Any], default: int) -> int:
-    """How many tokens <extra_id_0>, ... there are: those that are listed, or as many as a number says."""
+    """How many tokens <extra_id_0>, ... there are: those that are listed, or the number that the config has."""
     listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     named = [token for token in listed if isinstance(token, str) and SENTINEL.fullmatch(token)]
     count = len(named) or settings.get("extra_ids", default)

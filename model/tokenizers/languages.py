@@ -51,7 +51,7 @@ NLLB = (
 
 
 def languages_of(tokens: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Language -> id from (token, id) pairs, of which those that are no languages are passed over."""
+    """Language -> id from (token, id) pairs, of which those that are not languages are skipped."""
     return {token.strip("_"): i for token, i in tokens if TOKEN.fullmatch(token)}
 
 

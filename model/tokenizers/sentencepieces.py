@@ -1,6 +1,6 @@
 """Tokenizers of SentencePiece models: Marian, M2M100, mBART, NLLB, Pegasus, T5, each with its own numbering of pieces.
 
-Special tokens written out in a text are text like any other: nobody can end a source early by writing `</s>`. Only
+Special tokens written out in a text are text like any other: writing `</s>` does not end a source early. Only
 T5's sentinels (`<extra_id_0>`) are tokens in a text, too: they are there to be written.
 """
 
@@ -160,7 +160,7 @@ def table_from_file(path: Path, ids: Mapping[str, int], unknown: int, end: int) 
     try:
         return PieceTable(read_regular(path), dict(ids), unknown, end)
     except RuntimeError as error:
-        raise ValueError(f"{path.name} is no whole SentencePiece model") from error
+        raise ValueError(f"{path.name} is not a complete SentencePiece model") from error
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def sessions_of(precision: str) -> tuple[tuple[str, str], ...]:
 
 
 def checked_line(text: str) -> str:
-    """Refuses text that is empty or not UTF-8: a shell passes on bytes that are no text."""
+    """Refuses text that is empty or not UTF-8: a shell passes on bytes that are not text."""
     if not text.strip():
         raise RequestError("the text is empty; give a line to decode")
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -30,12 +30,12 @@ from .shards import Record, missing_blocks, remove_unfinished, shard_path, write
 LOCAL, AUTO = "local", "auto"
 PATIENCE = 10.0  # seconds to wait for the head of a cluster to answer at all
 TASKS_PER_WORKER = (
-    16  # blocks are handed out in at least so many pieces, so that all workers end at about the same time
+    16  # at least this many groups of blocks, so that all workers end at about the same time
 )
 FEWEST_TASKS = 200
 START = "ray start --head, and on other machines: ray start --address HOST:PORT"
 
-MOST_CORES = 4  # of a worker, where nobody says how many: decoding uses more of them badly
+MOST_CORES = 4  # default for a worker: decoding does not scale well beyond
 
 Decode = Callable[[Iterable[Line]], Iterable[Record]]
 OpenDecode = Callable[[int | None], Decode]  # given the threads of a worker; None is all it finds
@@ -178,7 +178,7 @@ def connected(options: ClusterOptions) -> Iterator[Any]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises at once where nobody listens; Ray itself would try for a minute."""
+    """Raises at once where nothing listens; Ray itself would try for a minute."""
     if address in (LOCAL, AUTO):
         return
     host, _, port = address.removeprefix("ray://").partition(":")
@@ -186,7 +186,7 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), PATIENCE).close()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise SessionError(f"nobody answers at {address} ({why}); start a Ray cluster with: {START}") from error
+        raise SessionError(f"nothing answers at {address} ({why}); start a Ray cluster with: {START}") from error
 
 
 def ray_package() -> Any:

@@ -5,7 +5,7 @@
           shards/0000/part-000000000001.problems   lines that could not be decoded, where there are any
           output.txt or output.jsonl               all outputs in the order of the lines, on request
 
-A shard is named by its first line, so a block that is decoded twice, as after the loss of a machine, is there once.
+A shard is named by its first line, so a block that is decoded twice, as after the loss of a machine, is stored once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PER_FOLDER = 1000  # shards; a folder of a million files is slow to list
 
 @dataclass(frozen=True)
 class Record:
-    """What `run` prints of a line, and what it says about it: an error, or a note on unknown characters."""
+    """What `run` prints of a line, and its error or note on unknown characters, if any."""
 
     line: int
     output: str
@@ -105,7 +105,7 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def problems_in(out: Path, blocks: Sequence[Block]) -> Iterator[tuple[int, str, bool]]:
-    """Line, what is said about it, and whether it is an error, of all shards in order."""
+    """Line, message, and whether it is an error, of all shards in order."""
     for number, block in enumerate(blocks):
         path = problems_path(shard_path(out, number, block))
         for values in read_lines(path) if path.is_file() else ():

@@ -231,7 +231,7 @@ def times(value: float) -> str:
 class Divergence:
     """A source with two different outputs, and whether PyTorch's own error explains the difference.
 
-    `kind` says what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
+    `kind` is what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
     two outputs), "beams" (prefixes that one search kept and the other dropped, at the first such step) or "stop" (the
     hypothesis at which one search stopped and the prefix with which the other went on).
     The verdict is `tie` (the margin is within PyTorch's own error there), `drift` (it is within the budget, so the

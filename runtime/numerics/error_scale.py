@@ -3,7 +3,7 @@
     scale of an element = max(|element|, scale of its row, least normal number of the type)
     scale of a row      = upper quartile of the magnitudes in it that are not zero
 
-So an outlier may err by its own last digits without enlarging the budget of other elements, and underflow is no error.
+So an outlier may err by its own last digits without enlarging the budget of other elements, and underflow is allowed.
 Only logits that a search could choose count: the others, masked tokens among them, are raised to one low value. Oracle,
 PyTorch and candidate are divided by the same scales.
 """

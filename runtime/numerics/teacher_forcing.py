@@ -24,7 +24,7 @@ LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
 class ForcedRun:
     """One session with one beam per source, fed given tokens. The state lives as long as the run.
 
-    A `prompt` is read after the first token that is fed: it is no step of the run.
+    A `prompt` is read after the first token that is fed: it is not a step of the run.
     """
 
     def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int, prompt: Sequence[int] = ()):
@@ -151,7 +151,7 @@ def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: fl
     """Logits [B,V] of the oracle and of PyTorch -> the margin [B] between two tokens that PyTorch's error may overturn.
 
     At least one unit in the last place; otherwise at most a small part of the spread of the row's best logits: two
-    tokens that clearly differ are no tie, however large PyTorch's error.
+    tokens that clearly differ are not a tie, however large PyTorch's error.
     """
     ulp = EPSILON[precision] * row_scales(upper_logits(exact))
     most = LARGEST_TIE * upper_spread(exact)

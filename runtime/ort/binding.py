@@ -25,7 +25,7 @@ from .memory import resized, rows_of, zeros
 
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 PARENTS = TensorSpec("parents", "int64", ("B", "K"))
-OVER_ALLOCATION = 4  # a cache has so many times its first size reserved, to grow in place; unused pages cost nothing
+OVER_ALLOCATION = 4  # factor of address space reserved for a cache to grow in place; unused pages cost nothing
 SMALL_INPUTS = (
     "tokens",
     "position",
@@ -184,7 +184,7 @@ class OrtState(dict[str, Any]):
 
 @dataclass(frozen=True)
 class StepLayout:
-    """What a model's decoder step takes and puts out, whatever the batch."""
+    """Inputs and outputs of a model's decoder step, independent of the batch."""
 
     spec: GraphSpec
     cache: tuple[TensorSpec, ...]
@@ -294,13 +294,13 @@ class StepBinding:
 
 
 def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
-    """The inputs of a decoder step that are its KV cache: those that it also puts out, updated."""
+    """The inputs of a decoder step that are its KV cache: those that are also outputs, updated."""
     updated = {tensor.name for tensor in step.outputs}
     return tuple(tensor for tensor in step.inputs if f"new_{tensor.name}" in updated)
 
 
 def candidates_of(state: OrtState) -> int:
-    """How many candidates a step puts out instead of logits; 0 where it has no shortcut to so many."""
+    """How many candidates a step outputs instead of logits; 0 where it has no shortcut to that many."""
     wanted, form = state.form.candidates, state.decoder.form
     return wanted if form.counted or (form.screened and wanted <= MOST) else 0
 

@@ -33,7 +33,7 @@ class Moves:
         arrays: Mapping[str, DeviceArray],
         places: Mapping[str, np.ndarray],
     ) -> dict[str, DeviceArray]:
-        """The tensors after a move, by their names. `places`, from the host, say what goes where."""
+        """The tensors after a move, by their names. `places` are the indices, from the host."""
         key = (maker, tuple(tensors))
         if key not in self.graphs:
             model, spec = maker(tensors)

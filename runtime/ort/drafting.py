@@ -28,7 +28,7 @@ class Way:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of the middle of the steps: one that another process has held up says nothing of the rest."""
+        """Of the middle of the steps: steps that another process delayed are outliers."""
         ordered = sorted(self.steps, key=lambda step: step[0] / step[1])
         cut = len(ordered) // 4
         middle = ordered[cut : len(ordered) - cut]

@@ -37,7 +37,7 @@ class Encoder:
     def __call__(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         """ids [B,S] or features [B,mels,2S], and mask [B,S] -> a state of the encoder's outputs.
 
-        Outputs at padded places are whatever the encoder makes of padding, or 0: nobody may read them.
+        Outputs at padded places are undefined and must be masked.
         """
         state = OrtState(source_mask=np.array(source_mask, order="C"))
         sizes = dict(zip("BS", source_mask.shape, strict=True))

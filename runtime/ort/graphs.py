@@ -37,7 +37,7 @@ NODE = re.compile(r"Name:'([^']*)'")  # of the node that an error of ONNX Runtim
 # Microseconds for which an idle thread waits in a busy loop before it sleeps. The next node of a step comes within that
 # time; ONNX Runtime's own choice is some 40 ms, in which it takes a shared core from those who work (docs/LOG.md).
 WAIT = 50
-CHAIN_CANDIDATES = 8  # that greedy search on a device looks at: rules may ban six
+CHAIN_CANDIDATES = 8  # of a step of greedy search on a device: rules may ban six of them
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
 RUN_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *ORT_ERRORS)  # with bound arrays it is a RuntimeError
@@ -166,7 +166,7 @@ def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
     except FORM_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GraphError(
-            f"{path} cannot be put into ONNX Runtime's form ({reason}): it is no graph of this model; export the "
+            f"{path} cannot be put into ONNX Runtime's form ({reason}): it is not a graph of this model; export the "
             "checkpoint again with: seq2engine export CHECKPOINT DIR",
             name,
             node_in(reason),
@@ -174,7 +174,7 @@ def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
 
 
 def node_in(reason: str) -> str:
-    """The node that a message is about: ONNX Runtime's say so, ours begin with its name."""
+    """The node that a message is about: ONNX Runtime's messages quote it, ours begin with its name."""
     named = NODE.search(reason)
     first = reason.partition(" ")[0].rstrip(":")
     return named[1] if named else first if "/" in first else ""

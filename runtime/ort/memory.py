@@ -63,7 +63,7 @@ class Holding:
         self.numbers = 0
 
     def fits(self, numbers: int) -> bool:
-        """Whether a batch with so many numbers per tensor can reuse the memory of those before.
+        """Whether a batch with this many numbers per tensor can reuse the memory of those before.
 
         If not, the memory held is too little or too much for it, and is returned. For a large batch it is always
         returned: it needs the memory most, and fresh pages cost it a few percent of its time.

@@ -39,7 +39,7 @@ AnyEncoder = Encoder | DeviceEncoder
 
 EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
 # Rows from which on a thread is as fast with a decode of its own (docs/LOG.md). Each worker reads all weights, and the
-# memory bus is shared: it needs so many rows that its products, not its reading, take the time.
+# memory bus is shared: with enough rows, compute and not memory bandwidth bounds it.
 WORKER_ROWS, MOST_WORKER_ROWS = {"w8a8": 64}, 128
 # Precisions whose workers have their own encoder. An int8 encoder is many small nodes, which threads cannot share; in
 # fp32 it is a few large ones, which they can, and a second copy of its weights takes four times the memory.
@@ -54,7 +54,7 @@ class OrtSettings:
 
     threads: int | None = None  # None: what suits the model and this machine
     provider: str = "cpu"
-    attention: bool = False  # the step puts out its cross-attention weights, [B,H,K,S] of every layer
+    attention: bool = False  # the step outputs its cross-attention weights, [B,H,K,S] of every layer
     deterministic: bool = False
     beam_positions: bool = False  # the tokens of one step have positions of their own, [B,K]: speculative decoding
     shortcut: bool = True  # to the best candidates, where that is worth it

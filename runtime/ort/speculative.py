@@ -111,7 +111,7 @@ class SpeculativeSession(Session):
         """
         model = model_from_bundle(bundle, precision)
         check_draft(bundle, precision, draft)
-        # They work in turns, so the threads of each must rest while the other works.
+        # They alternate, so the threads of each must sleep while the other runs.
         resting = ("encoder", "decoder_step")
         target = OrtSession(model, OrtSettings(threads, beam_positions=True, resting=resting))
 

@@ -80,7 +80,7 @@ class GreedyState:
         """One step: the likeliest allowed token of every source; those that are done are fed the end token."""
         answer = step(self.tokens, self.parents)
         self.length += 1
-        # Where nobody asks for the model's own log-probabilities, its best logit tells as well whether all are finite.
+        # Where log-probabilities are not asked for, the best logit also shows whether all are finite.
         scored = not self.options.allowed_log_probs or self.options.alternatives
         normaliser = finite(answer.normaliser if scored else answer.best.logits[..., 0], self.sources)
         allowed = self.rules.answer(answer, self.tokens, self.parents, self.length)

@@ -1,6 +1,6 @@
 """Greedy search on a device: which options it serves, and what it is given before the decode.
 
-The graph (export/device_graphs/next_greedy.py) chooses tokens while nobody watches, so all that rules say is decided
+The graph (export/device_graphs/next_greedy.py) chooses tokens without the host, so the effect of all rules is decided
 here, once: at every position of every source a forced token, or the row of tokens that are banned there.
 
 Shapes: B sources, T tokens at most, V vocab, R rows of bans.
@@ -25,7 +25,7 @@ ROWS = 4
 
 
 def unserved(options: OptionFields, candidates: int) -> str:
-    """Why a device that looks at so many candidates cannot search with these options; nothing if it can."""
+    """Why a device with this many candidates cannot search with these options; empty if it can."""
     if not options.greedy:
         return f"{options.beam_style} beam search with {options.beam} beams"
     if options.sample or options.alternatives:

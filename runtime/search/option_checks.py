@@ -11,7 +11,7 @@ from .constraints.phrases import MOST, contains, phrase_table
 from .option_fields import OptionFields
 
 MOST_BEAMS = 4096  # every beam is a row of every step; beyond, a number is a slip or a damaged file
-BEAM_STYLES = ("huggingface", "ctranslate2")  # whose beam search; beam_styles.py says what differs
+BEAM_STYLES = ("huggingface", "ctranslate2")  # beam search as in this library; beam_styles.py has the differences
 
 
 def problems_of(options: OptionFields) -> list[str]:

@@ -101,7 +101,7 @@ class Rules:
         return not forced and 0 < self.options.best <= answer.candidates.tokens.shape[-1]
 
     def among(self, answer: StepOutput, length: int) -> StepOutput:
-        """The same for an answer that has only candidates, as many as the options say are enough."""
+        """The same for an answer that has only candidates, as many as the options need."""
         best = answer.candidates
         barred = np.isin(best.tokens, self.always)
         opening = self.start_lengths + 1 == length

@@ -65,7 +65,7 @@ class Logits(Protocol):
 
 
 class NoLogits:
-    """The logits of steps that leave them where they are: whoever needs them must say so before the first step."""
+    """Logits that stayed on the device: a search that needs them must request them before the first step."""
 
     def __init__(self, rows: int):
         self.shape = (rows, 1, 0)

@@ -15,7 +15,7 @@ MOST_TEXTS = 256  # of one request, whatever the queue
 
 
 class BadRequestError(RequestError):
-    """A body that is no request at all: no JSON, or another type."""
+    """A body that is not a request: not JSON, or of another type."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ FIELDS = {
     "repetition_penalty": Field("number", "Above 1, tokens that the output has are less likely."),
     "sample": Field("boolean", "Draw tokens instead of taking the likeliest."),
     "temperature": Field("number", "Of sampling."),
-    "top_k": Field("integer", "Sample from so many likeliest tokens; 0 from all.", 0),
+    "top_k": Field("integer", "Sample from this many likeliest tokens; 0: from all.", 0),
     "top_p": Field("number", "Sample from the fewest tokens whose probabilities add up to this."),
     "seed": Field("integer", "The same seed draws the same tokens.", 0),
     "source_language": Field("string", "As the model names it; most models have none.", search=False),
@@ -73,7 +73,7 @@ def object_from_json(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is no JSON: {error}") from error
+        raise BadRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise BadRequestError(f'the body is {named(values)}, expected an object such as {{"text": "..."}}')
     return values
@@ -124,6 +124,6 @@ def problem_with(name: str, value: object) -> str:
 
 
 def named(value: object) -> str:
-    """What a value is in JSON, and what it says if that is short."""
+    """The JSON type of a value, and the value itself if that is short."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number")

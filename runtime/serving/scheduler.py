@@ -137,7 +137,7 @@ class Scheduler:
                 self._admit()
                 for group in list(self.batches):
                     self._step(group)
-        except BaseException as error:  # ours, a bug: nobody may wait for ever for a thread that is dead
+        except BaseException as error:  # a bug of ours: no request may wait forever for a dead thread
             with self.changed:
                 self.stopping = True
                 for ticket in [*self.waiting, *list(self.running.values())]:
@@ -153,7 +153,7 @@ class Scheduler:
             return True
 
     def _drop_gone(self) -> None:
-        """Rows and places in the queue of requests that nobody waits for, or that are late, are free."""
+        """Frees rows and queue places of requests that were cancelled or are late."""
         now = time.monotonic()
         with self.changed:
             late = [ticket for ticket in self.waiting if ticket.gone(now)]

@@ -56,7 +56,7 @@ class Ticket:
         return self.group[1] != 0
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: its row is free from the next step on."""
+        """Cancels it: its row is free from the next step on."""
         self.future.cancel()
 
     def result(self, timeout: float | None = None) -> list[Hypothesis]:

@@ -42,14 +42,14 @@ class Window:
 
 @dataclass(frozen=True)
 class WindowOutput:
-    """Tokens of a window without the end token, and what says whether they can be right."""
+    """Tokens of a window without the end token, and the statistics that decide whether to trust them."""
 
     tokens: tuple[int, ...]
     text: str
     log_prob: (
         float  # the mean of its tokens' log-probabilities among those that the rules allow, the end token included
     )
-    no_speech: float  # the probability that nobody speaks
+    no_speech: float  # probability of no speech
     temperature: float
 
     @property
@@ -118,7 +118,7 @@ class WindowDecoder:
 
     def encode(self, audios: Sequence[Sequence[int]]) -> State:
         """The state of windows. That of a single one is kept until the next is encoded: a language, other temperatures
-        and words are of the same window. So whoever decodes it is done with it before somebody else asks for it."""
+        and words are of the same window. So one decode is done with it before the next asks for it."""
         features = [audio.features for audio in audios if isinstance(audio, AudioSource)]
         if self.latest is not None and len(features) == 1 and self.latest[0] is features[0]:
             return self.latest[1]

@@ -1,4 +1,4 @@
-"""Log-mel features of audio, as Whisper's owners compute them: 16 kHz, frames of 25 ms every 10 ms, 80 or 128 bands.
+"""Log-mel features of audio, as OpenAI's Whisper computes them: 16 kHz, frames of 25 ms every 10 ms, 80 or 128 bands.
 
     samples -> frames of 400 (Hann window) -> power spectrum [N,201] -> mel bands -> log10 -> at most 8 below the
     loudest value of the whole audio -> (x + 4) / 4

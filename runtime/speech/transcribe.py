@@ -128,7 +128,7 @@ class _Work:
     def report(self) -> None:
         """How much of all audios is done; the end is reported once."""
         going = self.listeners.values()
-        heard = math.fsum((self.finished, *(listener.fraction for listener in going)))  # in any order
+        done = math.fsum((self.finished, *(listener.fraction for listener in going)))  # in any order
         seconds = sum(listener.place for listener in going) / FRAMES_PER_SECOND
-        if heard < len(self.audios):
-            self.progress(STAGE, heard / len(self.audios), f"{seconds:.0f} s of audio done" if going else "")
+        if done < len(self.audios):
+            self.progress(STAGE, done / len(self.audios), f"{seconds:.0f} s of audio done" if going else "")

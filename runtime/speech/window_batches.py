@@ -19,7 +19,7 @@ from ..search.step_output import NotFiniteError
 from ..text.running_batch import BatchForm, Decoded, RunningBatch, Source, batch_form
 from .decoding import Window, WindowDecoder, WindowOutput
 
-FEW = 4  # tokens of a prompt without text of before: start, language, task, no timestamps
+FEW = 4  # tokens of a prompt without previous text: start, language, task, no timestamps
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .features import FRAMES_PER_SECOND
 from .transcript import Segment, Transcript
 from .words import words_of_segments
 
-HOT = 0.5  # what was drawn at a higher temperature is no text to continue
+HOT = 0.5  # what was drawn at a higher temperature is not continued
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Cut:
 
 
 def cuts_of(tokens: Sequence[int], first_timestamp: int, frames: int) -> tuple[list[Cut], int, bool]:
-    """Tokens of a window of so many frames -> its pieces, frames to the next window, and whether all was decoded.
+    """Tokens of a window of this many frames -> its pieces, frames to the next window, and whether all was decoded.
 
     Two timestamps in a row end a piece. What follows the last pair is dropped, because the window may have cut it off,
-    unless one timestamp alone ends the output: then nobody speaks in the rest of the window.
+    unless one timestamp alone ends the output: then there is no speech in the rest of the window.
     """
     times = [token - first_timestamp for token in tokens]  # negative for text
     pairs = [place for place in range(1, len(times)) if times[place - 1] >= 0 and times[place] >= 0]
@@ -75,11 +75,11 @@ class Listener:
             if not self.speech.features.silent():
                 previous = tuple(self.prompt)
                 window = Window(features, self.place, self.language, self.timestamps, previous)
-                return self.heard_language(window)
+                return self.with_detected_language(window)
             self.place += self.window_frames
         return None
 
-    def heard_language(self, window: Window) -> Window:
+    def with_detected_language(self, window: Window) -> Window:
         if self.language is None and self.decoder.speech.multilingual:
             self.language, _ = self.decoder.language_of(window)
         return window if window.language == self.language else replace(window, language=self.language)

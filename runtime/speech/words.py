@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
 BEFORE, BEHIND = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next or the previous word
 SENTENCE_ENDS = ".。!！?？"
-UNFINISHED = "\ufffd"  # what bytes that are no whole character become
+UNFINISHED = "\ufffd"  # what incomplete bytes of a character become
 LONGEST = 0.7  # seconds that the usual word takes at most
 
 
@@ -111,7 +111,7 @@ def usual_duration(words: Sequence[Timed]) -> float:
 
 
 def shorten_at_sentence_ends(words: Sequence[Timed], longest: float) -> None:
-    """A pause between sentences is no part of a word."""
+    """A pause between sentences is not part of a word."""
     for before, one in itertools.pairwise(words):
         if longest and one.end - one.start > longest:
             if one.text in SENTENCE_ENDS:

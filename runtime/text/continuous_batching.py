@@ -195,7 +195,7 @@ class _Waiting:
         options = self.options
         if taken:
             limits = self.session.limits
-            limits = dataclasses.replace(limits, batch=None)  # a window is no batch
+            limits = dataclasses.replace(limits, batch=None)  # a window may be larger than a batch
             check_request(limits, self.session.config, taken, options, self.taken, prefixes, prompts)
         self.taken += len(taken)
         first = self.taken - len(taken)

@@ -59,8 +59,8 @@ def lengths_by_decoding(
         known |= {i: max(len(best.tokens) for best in every) for i, every in zip(places, found, strict=True)}
         progress("plan: decode", (start + len(places)) / len(chosen))
     ratio = max((known[i] / len(sources[i]) for i in known), default=1.0)
-    guessed = lengths_by_ratio(sources, ratio, session.limits.target)
-    return [(source, known.get(i, target)) for i, (source, target) in enumerate(guessed)]
+    estimated = lengths_by_ratio(sources, ratio, session.limits.target)
+    return [(source, known.get(i, target)) for i, (source, target) in enumerate(estimated)]
 
 
 def evenly(places: Sequence[int], count: int) -> list[int]:

@@ -35,7 +35,7 @@ Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypoth
 @dataclass(frozen=True)
 class Source:
     """One of many: its number, its tokens (or features), its options, the beginning of its output (None: nothing of its
-    own), and what the decoder is fed before that (None: what the options say).
+    own), and what the decoder is fed before that (None: as in the options).
 
     `asked` is a place in its prompt: the logits after that token are wanted, too (`RunningBatch.asked`)."""
 
@@ -51,7 +51,7 @@ class Source:
 class BatchForm:
     """What all sources of a batch have in common.
 
-    `bans` are the tokens that a session which chooses tokens by itself is told once for a whole batch; None where the
+    `bans` are the banned tokens that a session which chooses tokens by itself gets once for a batch; None where the
     search chooses them.
     """
 
@@ -137,11 +137,11 @@ class RunningBatch:
                 advance.failed.append(([source.number for source in cohort.sources], found))
         self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
         if not self.cohorts:
-            self.rows.tree.waiting.clear()  # steps that the session did ahead for nobody
+            self.rows.tree.waiting.clear()  # steps that the session ran ahead and that are not needed
         return advance
 
     def drop(self, numbers: set[int]) -> None:
-        """Frees the rows of these sources: nobody waits for them any more."""
+        """Frees the rows of these sources, which were cancelled."""
         for cohort in self.cohorts:
             cohort.drop(numbers)
         self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
@@ -290,7 +290,7 @@ class _Cohort:
         self.batch, self.sources = batch, sources
         self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
         self.done = np.zeros(len(rows), dtype=bool)
-        self.dropped = np.zeros(len(rows), dtype=bool)  # of all sources: nobody waits for them
+        self.dropped = np.zeros(len(rows), dtype=bool)  # of all sources: cancelled
         texts = [source.tokens for source in sources]
         options, config = sources[0].options, batch.session.config
         self.search = search_over(self, texts, config, options, prefixes_of(sources))

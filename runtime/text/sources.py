@@ -15,8 +15,8 @@ from seq2engine.model.tokenizers.ids import IdsTokenizer
 
 from ..encoder_inputs import AudioSource
 
-TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would show nothing new
-STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: with a large vocabulary fewer sources show as much
+TENSOR_SOURCES = 64  # tensors are compared on this many sources, of all lengths: more would show nothing new
+STEP_LOGITS = 1 << 20  # or fewer sources, so that a step has at most this many logits
 AUDIO_SOURCES = 4  # of audio: each is as long as fifty sentences
 AUDIO_DECODES = 8  # random ones that are decoded, unless fewer are asked for
 SMOOTH = 8  # frames from one sound to the next, in random audio features
@@ -52,7 +52,7 @@ def tree_sources(config: ModelConfig, beam: int) -> int:
 
 
 def coder_of(bundle: Bundle, ids: bool = False) -> Coder:
-    """What turns lines into ids and back: the bundle's tokenizer, or lines of ids if `ids` or where it has none."""
+    """What converts lines to ids and back: the bundle's tokenizer, or lines of ids if `ids` or where it has none."""
     return IdsTokenizer() if ids or not bundle.takes_text else bundle.tokenizer()
 
 

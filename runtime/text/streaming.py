@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seq2engine.model.tokenizers.base import Coder
 
-REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
+REPLACEMENT = "\ufffd"  # what a decoder shows for incomplete bytes of a character
 
 
 def settled(text: str) -> str:

@@ -109,7 +109,7 @@ class AheadPlan:
         self.memory.send_bans(plan.banned)
 
     def queue(self, count: int, columns: np.ndarray) -> list[np.ndarray]:
-        """Queues so many steps, and copies of what they record: arrays [B, last - first] of the columns they fill, to
+        """Queues steps, and copies of what they record: arrays [B, last - first] of the columns they fill, to
         be read after the wait."""
         for _ in range(count):
             self.launches()

@@ -73,7 +73,7 @@ class Device(Protocol):
         """Queues a copy of staging memory to the device."""
 
     def download(self, target: np.ndarray, source: Memory, pitch: int = 0) -> None:
-        """Queues a copy to staging memory; with a `pitch` of rows [N, ...] that begin so many bytes apart there."""
+        """Queues a copy to staging memory; with a `pitch`, rows [N, ...] begin that many bytes apart there."""
 
     def copy(
         self, target: Memory, source: Memory, width: int, height: int = 1, pitches: tuple[int, int] = (0, 0)
@@ -157,7 +157,7 @@ class CudaDevice:
         try:
             launch()
         except BaseException:
-            with suppress(CudaError):  # the stream must not stay in capture; what failed is told by the other error
+            with suppress(CudaError):  # the stream must not stay in capture; the other error names the failure
                 self.cuda.destroy_graph(self.cuda.end_capture())
             raise
         with self.one_line():

@@ -231,7 +231,7 @@ class RuntimeCache:
         self.cache = config.create_runtime_cache()
         self.saved = self.path.read_bytes() if self.path.is_file() else b""
         if self.saved and not self.cache.deserialize(self.saved):
-            log.warning("%s is damaged, or of another GPU or driver: it is not used, and written anew", self.path)
+            log.warning("%s is damaged or of another GPU or driver: it is ignored and written again", self.path)
             self.saved = b""
         config.set_runtime_cache(self.cache)
 

@@ -27,7 +27,7 @@ def clear(device: Device, slab: Slab, shape: Shape) -> None:
 def row_moves(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Copies (to, from), one after the other, after which row i holds what row rows[i] held before them all.
 
-    A row is overwritten only when nobody needs it any more. Rows in a circle go through SPARE.
+    A row is overwritten only when it is no longer needed. Rows in a circle go through SPARE.
     """
     waiting = {to: source for to, source in enumerate(rows) if to != source}
     readers: dict[int, set[int]] = {}

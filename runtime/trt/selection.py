@@ -42,7 +42,7 @@ def choose_engine(
     """The folder and passport of the named engine, or of the one in this precision that suits a workload best.
 
     One that is stale, does not run here or does not take the workload is chosen only if all are like it; opening it
-    then says what is wrong.
+    then names the problem.
     """
     bundle.require(precision)
     names = engine_names(bundle)
@@ -139,7 +139,7 @@ def fix(folder: Path, passport: Passport, **changed: Range | int) -> str:
 
 
 def larger_build(folder: Path, passport: Passport, wanted: Mapping[str, int]) -> str:
-    """The same, of an engine that takes so many beams or target tokens. A fixed number of beams stays a fixed one."""
+    """The same ranges, extended to this many beams or target tokens. A fixed number of beams stays fixed."""
     changed: dict[str, Range | int] = {}
     for name, size in wanted.items():
         now: Range = getattr(passport.ranges, name)

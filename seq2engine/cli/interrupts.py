@@ -70,7 +70,7 @@ def importing(frame: FrameType | None) -> bool:
 def heeded_interrupts() -> Iterator[Interrupts]:
     """Inside, an interrupt is a KeyboardInterrupt, and the block ends with one if there was any, whatever became of it.
 
-    A signal that somebody else handles or ignores, as `nohup` does, is left alone; so is everything outside the main
+    A signal that is already handled or ignored, as by `nohup`, is left alone; so is everything outside the main
     thread, where Python handles no signals.
     """
     interrupts = Interrupts()

@@ -1,4 +1,4 @@
-"""docs/CLI.md, made of the parser: `python -m seq2engine.cli.reference > docs/CLI.md` writes it anew."""
+"""docs/CLI.md, made of the parser: `python -m seq2engine.cli.reference > docs/CLI.md` writes it again."""
 
 from __future__ import annotations
 

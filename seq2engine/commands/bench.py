@@ -117,7 +117,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="start so many busy processes first, each on a core of its own (default: %(default)s)",
+        help="busy processes to start first, each on a core of its own (default: %(default)s)",
     )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     add_threads(sub, "all cores, of every arm")

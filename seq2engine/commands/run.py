@@ -49,7 +49,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--no-profile",
         action="store_true",
-        help="measure auto choices (precision, draft) anew: neither take nor keep those of this machine "
+        help="measure auto choices (precision, draft) again: neither read nor keep those of this machine "
         "(~/.cache/seq2engine/measured)",
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
@@ -102,8 +102,8 @@ def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
         for translated in translated_lines(args, model, options, prefixes, lines):
             decoded = translated.line.number
             failed |= translated.error is not None
-            if said := translated.error or note_on_line(translated):
-                print(f"line {translated.line.number}: {said}", file=sys.stderr)
+            if message := translated.error or note_on_line(translated):
+                print(f"line {translated.line.number}: {message}", file=sys.stderr)
             shown = shown_of(args, model, options, translated)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
@@ -114,7 +114,7 @@ def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
 
 
 def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None) -> Translator:
-    """The model, as the flags ask for it; `threads` where they do not say how many."""
+    """The model, as the flags ask for it; `threads` is the default of --threads."""
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.translator import load
@@ -186,9 +186,9 @@ def run_on_cluster(args: argparse.Namespace, bundle: Bundle) -> int:
     options = ClusterOptions(args.cluster, args.cores, gpus=uses_gpu(args))
     decoded = decode_blocks(partial(open_decode, for_workers(args)), blocks, args.out, options, progress_for(args))
     failed = 0
-    for number, said, is_error in problems_in(args.out, blocks):
+    for number, message, is_error in problems_in(args.out, blocks):
         failed += is_error
-        print(f"line {number}: {said}", file=sys.stderr)
+        print(f"line {number}: {message}", file=sys.stderr)
     where = (
         merge_shards(args.out, blocks, "output.jsonl" if args.json else "output.txt") if args.keep_order else args.out
     )

@@ -62,7 +62,7 @@ def add_transcribe_flags(sub: argparse.ArgumentParser) -> None:
 
 def add_fallback_flags(sub: argparse.ArgumentParser) -> None:
     """When an output is not trusted, and what is tried then."""
-    temperatures = "tried one after the other until an output passes; 0 is no sampling (default: 0,0.2,0.4,0.6,0.8,1)"
+    temperatures = "tried one after the other until an output passes; 0: no sampling (default: 0,0.2,0.4,0.6,0.8,1)"
     sub.add_argument("--temperatures", type=numbers, metavar="LIST", help=temperatures)
     sub.add_argument("--best-of", type=int, help="samples drawn at a temperature above 0 (default: 5)")
     ratio = "an output whose text compresses by more than this repeats itself and fails (default: 2.4)"

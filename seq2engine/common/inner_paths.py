@@ -25,7 +25,7 @@ def path_inside(root: Path, relative: str) -> Path:
 def problem_with_path(relative: str) -> str:
     """What is wrong with a path that should be inside a folder, as far as its text shows it."""
     if not is_text(relative):
-        return "is no text that a path can be"
+        return "is not text that a path can be"
     parts = PurePosixPath(relative).parts
     if len(relative.encode()) > LONGEST or any(len(part.encode()) > LONGEST_PART for part in parts):
         return "is too long for a path"

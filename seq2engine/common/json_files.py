@@ -53,7 +53,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 def read_regular(path: Path, largest: int = LARGEST) -> bytes:
     """The bytes of a file.
 
-    What is no regular file is refused before it is read: opening a pipe would wait for somebody to write to it.
+    What is not a regular file is refused before it is read: opening a pipe would wait for a writer.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -117,7 +117,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"the name {shortened(twice)} stands there twice")
+        raise ValueError(f"the name {shortened(twice)} occurs twice")
     return made
 
 

@@ -19,7 +19,7 @@ STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # the date of a report's name, whic
 
 
 def write_index(folder: Path) -> None:
-    """Writes the page anew. A report that has been written stays written, whatever becomes of its index."""
+    """Writes the page again. A failure here does not affect the report itself."""
     with suppress(OSError), new_file(folder / INDEX) as beside:
         beside.write_text(index_html(folder), encoding="utf-8")
 

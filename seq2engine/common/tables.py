@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from seq2engine.common.terminal import columns_of, width_of
 
+T = TypeVar("T")
 GAP = "  "  # between columns
 GAPS = (GAP, " ")  # what is tried where columns must be narrow
 
@@ -16,12 +17,13 @@ GAPS = (GAP, " ")  # what is tried where columns must be narrow
 def text_table(
     head: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None, stream: TextIO | None = None
 ) -> str:
-    """Columns padded to their widest cell; columns of numbers are set right.
+    """Columns padded to their widest cell; columns of numbers are right-aligned, columns without any value left out.
 
-    At most `width` columns wide (None: as wide as the terminal that `stream` writes to, without a limit where it is
-    none): cells are wrapped between words, and where that is not enough every row becomes a record, a line a cell.
+    At most `width` columns wide (None: the width of the terminal that `stream` writes to; no limit where it is not a
+    terminal): cells are wrapped between words, and where that is not enough every row becomes a record of one line for
+    each cell.
     """
-    cells = [[str(value) for value in row] for row in rows]
+    head, cells = without_empty_columns(head, [[str(value) for value in row] for row in rows])
     limit = columns_of(stream or sys.stdout) if width is None else width
     natural = [max(width_of(line[i]) for line in [list(head), *cells]) for i in range(len(head))]
     if limit is None:
@@ -40,8 +42,14 @@ def text_table(
     return records(head, cells, limit)
 
 
+def without_empty_columns(head: Sequence[str], rows: Sequence[Sequence[T]]) -> tuple[list[str], list[list[T]]]:
+    """The table without columns whose cells are all empty; a table without rows keeps its columns."""
+    kept = [i for i in range(len(head)) if not rows or any(str(row[i]) for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
 def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], gap: str = GAP) -> str:
-    """Rows of columns that wide; a cell that is wider takes several lines."""
+    """Rows with columns of these widths; a wider cell takes several lines."""
     right = [all(line[i][:1].isdigit() for line in cells if line[i]) for i in range(len(head))]
     lines = []
     for number, row in enumerate([list(head), *cells]):

@@ -10,7 +10,7 @@ CUT = "…"
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Columns of the terminal a stream writes to, as it is now; None where the stream is no terminal."""
+    """Columns of the terminal a stream writes to, as it is now; None where the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:

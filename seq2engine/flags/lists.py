@@ -184,7 +184,7 @@ def is_flag(word: str) -> bool:
 
 
 def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -> list[str]:
-    """A flag that is no list, with its value, which is taken off the front of the rest."""
+    """A flag that is not a list, with its value, which is taken off the front of the rest."""
     if action.nargs not in (None, 1, "?") or not rest or is_flag(rest[0]):
         return [flag]
     if isinstance(action, Maybe) and free > 0 and not action.fits(rest[0]):

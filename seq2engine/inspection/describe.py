@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 HASHES = ("key", "graph hash", "file hash")
-GRAPH_HEAD = ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions")
+GRAPH_HEAD = ("graph", "precision", "opset", "nodes", "weights", "matmuls", "with weights", "fp32 nodes", "attentions")
 ENGINE_HEAD = (
     "engine",
     "launches",
@@ -37,15 +37,15 @@ ENGINE_HEAD = (
 )
 
 TOKEN_HEAD = (
-    "logits become",
-    "engines of a token",
+    "step output",
+    "engines per token",
     "launches",
-    "to the GPU",
-    "to the host",
-    "waits",
+    "host to GPU",
+    "GPU to host",
+    "host waits",
     "allocations",
     "candidates",
-    "for",
+    "serves",
 )
 
 
@@ -124,7 +124,7 @@ def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
             else "missing",
             counts(entry.census["products"]),
             counts(entry.census["product_weights"]),
-            f"{len(entry.fp32_nodes)} nodes" if entry.fp32_nodes else "",
+            len(entry.fp32_nodes) or "",
             entry.census["attentions"],
         )
         for precision, graphs in bundle.manifest.graphs.items()
@@ -211,8 +211,8 @@ def transfer_cells(transfers: Transfers) -> tuple[str, str, str, int]:
 
 
 def token_rows(passport: Passport) -> list[tuple[object, ...]]:
-    """What one token of the largest batch takes, by what becomes of the logits: engines that run, their launches, what
-    crosses the bus, how often the host waits and allocates memory, and what that serves."""
+    """The cost of one token of the largest batch, a row for each way to reduce the logits on the device: engines that
+    run, their launches, bytes over the bus, waits and allocations of the host, and the searches that it serves."""
     return [
         (
             name,

@@ -117,7 +117,7 @@ def recorded(
     slots: int,
     progress: Progress = silent,
 ) -> Recording:
-    """Runs both sessions side by side over the sources, `batch` at a time, for so many steps of so many beams.
+    """Runs both sessions side by side over the sources, `batch` at a time, for this many steps and beams.
 
     `slots` is the length of an engine's static cache, which masks are recorded for. The sessions here have as many as
     the steps write: a slot that no row attends to changes nothing, and those of an engine would take gigabytes.

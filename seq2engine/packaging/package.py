@@ -252,7 +252,7 @@ def write_around(values: dict[str, Any], form: Form, brought: str, folder: Path)
 
 
 def script_bytes(name: str) -> bytes:
-    """A script of the package; what sessions use as well lies in seq2engine.common."""
+    """A script of the package; what sessions use as well is in seq2engine.common."""
     own = resources.files("seq2engine.export") / "gpu_package" / name
     return (own if own.is_file() else resources.files("seq2engine.common") / name).read_bytes()
 

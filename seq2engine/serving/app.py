@@ -34,7 +34,7 @@ from .metrics import Metrics
 from .openapi import docs_html, openapi
 from .page import CONTENT_POLICY, page_html
 
-GONE = 499  # nobody reads this answer: the client has closed the connection
+GONE = 499  # the client has closed the connection, so this answer is not read
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -71,7 +71,7 @@ def message_of(error: BaseException) -> str:
     """One line; of a bug no more than that there is one, as the log has the rest."""
     if isinstance(error, Seq2EngineError):
         return " ".join(str(error).split())
-    return "the server failed on this request; its log says more"
+    return "the server failed on this request; see its log"
 
 
 class Application:
@@ -258,7 +258,7 @@ class Application:
 
 
 async def done_or_gone(pending: Sequence[Pending], request: Request) -> None:
-    """Returns when all are done; a client that has gone by then is an error, which nobody reads."""
+    """Returns when all are done; a client that has closed the connection by then is an error for the log."""
     futures = [asyncio.wrap_future(one.future) for one in pending if one.future is not None]
     if not futures:
         return

@@ -10,7 +10,7 @@ from seq2engine.runtime.serving.fields import FIELDS, MOST_TEXTS
 
 PACKAGE = "seq2engine.serving"
 ERRORS = {
-    "400": "The body is no JSON object.",
+    "400": "The body is not a JSON object.",
     "401": "The bearer token is missing or wrong.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",

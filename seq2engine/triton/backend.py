@@ -35,7 +35,7 @@ from .repository import DESCRIPTION, FORMAT
 from .tensors import array_of, string_tensor, tensor_of
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-LOOK = 0.1  # seconds between two looks for clients that have gone
+LOOK = 0.1  # seconds between two checks for clients that have disconnected
 LAST = 5.0  # seconds that the end waits for the sender
 COUNT = 1.0  # and between two updates of the metrics
 ENDED = object()

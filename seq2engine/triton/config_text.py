@@ -36,7 +36,7 @@ class Warmup:
 
 
 # Of the model that decodes. Text is UTF-8 in uint8: strings end the Python stub of older servers with numpy 2, and with
-# it every request, so that they are declared only where somebody asks for them.
+# it every request, so that they are declared only on request.
 STRING_INPUT, STRING_OUTPUT = Tensor("text", "string", (1,), optional=True), Tensor("text", "string", (1,))
 DECODING_INPUTS = (
     Tensor("text_utf8", "uint8", ("bytes",), optional=True),

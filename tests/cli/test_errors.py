@@ -199,7 +199,7 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
         (("inspect", "B", "--foreign-step", "W/none.onnx"), "none.onnx cannot be used as a graph (No such file"),
-        (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is no ONNX file"),
+        (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is not an ONNX file"),
         (("run", "B", "5", "--max-length", "25"), "max length 25, at most 24"),
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
         (("score", "B", "--input", "W/none.tsv"), "cannot read"),

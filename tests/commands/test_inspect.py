@@ -116,7 +116,7 @@ def test_the_page_tells_what_is_printed(cli, own):
         f"Engines {engine}",
         "launches",
         "budget",
-        "logits become",
+        "step output",
         "next_greedy",
         "model.safetensors",
     ):

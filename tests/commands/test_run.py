@@ -198,7 +198,7 @@ def test_ids(cli, bundle, stdin):
     assert best["tokens"] == tokens
     assert lines(out)[1:] == ["", "", ""]
     assert lines(err) == [
-        "line 3: 'abc' is no token id, expected a line such as: 17 4 250",
+        "line 3: 'abc' is not a token id, expected a line such as: 17 4 250",
         f"line 4: token 99, but the vocabulary has 0 to {CONFIG.source_vocab - 1}",
     ]
     found = json.loads(cli("run", bundle, "--ids", "--json", ids)[1])
@@ -211,7 +211,7 @@ def test_a_bundle_without_a_tokenizer_takes_ids(cli, tmp_path, bundle):
     assert cli("run", plain, "5 6 2") == cli("run", bundle, "--ids", "5 6 2")
     code, _, err = cli("run", plain, "abc")
     assert code == 1
-    assert "'abc' is no token id" in err
+    assert "'abc' is not a token id" in err
 
 
 def test_the_models_own_way_of_decoding_comes_first(cli, tmp_path):

@@ -120,7 +120,7 @@ def test_ids_are_taken_at_their_word(cli, bundle, stdin, score, tmp_path):
         assert_row(lines(out)[0], score([5, 6], [7, 8]))
         assert lines(err)[:-1] == [
             "line 2: the target is empty",
-            "line 3: 'x' is no token id, expected a line such as: 17 4 250",
+            "line 3: 'x' is not a token id, expected a line such as: 17 4 250",
             f"line 4: the target has token 99, but the vocabulary has 0 to {CONFIG.target_vocab - 1}",
         ]
 

@@ -45,7 +45,7 @@ def test_data_with_a_second_hard_link_is_read(path, tmp_path):
 
 def test_what_is_no_graph(path, tmp_path):
     path.write_bytes(b"\xff" * 100)
-    assert "it is no ONNX file" in refusal(path)
+    assert "it is not an ONNX file" in refusal(path)
     path.write_bytes(b"")
     refusal(path)
     path.unlink()

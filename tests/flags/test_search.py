@@ -151,7 +151,7 @@ def test_texts_the_model_could_not_say_are_refused(cli, bundle, tmp_path):
     assert code == 1
     assert "--phrases 'Q' has something the model has no token for" in err
     _, _, err = cli("run", bundle, "--ids", "5 6", "--prefix", "a", "--beam", 0)
-    assert err.startswith("error: search options: beam 0, expected at least 1; --prefix 'a': 'a' is no token id, ")
+    assert err.startswith("error: search options: beam 0, expected at least 1; --prefix 'a': 'a' is not a token id, ")
     (tmp_path / "many").write_text("".join(f"Q{i}\n" for i in range(9)))
     _, _, err = cli("run", bundle, "abc", "--trie", tmp_path / "many")
     assert "'Q4' has" in err

@@ -175,7 +175,7 @@ def test_a_package_without_a_tokenizer_takes_ids(
     assert code == 1
     assert all(word.isdigit() for word in said.splitlines()[0].split())
     assert errors.splitlines() == [
-        "error: line 2: 'a' is no token id; this package has no tokenizer, give lines such as: 17 4",
+        "error: line 2: 'a' is not a token id; this package has no tokenizer, give lines such as: 17 4",
         f"error: line 3: token 999999, but the vocabulary has 0 to {MODEL.config.source_vocab - 1}",
     ]
     assert not (tmp_path / "out" / "tokenizer").exists()

@@ -89,7 +89,7 @@ def test_a_precision_whose_latest_parity_failed_is_left_out(model, monkeypatch, 
         assert session.precision == "w8a8"
         assert session.chosen.endswith("w8a8 rounds weights and activations to int8, and its parity passed")
     (bundle.root / "reports" / "parity-onnxruntime-w8a8-3.json").write_text("{")
-    with pytest.raises(SessionError, match=r"w8a8-3\.json is no parity report .*delete it, or run again"):
+    with pytest.raises(SessionError, match=r"w8a8-3\.json is not a parity report .*delete it, or run again"):
         open_session(bundle, precision="auto", threads=1)
 
 

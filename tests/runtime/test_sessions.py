@@ -155,7 +155,7 @@ def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\x08\x07garbage")
     model = model_from_bundle(bundle, "fp32")
-    with pytest.raises(SessionError, match=r"broken.onnx cannot be used as a graph \(it is no ONNX file\); export"):
+    with pytest.raises(SessionError, match=r"broken.onnx cannot be used as a graph \(it is not an ONNX file\); export"):
         OrtSession(dataclasses.replace(model, graphs={**model.graphs, name: broken}))
 
 

@@ -1,6 +1,6 @@
-"""Every branch of a form is run: the screened output projection puts out the best tokens without all logits.
+"""Every branch of a form is run: the screened output projection outputs the best tokens without all logits.
 
-Teacher-forced steps look only at full logits. Here the same steps put out their best tokens, one and as many as there
+Teacher-forced steps look only at full logits. Here the same steps output their best tokens, one and as many as there
 may be, and these are compared with the best logits of fp64.
 """
 

@@ -132,7 +132,7 @@ def step_part(length: int) -> Feeds:
 
 
 def slots_part(length: int) -> Feeds:
-    """The last position looks back at all others."""
+    """The last position attends to all others."""
     return {"position": np.array([length - 1]), "slot_position": np.arange(length)[None]}
 
 

@@ -1,4 +1,4 @@
-"""Somebody else's graphs against our reference of the same checkpoint: encoder states, teacher-forced logits.
+"""Another exporter's graphs against our reference of the same checkpoint: encoder states, teacher-forced logits.
 
 Each graph is fed what PyTorch in fp32 computes (encoder states, keys and values so far), so that one graph is judged by
 itself; errors are against fp64 and have PyTorch's budgets, as those of our own graphs.

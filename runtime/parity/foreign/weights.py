@@ -1,4 +1,4 @@
-"""The stored tensors of somebody else's graph, matched with our reference by their numbers, as names differ.
+"""The stored tensors of another exporter's graph, matched with our reference by their values, as names differ.
 
 A tensor is the reference's as it is, transposed, or one part of a product that we keep joined (q|k|v, k|v, gate|up).
 One that is like a tensor of the reference but not equal to it is a fault with a cause; constants like none are counted.

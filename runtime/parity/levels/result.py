@@ -121,7 +121,7 @@ class ParityResult:
         if self.backend != "onnxruntime" or PRECISIONS.get(self.precision) != "float16":
             return ""
         return (
-            "ONNX Runtime's CPU computes most of a graph in fp16 in fp32, so this says nothing about overflow in fp16: "
+            "ONNX Runtime's CPU computes most of an fp16 graph in fp32, so this does not test overflow in fp16: "
             "calibration (manifest.json) and an engine do"
         )
 

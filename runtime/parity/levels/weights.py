@@ -13,7 +13,7 @@ class WeightResult:
     """One graph, in the form of its file or in the one that a backend gives it (`form`), and what is wrong in it.
 
     `passes` counts the stored tensors by the passes that made them of the reference's (`transpose, fp16`); `constants`
-    are those that are no weights: shapes, scales, masks, and what a form adds.
+    are those that are not weights: shapes, scales, masks, and what a form adds.
     """
 
     graph: str

@@ -4,7 +4,7 @@ the passport's graph form --mark tensors--> build --> debug engine --run--> tens
 
 The form is the one that the engine was made of, with its profiles, targets and flags. TensorRT fuses less where a
 tensor is an output, so a debug engine has other kernels than the engine itself: a fault that only a fusion has is not
-in it, and then the search says so.
+in it, and then the search reports that.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def plain(array: np.ndarray) -> np.ndarray:
 
 
 def constant_faults(graph: str, name: str, have: StoredGraph, want: StoredGraph) -> Iterator[Finding]:
-    """Constants that are no weights: shapes, axes, scales, what a masked score becomes."""
+    """Constants that are not weights: shapes, axes, scales, what a masked score becomes."""
     reader = have.reader(name)
     node = "" if reader is None else reader.name
     if name not in want.tensors:

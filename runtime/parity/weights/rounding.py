@@ -53,7 +53,7 @@ def even_steps(ours: np.ndarray, theirs: np.ndarray, axis: int | None) -> tuple[
     for exact, found in lines:
         levels = np.unique(found)
         if len(levels) > MOST_STEPS or len(levels) * 2 > len(found) or len(levels) < 2:
-            return None  # hardly a number comes again: these are no steps
+            return None  # hardly a number repeats: these are not quantisation steps
         gaps = np.diff(levels)
         step = gaps[gaps > gaps.max() * 1e-4].min()
         if np.abs(np.rint(gaps / step) - gaps / step).max() > EVEN * len(levels):

@@ -113,7 +113,7 @@ def gpu_check(
     """Runs all stages for every flavour of TensorRT that is installed and writes OUT/gpu-check.{html,json}.
 
     Of the precisions those are left out that this GPU is known not to run. A `rehearsal` has no GPU behind its device,
-    and its report says so.
+    and its report states that.
     """
     device = device or CudaDevice()
     flavours = installed() if flavours is None else flavours

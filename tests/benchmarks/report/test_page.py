@@ -112,7 +112,7 @@ def test_an_interrupted_run_says_so():
 
 
 def test_the_page_says_what_was_measured_where_and_when():
-    page = bench_html(result(STEADY)).partition("Who wins where")[0]
+    page = bench_html(result(STEADY)).partition("Fastest arm by case")[0]
     for said in ("run7", "2+2 layers", "abababababababab", "2026-01-02 03:04:05 UTC", "torch 2.13.0", "Some CPU"):
         assert said in page
 

@@ -187,7 +187,7 @@ def test_a_graph_that_is_a_loop_of_links_or_a_pipe(own_bundle):
     assert "though the manifest lists it" in refusal(own_bundle.graph_path, "fp32", "encoder")
     path.unlink()
     os.mkfifo(path)
-    assert "is no regular file" in refusal(own_bundle.graph_path, "fp32", "encoder")
+    assert "is not a regular file" in refusal(own_bundle.graph_path, "fp32", "encoder")
 
 
 @pytest.mark.parametrize("layers", [1, 3, 10**6])

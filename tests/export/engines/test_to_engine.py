@@ -283,7 +283,7 @@ def test_refitting_is_not_for_rtx(refused):
 
 
 def test_a_workspace_of_nothing(refused):
-    assert "--workspace 0 is no size" in refused(flags=BuildFlags(workspace=0))
+    assert "--workspace 0 is not a size" in refused(flags=BuildFlags(workspace=0))
 
 
 def test_profiles_that_leave_requests_between_them(refused, ranges):

@@ -137,6 +137,6 @@ def test_stored_types_are_the_contracts(graphs):
 def test_inputs_that_no_block_divides_are_refused_with_the_nearest():
     assert [block_of("w", inputs) for inputs in (512, 192, 96, 48)] == [32, 32, 32, 16]
     with pytest.raises(
-        ExportError, match=r"w has 100 inputs, which is no multiple of 16.*export with --precision int8"
+        ExportError, match=r"w has 100 inputs, which is not a multiple of 16.*export with --precision int8"
     ):
         block_of("w", 100)

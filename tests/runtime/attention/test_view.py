@@ -213,7 +213,7 @@ def test_not_a_number_fails(which):
     ("line", "message"),
     [
         ("  ", "the text is empty"),
-        ("5 six", "'six' is no token id, expected a line such as: 17 4 250"),
+        ("5 six", "'six' is not a token id, expected a line such as: 17 4 250"),
         ("5 99", "token 99, the vocabulary has 40"),
         ("5 -1", "'-1' is no token id"),
         ("5 " * 21, "21 tokens, at most 20"),

@@ -78,9 +78,9 @@ def test_nobody_listens():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(SessionError, match=rf"nobody answers at 127.0.0.1:{port} \(.*ray start --head"):
+    with pytest.raises(SessionError, match=rf"nothing answers at 127.0.0.1:{port} \(.*ray start --head"):
         check_reachable(f"127.0.0.1:{port}")
-    with pytest.raises(SessionError, match="nobody answers"):
+    with pytest.raises(SessionError, match="nothing answers"):
         check_reachable("127.0.0.1:99999")
 
 

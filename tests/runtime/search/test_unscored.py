@@ -45,7 +45,7 @@ def tokens_of(found):
 
 
 def shortcut_of(session, options):
-    """How many candidates a step puts out instead of logits; 0 where it has no shortcut."""
+    """How many candidates a step outputs instead of logits; 0 where it has no shortcut."""
     state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
     session.reserve(state, 8, form_from_options(options, session.config))
     return candidates_of(state)

@@ -101,7 +101,7 @@ def test_files_that_are_no_audio(tmp_path):
         assert (given, made) == (str(path), {".wav": f"{path.stem}.flac", ".raw": f"{path.stem}.wav"}[path.suffix])
     with pytest.raises(RequestError, match="No such file"):
         samples_of(tmp_path / "missing.wav")
-    with pytest.raises(RequestError, match="is no regular file"):
+    with pytest.raises(RequestError, match="is not a regular file"):
         samples_of(tmp_path)
 
 

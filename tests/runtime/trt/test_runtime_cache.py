@@ -76,7 +76,7 @@ def test_a_damaged_cache_is_told_and_written_anew(
     assert path.read_bytes() == whole
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
     said = [record.message for record in caplog.records]
-    line = f"{path} is damaged, or of another GPU or driver: it is not used, and written anew"
+    line = f"{path} is damaged or of another GPU or driver: it is ignored and written again"
     assert said == ([line] if damage else [])
 
 

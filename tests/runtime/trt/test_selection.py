@@ -391,6 +391,6 @@ def test_run_says_in_one_line_what_to_build(bundle: Bundle, gpu: None, cli: Any)
     for command in (("run", bundle.root, "5 6", *flags), ("inspect", bundle.root)):
         code, out, error = cli(*command)
         assert (code, error.count("\n")) == (1, 1)
-        assert "engines that can only put out all logits" in error
+        assert "engines that can only output all logits" in error
         assert f"build them again with: seq2engine build {bundle.root}" in error
         assert error.endswith("--name mine --force\n")

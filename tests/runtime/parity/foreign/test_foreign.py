@@ -110,9 +110,9 @@ def test_a_wrong_weight_of_theirs_is_located(made, tmp_path, change, cause):
 
 def test_a_graph_that_is_none_of_the_model_is_refused(made, tmp_path):
     bundle, _ = made
-    with pytest.raises(ConfigError, match="is no encoder or decoder whose inputs are known"):
+    with pytest.raises(ConfigError, match="is not an encoder or decoder with known inputs"):
         foreign_graph(bundle.graph_path("fp32", "decoder_step"), bundle.config, 1)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         foreign_graph(tmp_path / "nothing.onnx", bundle.config, 1)
 
 
