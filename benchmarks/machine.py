@@ -122,6 +122,6 @@ def processor(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ..
     fields: dict[str, str] = {}
     for line in listing.read_text().splitlines():
         name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())  # the first processor speaks for all
+        fields.setdefault(name.strip(), value.strip())  # all processors are alike
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     return fields.get("model name") or platform.machine(), tuple(name for name in FEATURES if name in flags)

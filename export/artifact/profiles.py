@@ -100,7 +100,7 @@ def range_from_text(text: str, name: str) -> Range:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 3):
-        raise BuildError(f"--{name} {text!r} is not a range; write one number, or least:usual:most such as 1:8:64")
+        raise BuildError(f"--{name} {text!r} is not a range; write one number, or min:opt:max such as 1:8:64")
     return Range(*(numbers * 3 if len(numbers) == 1 else numbers))
 
 

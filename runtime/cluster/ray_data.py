@@ -29,9 +29,7 @@ from .shards import Record, missing_blocks, remove_unfinished, shard_path, write
 
 LOCAL, AUTO = "local", "auto"
 PATIENCE = 10.0  # seconds to wait for the head of a cluster to answer at all
-TASKS_PER_WORKER = (
-    16  # at least this many groups of blocks, so that all workers end at about the same time
-)
+TASKS_PER_WORKER = 16  # at least this many groups of blocks, so that all workers end at about the same time
 FEWEST_TASKS = 200
 START = "ray start --head, and on other machines: ray start --address HOST:PORT"
 

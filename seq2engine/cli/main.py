@@ -40,7 +40,7 @@ COMMANDS = {
     "bench": ("bench",),
     "completion": ("completion",),
 }
-OF_ALL = "completion"  # a command that has to know all others
+OF_ALL = "completion"  # needs the parsers of all commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         fetch_bundles(args)
         return command(args)
     except BundleError:
-        check_usage_without_bundle(args)  # wrong usage comes before a bundle that is not there
+        check_usage_without_bundle(args)  # wrong usage is reported before a missing bundle
         raise
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):
@@ -66,9 +66,9 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; texts and files may stand before, between and behind the flags of `run` and `transcribe`.
+    """The parsed arguments; texts and files of `run` and `transcribe` may come before, between and after flags.
 
-    argparse takes those behind a flag for unknown arguments: it fills all places at the first words that have one.
+    argparse reports those after a flag as unknown: it fills all positional arguments at the first words it finds.
     """
     words = sys.argv[1:] if argv is None else list(map(str, argv))
     parser = make_parser(modules_for(words))
@@ -89,7 +89,7 @@ def modules_for(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_parser(modules: Sequence[str] = tuple(COMMANDS)) -> Parser:
-    """The parser with the commands of some modules; of no module: with the names and summaries of all commands."""
+    """The parser with the commands of some modules; without modules, only names and summaries of all commands."""
     parser = Parser(
         prog="seq2engine",
         description="Encoder-decoder Transformers to ONNX and TensorRT: the same outputs, faster, with proof.",

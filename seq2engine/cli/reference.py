@@ -40,7 +40,7 @@ def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that may stand in a table of Markdown."""
+    """Text escaped for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

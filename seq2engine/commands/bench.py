@@ -41,7 +41,7 @@ def add_parser(commands: Commands) -> None:
     summary = "time encoder, step and whole decodes, outputs compared first"
     sub = add_command(commands, "bench", run_bench, summary, renamed)
     add_bench_flags(sub)
-    add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
+    add_references(sub, "also measure every arm's error rates on these")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     add_languages(sub)
     add_provider(sub)
@@ -101,7 +101,10 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         help="also single (stream), offline and server, as in MLPerf",
     )
     sub.add_argument(
-        "--bound", type=float, metavar="MS", help="p99 of a server (default: 4 times the first arm's median)"
+        "--bound",
+        type=float,
+        metavar="MS",
+        help="p99 bound of the server scenario in ms (default: 4x the first arm's median)",
     )
     sub.add_argument(
         "--natural",
@@ -109,7 +112,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         fits=is_workload,
         default=[],
         metavar="BxK",
-        help="time the sources of --references, each decoded to its own end, in batches of B with K beams, such as "
+        help="time the sources of --references, each decoded to its end token, in batches of B with K beams, such as "
         "1x1,32x4; and compare every arm's outputs. Other cases are then timed only if asked for",
     )
     sub.add_argument(
@@ -121,7 +124,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     add_threads(sub, "all cores, of every arm")
-    sub.add_argument("--quick", action="store_true", help="without the machine's ceiling and the arms' memory")
+    sub.add_argument("--quick", action="store_true", help="skip the machine's ceiling and the arms' peak memory")
     sub.add_argument(
         "--export-times", action="store_true", help="export every precision again and note how long it took"
     )
@@ -132,10 +135,10 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         help="folder for the report, or its file (.html or .json) (default: BUNDLE/reports/bench-ARMS-DATE-TIME)",
     )
     sub.add_argument(
-        "--slower", type=float, default=1.05, help="compare fails beyond this many times as long (default: %(default)s)"
+        "--slower", type=float, default=1.05, help="compare: fails beyond this ratio (default: %(default)s)"
     )
-    sub.add_argument("--relative", action="store_true", help="compare every arm's time over the first arm's of its run")
-    sub.add_argument("--anyway", action="store_true", help="compare results of other models or machines all the same")
+    sub.add_argument("--relative", action="store_true", help="compare: times relative to the first arm of the same run")
+    sub.add_argument("--anyway", action="store_true", help="compare: allow results of different models or machines")
 
 
 def add_numbers(sub: argparse.ArgumentParser, flag: str, metavar: str, what: str) -> None:
@@ -156,7 +159,7 @@ def is_peer(word: str) -> bool:
 
 
 def run_arms(args: argparse.Namespace) -> int:
-    """Times what is asked for; the report is there after the first case, and has every finished one at any time."""
+    """Times what the flags ask for; the report is written after the first case and updated after each."""
     from seq2engine.benchmarks.checks import check_bench
     from seq2engine.benchmarks.options import plan_from_options
     from seq2engine.benchmarks.report.page import bench_html, bench_table
@@ -213,7 +216,7 @@ def bench_usage(args: argparse.Namespace) -> list[str]:
 
 
 def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) -> BenchOptions:
-    """All but the references, which are read when nothing else is wrong."""
+    """The options without the references, which are read last."""
     from seq2engine.benchmarks.natural.result import workload_problems, workloads_from_text
     from seq2engine.benchmarks.options import BenchOptions
 
@@ -238,7 +241,7 @@ def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) 
 
 
 def sweep_of(args: argparse.Namespace) -> dict[str, list[int]]:
-    """Sizes that make a sweep; output lengths alone make none, but give every case each of them."""
+    """The sizes of a sweep; output lengths alone are not a sweep: they apply to every case."""
     sizes = {"batch": args.batch, "beam": args.beam, "source": args.source_length}
     return {axis: values for axis, values in sizes.items() if values}
 
@@ -257,7 +260,7 @@ def cases_from_args(args: argparse.Namespace, config: ModelConfig) -> tuple[Case
 
 
 def compare_benches(args: argparse.Namespace) -> int:
-    """0 where nothing is slower for sure, else 1."""
+    """Exit code 0 unless something is significantly slower."""
     from seq2engine.benchmarks.comparison import compare_results, comparison_table
     from seq2engine.benchmarks.result_files import result_from_path
 

@@ -48,14 +48,14 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
             action=Listed,
             fits=is_range,
             metavar="RANGE",
-            help=f"{what}: one number, or least:usual:most; several for as many profiles",
+            help=f"{what}: one number, or min:opt:max; several for several profiles",
         )
-    sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    sub.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
     sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
-    sub.add_argument("--weight-streaming", action="store_true", help="let weights stay on the host when running")
+    sub.add_argument("--weight-streaming", action="store_true", help="weight streaming: weights stay on the host")
     sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
-    sub.add_argument("--name", help="of the engine's folder (default: by its precision, beams and key)")
+    sub.add_argument("--name", help="folder name of the engine (default: from its precision, beams and key)")
     sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
     sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
     sub.add_argument(
@@ -117,7 +117,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def name_of_group(name: str | None, targets: Sequence[str], groups: int) -> str | None:
-    """The name that was given; where targets need engines of their own, with the targets behind it."""
+    """The given name; with the targets appended where they need engines of their own."""
     return name if name is None or groups == 1 else "-".join((name, *targets))
 
 
@@ -151,7 +151,7 @@ def run_refit(args: argparse.Namespace) -> int:
 
 
 def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str) -> list[ShapeRanges]:
-    """The profiles that were asked for: an option with several ranges has one for each, with one it is for all."""
+    """The profiles from the flags: a flag with one range applies to all profiles, one with several has one for each."""
     from seq2engine.export.artifact.profiles import range_from_text
     from seq2engine.export.engines.to_engine import default_ranges
 

@@ -24,7 +24,9 @@ def add_parser(commands: Commands) -> None:
         help="checkpoint folder, anything that `import` reads, a model of the Hugging Face hub by hf:NAME[@REVISION], "
         "shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
-    sub.add_argument("bundle", type=Path, nargs="?", help="folder to write; one of the same weights gets what it lacks")
+    sub.add_argument(
+        "bundle", type=Path, nargs="?", help="folder to write; added to if it is a bundle of the same weights"
+    )
     sub.add_argument(
         "--add",
         action=Listed,
@@ -72,7 +74,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def run_add(args: argparse.Namespace) -> int:
-    """`export --add`: the one place is the bundle."""
+    """`export --add`: the positional argument is the bundle."""
     from seq2engine.exporting import add_precisions as added_precisions
 
     if args.bundle is not None or args.precision is not None or args.force:

@@ -78,8 +78,8 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="hold this ONNX graph of another exporter (encoder, decoder, with past, merged, whole model) "
-        "against the bundle's reference instead; may be given again",
+        help="compare this ONNX graph of another exporter (encoder, decoder, with past, merged, whole model) "
+        "with the bundle's reference instead; may be repeated",
     )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
@@ -95,7 +95,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         default=[],
-        help="number of a source to locate the fault with; may be given again",
+        help="number of a source to locate the fault with; may be repeated",
     )
 
 

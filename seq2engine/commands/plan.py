@@ -139,7 +139,7 @@ def plan_text(plan: ShapePlan, bundle: Bundle, args: argparse.Namespace) -> str:
 
 
 def choices_text(plans: list[ShapePlan]) -> str:
-    """What more profiles would bring, and cost."""
+    """The waste and the size with more profiles."""
     rows = [
         (len(plan.profiles), f"{plan.waste:.1%}", f"about {plan.engine_bytes / 1e6:.0f} MB")
         for plan, before in zip(plans, [None, *plans], strict=False)

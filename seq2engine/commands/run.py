@@ -60,7 +60,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--truncate",
         action="store_true",
-        help="cut lines that are too long; without, each is an error and an empty line",
+        help="cut lines that are too long, instead of reporting an error and printing an empty line",
     )
     add_strict(sub)
     add_search_flags(sub)
@@ -205,7 +205,7 @@ def for_workers(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def open_decode(args: argparse.Namespace, threads: int | None) -> Decode:
-    """What decodes lines in a worker, by the same functions as on one machine."""
+    """The decode function of a worker: the same as on one machine."""
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.runtime.cluster.shards import Record
 
@@ -221,7 +221,7 @@ def open_decode(args: argparse.Namespace, threads: int | None) -> Decode:
 
 
 def print_precision(args: argparse.Namespace, model: Translator) -> None:
-    """One line on the precision, where there is something to know."""
+    """Prints one line on the chosen precision, if there was a choice."""
     from seq2engine.runtime.auto_precision import note_on
 
     note = model.session.chosen or note_on(model.session.precision, args.backend, args.provider)
@@ -230,14 +230,14 @@ def print_precision(args: argparse.Namespace, model: Translator) -> None:
 
 
 def widest(args: argparse.Namespace, own: Mapping[str, Any]) -> int:
-    """Beams of a step, by which an engine is chosen: of the search, or of all samples or alternatives together."""
+    """Beams per step (or samples, or beams of all alternatives), by which an engine is chosen."""
     beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
     return int(beam * nbest if args.sample or args.alternatives else beam)
 
 
 @contextmanager
 def lines_from_args(args: argparse.Namespace) -> Iterator[Iterator[Line]]:
-    """The lines to decode; a file that cannot be opened is refused here, before anything is loaded."""
+    """The lines to decode; a file that cannot be opened is an error here, before anything is loaded."""
     from seq2engine.runtime.text.lines import line_from_bytes
 
     if args.text:  # bytes of an argument that are no UTF-8 come as surrogates
@@ -258,7 +258,7 @@ def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]
     name = "standard input" if path is None else str(path)
     source = sys.stdin.fileno() if path is None else path
     try:
-        # Without a buffer: a thread in a buffered read holds its lock, and Python cannot exit until it returns.
+        # Unbuffered: a thread in a buffered read holds a lock, and Python cannot exit until it returns.
         file = FileIO(source, "rb", closefd=path is not None)
     except OSError as error:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
@@ -267,7 +267,7 @@ def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]
 
 
 def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
-    """What has arrived, at most a chunk of it, until the end."""
+    """Bytes as they arrive, at most one chunk at a time, until the end."""
     try:
         while (chunk := file.read(CHUNK)) != b"":
             if chunk is None:  # the input is set not to block, and has nothing yet
@@ -279,14 +279,14 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
 
 
 def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
-    """What shows how much of a large file is done, and its bytes; nothing where a bar would stand among the results."""
+    """The progress bar of a large file and its size; none where it would mix with the results."""
     size = 0 if path is None else os.path.getsize(path)
     shown = size >= LARGE and not quiet and not sys.stdout.isatty()
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
 def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
-    """Always `nbest` lines, so that a reader can count which input line they belong to.
+    """Always `nbest` lines, so that line numbers of input and output can be matched.
 
     Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
     are any.

@@ -43,12 +43,12 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", dest="max_target", type=int, metavar="N", help=f"most output {longest}")
     for flag, kind, help_text in (
         ("--epochs", int, "times through the data (default: 20)"),
-        ("--minutes", float, "stop after that long, with what has been learnt by then"),
+        ("--minutes", float, "stop after this many minutes and keep what was learnt"),
         ("--batch-tokens", int, "source and target tokens of a batch (default: 8000)"),
         ("--warmup", int, "steps until the learning rate is highest (default: 2000)"),
-        ("--rate", float, "factor on the paper's learning rate (default: 1)"),
+        ("--rate", float, "factor on the learning rate of the paper (default: 1)"),
         ("--label-smoothing", float, "probability spread over all tokens in the loss (default: 0.1)"),
-        ("--clip", float, "gradients longer than this are clipped (default: 1)"),
+        ("--clip", float, "gradient norm that is clipped to (default: 1)"),
         ("--average", int, "epochs whose weights are averaged (default: 5)"),
         (
             "--cooldown",

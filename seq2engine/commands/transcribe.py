@@ -61,7 +61,7 @@ def add_transcribe_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_fallback_flags(sub: argparse.ArgumentParser) -> None:
-    """When an output is not trusted, and what is tried then."""
+    """Flags of the fallback: when an output is rejected, and what is tried next."""
     temperatures = "tried one after the other until an output passes; 0: no sampling (default: 0,0.2,0.4,0.6,0.8,1)"
     sub.add_argument("--temperatures", type=numbers, metavar="LIST", help=temperatures)
     sub.add_argument("--best-of", type=int, help="samples drawn at a temperature above 0 (default: 5)")
@@ -80,8 +80,8 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def run_transcribe(args: argparse.Namespace) -> int:
-    """Prints or writes every transcript in the order of the files; a file that cannot be transcribed is an error of its
-    own, and an empty line of the output.
+    """Prints or writes every transcript in the order of the files; a file that cannot be transcribed is reported
+    and leaves an empty line in the output.
     """
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
@@ -144,7 +144,7 @@ def put_out(args: argparse.Namespace, transcript: Transcript, form: str) -> None
         sys.stderr.write(fresh_line(sys.stderr) if sys.stdout.isatty() else "")
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
-    elif transcript.error is None:  # of a file that failed, an older transcript stays
+    elif transcript.error is None:  # an older transcript of a failed file stays
         args.out.mkdir(parents=True, exist_ok=True)
         with new_file(args.out / f"{Path(transcript.name).stem}.{form}") as beside:
             beside.write_text(FORMATS[form](transcript, bool(args.timestamps)), encoding="utf-8")

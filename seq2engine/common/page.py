@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = "seq2engine.common"
 FITTING = 3  # columns that a phone shows side by side
-LONG = 48  # characters of a cell from which on it is a sentence
+LONG = 48  # characters from which on a cell is wrapped as a sentence
 NUMERIC = frozenset("+-.0123456789")  # first characters of a number
 
 

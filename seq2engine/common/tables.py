@@ -1,4 +1,4 @@
-"""Plain text tables for the terminal, no wider than it is."""
+"""Plain text tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def records(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> 
 
 
 def shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Widths from `least` to `most`, with that much room given out, a column at a time, to those that lack most."""
+    """Widths from `least` to `most`: the room is distributed one column at a time to those that lack most."""
     widths = list(least)
     for _ in range(room):
         lacking = max(range(len(widths)), key=lambda i: most[i] - widths[i])
@@ -91,7 +91,7 @@ def shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 
 def filled(text: str, width: int | None = None, stream: TextIO | None = None, indent: str = "  ") -> str:
-    """A long line in lines of at most `width` columns (None: as `text_table` has it), all but the first indented."""
+    """A long line wrapped to at most `width` columns (None: as in `text_table`), all but the first line indented."""
     limit = columns_of(stream or sys.stdout) if width is None else width
     if limit is None or width_of(text) <= limit:
         return text
@@ -99,9 +99,9 @@ def filled(text: str, width: int | None = None, stream: TextIO | None = None, in
 
 
 def parts_of(cell: str) -> list[str]:
-    """What a cell may be wrapped between: behind commas, and at spaces that no number stands at (12 ms, 3 of 4).
+    """Where a cell may be wrapped: after commas, and at spaces that are not next to a number (12 ms, 3 of 4).
 
-    Never inside of brackets: an interval such as [0.1, 0.5] is one thing.
+    Never inside brackets: an interval such as [0.1, 0.5] stays together.
     """
     return re.split(r"(?:(?<=,) +|(?<![\d\s,]) +(?![\d\s]))(?![^\[\]()]*[\])])", cell)
 
@@ -111,7 +111,7 @@ def head_parts(name: str) -> list[str]:
 
 
 def wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Parts put into as few lines as there must be. A part that is wider than a line is left whole, to be copied."""
+    """Parts in as few lines as possible. A part that is wider than a line is not split, so that it can be copied."""
     lines = [""]
     for part in parts:
         joined = f"{lines[-1]} {part}" if lines[-1] else part

@@ -1,8 +1,9 @@
 """Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words behind it.
 
-argparse would give a flag with several values every word up to the next flag, so that a bundle could not stand behind
-it. Here the words behind a list flag are its own as long as they look like its items; behind a command's last place
-(`export CKPT B --precision ...`) all are. Where a word could be both, use `=`: `--precision=fp32 fp16`.
+argparse would give a flag with several values every word up to the next flag, so that a bundle could not come after
+it. Here the words after a list flag are its values as long as they look like its items; after a command's last
+positional argument (`export CKPT B --precision ...`) all are. If a word could be both, use `=`:
+`--precision=fp32 fp16`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ OTHER_NAMES = {"--html": "--out", "--report": "--out", "--device": "--provider",
 
 
 class Listed(argparse.Action):
-    """Collects the items of a comma-separated value; the flag may be given again. `fits` knows an item when it sees
-    one; `item` makes a value of it."""
+    """Collects the items of a comma-separated value; the flag may be repeated. `fits` tells whether a word is an
+    item; `item` converts it."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.with_lists_joined(self.with_command_first(words)), namespace)
 
     def with_command_first(self, words: Sequence[str]) -> list[str]:
-        """Flags before the command are as good as behind it: `--quiet export` -> `export --quiet`."""
+        """Flags may come before the command: `--quiet export` -> `export --quiet`."""
         commands = next((a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)), ())
         at = next((place for place, word in enumerate(words) if word in commands), 0)
         if at and is_flag(words[0]) and self.action_of(words[0]) is None:
@@ -112,13 +113,13 @@ class Parser(argparse.ArgumentParser):
     def with_lists_joined(self, words: Sequence[str]) -> list[str]:
         """The words with every list in one: `--precision fp32 fp16 CKPT` -> `CKPT --precision=fp32,fp16`.
 
-        Words that belong to no flag come first: argparse fills all places, optional ones too, at the first it meets.
+        Positional words come first: argparse fills all positional arguments, optional ones too, at the first it finds.
         """
         rest = list(words)
         flags: list[str] = []
         placed: list[str] = []
         places = [action for action in self._actions if not action.option_strings]
-        free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
+        free = sum(action.nargs != "*" for action in places)  # positional arguments that are still missing
         if any(isinstance(action, argparse._SubParsersAction) for action in places):
             return rest  # the command's own parser knows its flags
         while rest:
@@ -184,7 +185,7 @@ def is_flag(word: str) -> bool:
 
 
 def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -> list[str]:
-    """A flag that is not a list, with its value, which is taken off the front of the rest."""
+    """A flag that is not a list, with its value, which is removed from the front of `rest`."""
     if action.nargs not in (None, 1, "?") or not rest or is_flag(rest[0]):
         return [flag]
     if isinstance(action, Maybe) and free > 0 and not action.fits(rest[0]):
@@ -193,7 +194,7 @@ def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -
 
 
 def items_at(words: Sequence[str], fits: Fits) -> list[str]:
-    """The words up to the next flag: the first, whatever it is, and those behind it that fit."""
+    """The words up to the next flag: the first in any case, then those that fit."""
     found: list[str] = []
     for word in words:
         if is_flag(word) or (found and not all(fits(part) for part in word.split(","))):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OWN = "(default: the model's own, else {})"  # of generation.json in the bundle
 
 UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call the unknown token
-SHOWN = 5  # texts with a problem that an error names
+SHOWN = 5  # texts that an error lists
 
 
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--phrases",
         action="append",
         metavar="TEXT",
-        help="every output contains this (ids, where the lines are ids); may be given again",
+        help="every output contains this (ids, where the lines are ids); may be repeated",
     )
     rules.add_argument(
         "--trie",
@@ -83,7 +83,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         action="append",
         metavar="IDS",
-        help="never output this token, or this sequence; may be given again, adds to the model's own",
+        help="never output this token, or this sequence; may be repeated, adds to the model's own",
     )
     rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that are not allowed first")
     rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="output only these tokens and the end token")
@@ -148,7 +148,7 @@ class ForcedTexts:
     problems: list[str] = field(default_factory=list)
 
     def ids(self, text: str, flag: str) -> tuple[int, ...]:
-        """Ids are taken as they are; text goes without its end token, because the output goes on."""
+        """Ids are used unchanged; text is encoded without its end token, because the output continues."""
         try:
             ids = self.model.tokenizer.encode_target(text)
         except RequestError as error:
@@ -164,12 +164,12 @@ class ForcedTexts:
         return tuple(ids)
 
     def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
-        """Text stands behind the first token of every output."""
+        """Text comes after the forced first token of every output."""
         first = () if forced_bos is None or not self.model.takes_text else (forced_bos,)
         return (*first, *self.ids(text, flag))
 
     def shown_problems(self) -> list[str]:
-        """The first few problems: a file may have one in every line."""
+        """The first few problems; a file may have one per line."""
         more = len(self.problems) - SHOWN
         return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
 

@@ -26,8 +26,8 @@ def broken(changed: dict[str, object], lost: str = "") -> str:
     ("text", "said"),
     [
         (TEXT[: len(TEXT) // 2], "not JSON"),
-        ('{"format": 4,', "(not JSON: it ends in the middle), expected the JSON file of a benchmark"),
-        ("", "(not JSON: it ends in the middle)"),
+        ('{"format": 4,', "(not JSON: it is truncated), expected the JSON file of a benchmark"),
+        ("", "(not JSON: it is truncated)"),
         ("batch 1, beam 4", "(not JSON: Expecting value, line 1, column 1)"),
         ("[1, 2]", "is JSON, but not a benchmark result; expected the JSON file of a benchmark"),
         ('{"ok": true}', "is JSON, but no benchmark result"),

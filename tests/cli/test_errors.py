@@ -176,7 +176,7 @@ def test_an_engine_for_a_backend_that_has_none(refused, name):
     ("option", "text", "reason"),
     [
         ("batch", "0", "batch 0, expected a number of at least 1, or rising numbers such as 1:8:64"),
-        ("batch", "1:2", "is not a range; write one number, or least:usual:most such as 1:8:64"),
+        ("batch", "1:2", "is not a range; write one number, or min:opt:max such as 1:8:64"),
         ("batch", "٣", "is not a range"),
         ("batch", "1:8:99999", "batch 1:8:99999 exceeds the most that is built, 65536"),
         ("beam", "41", "beam 41:41:41 exceeds the model's vocabulary of 40"),

@@ -128,9 +128,7 @@ def test_a_range_is_read_from_text_and_written_the_same(text, expected):
 def test_text_that_is_no_range_is_refused_with_the_form_to_write(text):
     with pytest.raises(BuildError) as error:
         range_from_text(text, "batch")
-    assert str(error.value) == (
-        f"--batch {text!r} is not a range; write one number, or least:usual:most such as 1:8:64"
-    )
+    assert str(error.value) == (f"--batch {text!r} is not a range; write one number, or min:opt:max such as 1:8:64")
 
 
 def test_a_range_knows_what_lies_in_it():

@@ -48,7 +48,7 @@ def test_files_that_need_another_library(tmp_path: Path, config: str, name: str,
     ("files", "error"),
     [
         ({"vocab.json": b'{"</s>": 0, "<unk>": 1}'}, "target.spm"),
-        ({"vocab.json": b"{", "target.spm": None}, "vocab.json: not JSON: it ends in the middle"),
+        ({"vocab.json": b"{", "target.spm": None}, "vocab.json: not JSON: it is truncated"),
         ({"vocab.json": b"[]", "target.spm": None}, "vocab.json: it is [], expected an object"),
         ({"vocab.json": b'{"</s>": 0}', "target.spm": None}, "'<unk>'"),
         ({"target.spm": None}, "No such file or directory"),

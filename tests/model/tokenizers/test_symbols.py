@@ -100,7 +100,7 @@ def change(**values: object) -> str:
 @pytest.mark.parametrize(
     ("about", "error"),
     [
-        ('{"kind": "symbols"', "not JSON: it ends in the middle"),
+        ('{"kind": "symbols"', "not JSON: it is truncated"),
         ('{"kind": "runes"}', "kind 'runes', expected one of symbols, sentencepiece, huggingface, fairseq"),
         ('{"kind": "symbols"}', "missing field source; missing field target"),
         ("[1]", "it is [1], expected an object"),
