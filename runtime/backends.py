@@ -80,7 +80,7 @@ def check_speculative(options: SessionOptions) -> None:
 
 
 def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, Any]) -> Measured:
-    """What was measured of this bundle with these options before, on this machine."""
+    """Earlier measurements of this bundle with these options on this machine."""
     graphs = {
         precision: {name: entry.sha256 for name, entry in entries.items()}
         for precision, entries in bundle.manifest.graphs.items()

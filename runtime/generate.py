@@ -34,7 +34,7 @@ def decode(
 ) -> Search:
     """The decode loop as a generator of steps; it returns the n-best hypotheses of every source.
 
-    With `logits`, whoever runs it may read the logits of every step that it emits.
+    With `logits`, the caller may read the logits of every step.
     """
     rows = listed_sources(sources, session.config)
     check_request(session.limits, session.config, rows, options, prefixes=prefixes, prompts=prompts)
@@ -49,7 +49,7 @@ def decode_checked(
     prompts: Sequence[Sequence[int]] | None = None,
     logits: bool = False,
 ) -> Search:
-    """The same for a request that was checked, or a part of one."""
+    """The same for a checked request, or a part of one."""
     state = session.encode(*encoder_inputs(sources, session.config))
     return (yield from decode_encoded(session, state, sources, options, prefixes, prompts, logits))
 
@@ -108,7 +108,7 @@ def special_of(config: ModelConfig, options: SearchOptions) -> Special:
 def plan_from_options(
     session: Session, options: SearchOptions, batch: int, prefixes: Sequence[Sequence[int]] | None
 ) -> GreedyPlan | None:
-    """By what a session may choose tokens by itself; None if it cannot, or not with these options."""
+    """The plan by which a session chooses tokens itself; None if it cannot, or not with these options."""
     ahead, config = session.ahead, session.config
     if options.prompt:  # a plan counts from position 0
         return None

@@ -1,6 +1,6 @@
 """The search options of a decode: the model's own defaults, with what is asked for in their place.
 
-`run`, the Translator, parity and the benchmark all get their options here.
+`run`, the Translator, parity and the benchmark all get their options from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens a bundle on a backend, in one precision or the fastest of them."""
+"""Opens a bundle on a backend, in a given or the fastest precision."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_session(
     With `attention`, the session keeps its cross-attention weights, for alignments and the coverage penalty.
     `deterministic` is bitwise batch-invariant; it adds padding. `draft` is a cheaper precision of the bundle for
     speculative decoding of single sources with one beam: the same tokens, sooner. "auto" is w8a8 for fp32 where the
-    bundle has it, for as long as that is faster. `workload` is the largest request to
+    bundle has it, as long as that is faster. `workload` is the largest request to
     come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is for GPUs:
     greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one, which is
     slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto") for the

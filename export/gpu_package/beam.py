@@ -100,7 +100,7 @@ class Beams:
         ended = stops & (scores > -np.inf)
         ended[self.beams :] = False  # candidates past the first K only keep K beams running
         self.end(np.flatnonzero(ended), scores, tokens, parents, length)
-        go_on = np.argsort(stops, kind="stable")[: self.beams]  # those that do not stop, still best first
+        go_on = np.argsort(stops, kind="stable")[: self.beams]  # those that do not end, still best first
         self.running = np.where(stops, -np.inf, scores)[go_on]
         self.done = last or self.running[0] == -np.inf or (bool(self.ended) and self.settled(length))
         return tokens[go_on], parents[go_on]

@@ -64,7 +64,7 @@ def build(trt: Any, path: Path, profiles: list[dict[str, list[list[int]]]], targ
         raise EngineFailed(f"{path} cannot be read: {'; '.join(found) or logger.reason()}")
     allow_decomposition(trt, network)
     config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)  # an fp32 graph is to be computed in fp32
+    config.clear_flag(trt.BuilderFlag.TF32)  # fp32 graphs are computed in fp32, without TF32
     if targets and not hasattr(trt, "ComputeCapability"):
         raise EngineFailed(f"{trt.__name__} builds for the GPU of this machine only; leave --gpu out")
     if targets:

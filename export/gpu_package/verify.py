@@ -157,7 +157,7 @@ class Verification:
 
 
 def by_position(tensor: np.ndarray) -> np.ndarray:
-    """[B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
+    """[B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] stay unchanged."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
 
 

@@ -45,7 +45,7 @@ class ForcedRun:
 
 
 class ForcedRuns:
-    """Several sessions as one `Step`: all are fed what a search chooses from the first one's logits.
+    """Several sessions as one `Step`: all get the tokens that a search chooses from the first one's logits.
 
     So the first session's own outputs are forced through the others, and it computes each step only once.
     """

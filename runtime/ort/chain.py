@@ -2,8 +2,8 @@
 
     A: tokens, position, mask, target, ...  -- step --> B: the same, one token on  -- step --> A  -- step --> ...
 
-Both sides stay where they are, so a step is bound twice, once in each direction. The host starts some steps, waits for
-the last one alone, and reads what was chosen. The rules are in the plan that it sent before (search/greedy_plan.py).
+Both buffers are fixed, so a step is bound twice, once in each direction. The host starts some steps, waits for
+the last one only, and reads the chosen tokens. The rules are in the plan sent before (search/greedy_plan.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READ = ("target", *RECORDED)
 
 
 class Bans:
-    """Tokens that plans ban [R,V]: the same ones are sent once."""
+    """Banned tokens of plans [R,V]; equal ones are sent once."""
 
     def __init__(self, device: Device):
         self.device, self.content = device, b""
@@ -91,8 +91,8 @@ class Chain:
         side.send()
 
     def run(self, columns: np.ndarray) -> list[np.ndarray]:
-        """Steps for each of these columns [B,N] of a target; what they have recorded there, from the first to the
-        last. Only the last step is waited for."""
+        """Runs a step for each of these columns [B,N] of the target and returns what they recorded. Only the
+        last step is waited for."""
         count = columns.shape[1]
         for number in range(count):
             waits = number == count - 1

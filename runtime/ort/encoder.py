@@ -1,5 +1,5 @@
-"""The encoder on the CPU: sources of like length together, large batches in several calls, memory given back where
-batches change."""
+"""The encoder on the CPU: sources of similar length together, large batches in several calls, memory returned when
+the batch size changes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .memory import HELD, LARGE, giving_back, trim, zeros
 
 @dataclass(frozen=True)
 class Part:
-    """What one call encodes: rows of a batch, as wide as the longest of them needs."""
+    """One encoder call: rows of a batch, padded to the longest of them."""
 
     rows: np.ndarray
     width: int
 
 
 class Encoder:
-    """`turns`: decodes that share it use it one after another, each with all threads; None: at the same time."""
+    """`turns` serialises decodes that share it, each with all threads; None: they run concurrently."""
 
     def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, turns: Turns | None):
         self.session, self.spec, self.turns = session, spec, turns
-        self.inner = inner  # the most numbers a position becomes
-        self.even = even  # columns of a call are a multiple of this, as far as the batch has them
+        self.inner = inner  # the largest width of an activation
+        self.even = even  # columns of a call are a multiple of this, up to the batch's width
 
     def __call__(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         """ids [B,S] or features [B,mels,2S], and mask [B,S] -> a state of the encoder's outputs.
@@ -54,7 +54,7 @@ class Encoder:
         return state
 
     def parts_of(self, mask: np.ndarray) -> list[Part]:
-        """Every row of a batch in some call: with few columns of padding, and not too large.
+        """Divides the rows of a batch into calls with little padding and limited size.
 
         One call for a large batch is no faster than several, and its working memory exceeds its outputs.
         """

@@ -1,8 +1,8 @@
-"""Memory of ONNX Runtime sessions: one arena for the whole process, and unused memory is returned to the system.
+"""Memory of ONNX Runtime sessions: one arena for the process; unused memory is returned to the system.
 
-An arena keeps all memory it ever had, so with one per session a process would hold the maximum of each. And `malloc`
-keeps freed pieces of some megabytes, which the next, longer cache does not fit into. Both are returned when a batch is
-encoded that is large, or of another size than those before. For other batches it does not pay: the system clears fresh
+An arena keeps all memory it ever allocated, so one per session would add up their maxima. And `malloc`
+keeps freed blocks of some megabytes, which are too small for the next, longer cache. Both are returned when a batch is
+encoded that is large, or of another size than those before. For other batches it does not pay: the system clears new
 pages one by one when they are first written to.
 """
 
@@ -32,7 +32,7 @@ def share_arena(options: ort.SessionOptions) -> None:
     with REGISTERING:
         register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # A memory pattern is one more block for all tensors of a step, beside those that the first step allocated.
+    # A memory pattern would be one more block for all tensors of a step, in addition to those of the first step.
     options.enable_mem_pattern = False
 
 
@@ -57,7 +57,7 @@ def malloc_trim() -> Callable[[int], int] | None:
 
 
 class Holding:
-    """The batch size that the process holds memory for: one for all sessions, as are the arena and `malloc`."""
+    """The batch size that the process holds memory for, shared by all sessions like the arena and `malloc`."""
 
     def __init__(self) -> None:
         self.numbers = 0
@@ -74,7 +74,7 @@ class Holding:
         return fits
 
     def forget(self) -> None:
-        """After something else, like opening a session: the next batch first returns what that has left."""
+        """Called after other allocations, such as opening a session: the next batch first returns their memory."""
         self.numbers = 0
 
 

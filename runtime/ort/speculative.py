@@ -36,24 +36,24 @@ from .drafting import Drafting
 from .graphs import model_from_bundle
 from .session import OrtSession, OrtSettings
 
-AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few drafts are wrong (docs/LOG.md)
-DRAFT = "w8a8"  # what drafts for fp32 by default
-PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on without
+AHEAD = 5  # tokens of one step at most: the fastest of 3 to 8 where few drafts are wrong (docs/LOG.md)
+DRAFT = "w8a8"  # the default draft precision for fp32
+PATIENCE = 3  # excess of wrong over right drafts after which a decode continues without
 
 
 @dataclass
 class Verified:
-    """Outputs of drafted tokens that the search has not asked for yet, and how drafts fared so far."""
+    """Verified outputs of drafted tokens that the search has not asked for yet, and the draft statistics."""
 
     outputs: list[tuple[int, np.ndarray, StepOutput]] = field(default_factory=list)  # token, its mask, its output
     right: int = 0
     wrong: int = 0
-    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, as wrong ones come in runs
+    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, because wrong ones come in runs
     seconds: float = 0.0  # of the latest drafts and their step
-    tokens: int = 0  # that came of it so far
+    tokens: int = 0  # tokens accepted so far
 
     def output_of(self, token: int, mask: np.ndarray) -> StepOutput | None:
-        """The output, where the next token is the drafted one, in the place it was drafted for."""
+        """The verified output, if the next token is the drafted one at the same place."""
         if not self.outputs:
             return None
         drafted, drafted_mask, output = self.outputs.pop(0)
@@ -75,7 +75,7 @@ class Verified:
 
 @dataclass
 class SpeculativeState:
-    """The target's state, and the same arrays as the draft's step binds them, once it is needed."""
+    """The target's state, and a second binding of the same arrays for the draft's step, made when needed."""
 
     target: OrtState
     verified: Verified = field(default_factory=Verified)
@@ -83,9 +83,9 @@ class SpeculativeState:
 
 
 class SpeculativeSession(Session):
-    """Two ONNX Runtime sessions as one: `target` gives all outputs, `draft` only makes it step less often.
+    """Two ONNX Runtime sessions as one: all outputs are `target`'s; `draft` only reduces its number of steps.
 
-    The two must have caches of one type; the target's tokens of a step have positions of their own.
+    Both must have the same cache type; the target takes a position for every token of a step.
     """
 
     def __init__(self, target: OrtSession, open_draft: Callable[[], OrtSession], drafting: Drafting | None = None):
@@ -228,7 +228,7 @@ class SpeculativeSession(Session):
         return drafted, masks
 
     def draft_state(self, target: OrtState) -> OrtState:
-        """The same memory: the draft reads the cache as it is, and the target overwrites what the draft writes."""
+        """Shares the memory: the draft reads the same cache, and the target overwrites what the draft writes."""
         shared = OrtState(target)
         self.draft.take(shared, StepForm(target.form.shortlist, candidates=1))  # only its best token is read
         return shared

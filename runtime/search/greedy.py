@@ -43,7 +43,7 @@ def greedy_search(
 
 
 class GreedyState:
-    """What greedy search holds between two steps: a row for every source that is still in the batch.
+    """The state of greedy search between two steps: a row for every source that is still in the batch.
 
     `sources` are their numbers in the whole batch, and `here` the same as an index.
     """
@@ -58,7 +58,7 @@ class GreedyState:
     ):
         self.options, self.unscored = options, options.unscored
         self.rules = Rules(options, special, texts, starts)
-        self.end = np.array(special.end)  # of the tokens' type: numpy would convert a Python int in every step
+        self.end = np.array(special.end)  # a numpy scalar: numpy would convert a Python int in every step
         # Of the whole batch, for all steps:
         self.chosen = np.zeros((batch, options.max_length), dtype=np.int64)
         self.attended = np.zeros((batch, options.max_length), dtype=np.int64)
@@ -115,7 +115,7 @@ class GreedyState:
         self.done_count = int(np.count_nonzero(self.done))
 
     def keep(self, rows: np.ndarray) -> None:
-        """From now on only these sources are searched."""
+        """Keeps only these sources from now on."""
         self.rules.keep(rows)
         self.sources, self.done = self.sources[rows], self.done[rows]
         self.tokens, self.parents = self.tokens[rows], self.parents[rows]

@@ -1,4 +1,4 @@
-"""What a search sees of a model (`Step`), and what it returns.
+"""The interface between search and model (`Step`), and the results of a search.
 
 Greedy search, beam search and sampling are generators over a `Step`. They know nothing of engines, caches or text.
 """
@@ -43,7 +43,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Start:
-    """What one source's output begins with: a forced prefix and, for an alternative, the rank of its next token."""
+    """The forced beginning of one source's output: a prefix and, for an alternative, the rank of its next token."""
 
     prefix: tuple[int, ...] = ()
     rank: int | None = None  # rank of the forced next token among those allowed there; 0 is the likeliest
@@ -86,7 +86,7 @@ Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypo
 
 
 def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
-    """Runs a search to its end, shows `on_step` every step, and gives back what the search returns."""
+    """Runs a search to its end, calls `on_step` for every step, and returns the search's result."""
     with closing(search) as steps:
         while True:
             try:
@@ -100,7 +100,7 @@ def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> l
 def staying_rows(done: np.ndarray) -> np.ndarray | None:
     """The rows of a batch that are not done [B], once finished sources should leave it; None while they should stay.
 
-    Leaving copies the caches of all that stay, so it waits until an eighth of the batch has finished. Nothing leaves a
+    Removing rows copies the caches of all others, so it waits until an eighth of the batch is done. Nothing leaves a
     batch that is done as a whole.
     """
     finished = np.count_nonzero(done)

@@ -1,4 +1,4 @@
-"""The fields of a request as JSON has them: one table, from which requests are checked and OpenAPI is written."""
+"""The JSON fields of a request: one table, by which requests are checked and OpenAPI is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from seq2engine.errors import RequestError
 
-MOST_TEXTS = 256  # of one request, whatever the queue
+MOST_TEXTS = 256  # texts of one request at most
 
 
 class BadRequestError(RequestError):
@@ -38,7 +38,7 @@ FIELDS = {
     "min_length": Field("integer", "Fewest output tokens.", 0),
     "length_penalty": Field("number", "Power of the length that a beam's score is divided by."),
     "no_repeat_ngram": Field("integer", "No n-gram of this length occurs twice; 0 allows all.", 0),
-    "repetition_penalty": Field("number", "Above 1, tokens that the output has are less likely."),
+    "repetition_penalty": Field("number", "Above 1, tokens that are already in the output are less likely."),
     "sample": Field("boolean", "Draw tokens instead of taking the likeliest."),
     "temperature": Field("number", "Of sampling."),
     "top_k": Field("integer", "Sample from this many likeliest tokens; 0: from all.", 0),
@@ -48,9 +48,9 @@ FIELDS = {
     "target_language": Field("string", "As the model names it; most models have none.", search=False),
     "scores": Field("boolean", "Answer with scores and the tokens' log-probabilities.", search=False),
     "tokens": Field("boolean", "Answer with token ids.", search=False),
-    "truncate": Field("boolean", "Cut a text that is too long; without, it is an error.", search=False),
+    "truncate": Field("boolean", "Cut a text that is too long instead of returning an error.", search=False),
     "stream": Field("boolean", "Answer with server-sent events, pieces of text as they are decoded.", search=False),
-    "timeout": Field("number", "Seconds it may take, at most the server's own.", search=False),
+    "timeout": Field("number", "Timeout in seconds, at most the server's.", search=False),
 }
 TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -102,7 +102,7 @@ def asked_from_json(body: bytes) -> Asked:
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether JSON has escaped half of a character, which no tokenizer takes."""
+    """Whether the text has a lone surrogate, which no tokenizer takes."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 

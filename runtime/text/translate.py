@@ -95,7 +95,7 @@ def translate_lines(
     check_takes_text(session.config)
     check_options(session.limits, session.config, options)
     if prefixes is not None and options.prefix:
-        raise RequestError("a prefix of all lines and one of each, expected either")
+        raise RequestError("a prefix for all lines and one for each, expected one of the two")
     work = LineCoder(session, tokenizer, options, truncate, language, prefixes, strict)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))

@@ -99,7 +99,7 @@ class StepPlan:
 
 
 class LaterLogits:
-    """Logits on the device. They cross when an item is asked for, once."""
+    """Logits on the device. They are copied to the host once, when an item is read."""
 
     def __init__(
         self, parcel: Parcel, front: tuple[slice, slice], wait: Callable[[], None], is_latest: Callable[[], bool]

@@ -40,7 +40,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request may take. `token` protects everything but health and the pages; None: nothing is protected."""
+    """Limits of one request. `token` protects everything but health and the pages; None: no authentication."""
 
     body: int = 1 << 20  # bytes
     timeout: float = 60.0  # seconds, waiting included
@@ -48,7 +48,7 @@ class ServerLimits:
 
 
 class StatusError(Seq2EngineError):
-    """An answer with a status of its own."""
+    """An error response with its own HTTP status."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -68,7 +68,7 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """One line; of a bug no more than that there is one, as the log has the rest."""
+    """One line; for a bug a generic message, because the traceback is in the log."""
     if isinstance(error, Seq2EngineError):
         return " ".join(str(error).split())
     return "the server failed on this request; see its log"
@@ -101,7 +101,7 @@ class Application:
         return Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found, 500: server_error})
 
     def answered(self, path: str, call: Handler, protected: bool = False) -> Handler:
-        """The call with its errors as JSON, counted."""
+        """A request handler that returns errors as JSON and counts responses."""
 
         async def handler(request: Request) -> Response:
             try:
@@ -127,7 +127,7 @@ class Application:
             raise StatusError(401, "the bearer token is missing or wrong; send it as: Authorization: Bearer TOKEN")
 
     async def body_of(self, request: Request) -> bytes:
-        """The body, which may be neither too large nor too slow."""
+        """The body; raises if it is too large or too slow."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise StatusError(415, f"the body is {kind or 'of no type'}, expected application/json")
@@ -187,7 +187,7 @@ class Application:
     async def events(
         self, pending: Sequence[Pending], asked: Asked, tokens: asyncio.Queue[Any], started: float
     ) -> AsyncIterator[str]:
-        """Pieces of every text as they come, its result when it is there. A client that goes away ends the decode."""
+        """Pieces of every text as they are decoded, then its result. A disconnected client cancels the decode."""
         texts = [self.service.stream() for _ in pending]
         told = [False] * len(pending)
         left = len(pending)
@@ -199,7 +199,7 @@ class Application:
         for place, one in enumerate(pending):
             if one.future is None:
                 tokens.put_nowait((place, None))
-            else:  # behind the text's last token, as both come from the same thread
+            else:  # after the text's last token: both come from the same thread
                 one.future.add_done_callback(partial(ended, place))
         try:
             while left:
@@ -212,7 +212,7 @@ class Application:
                 left -= 1
                 try:
                     translated = pending[place].translated()
-                except Exception as error:  # one text's error, after the answer has begun
+                except Exception as error:  # the error of one text, after the response has begun
                     yield event("error", {"index": place, "error": message_of(error), "status": status_of(error)})
                     continue
                 if told[place] and (rest := texts[place].finish(translated.outputs[0].tokens)):
@@ -272,7 +272,7 @@ async def done_or_gone(pending: Sequence[Pending], request: Request) -> None:
         raise StatusError(GONE, "the client has gone")
     for future in futures:
         if not future.cancelled():
-            future.exception()  # it is raised where the result is read
+            future.exception()  # raised when the result is read
 
 
 async def disconnected(request: Request) -> None:
@@ -281,7 +281,7 @@ async def disconnected(request: Request) -> None:
 
 
 def result_of(translated: Translated, asked: Asked) -> dict[str, Any]:
-    """One text's answer."""
+    """The JSON of one text."""
     if translated.error is not None:
         return {"error": translated.error.removesuffix("; shorten it or add --truncate")}
     scores, tokens = bool(asked.others.get("scores", False)), bool(asked.others.get("tokens", False))
@@ -308,5 +308,5 @@ async def not_found(request: Request, error: Exception) -> Response:
 
 
 async def server_error(request: Request, error: Exception) -> Response:
-    """A bug: the traceback is in the log, not in the answer."""
+    """A bug: the traceback is in the log, not in the response."""
     return JSONResponse({"error": message_of(error)}, 500)

@@ -1,4 +1,4 @@
-"""The config.pbtxt of Triton models: what goes in, what comes out, and how many instances there are."""
+"""The config.pbtxt of Triton models: inputs, outputs and instances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DECODING_OUTPUTS = (
 
 
 def decoding_config(name: str, instances: int, gpu: bool, strings: bool = False) -> str:
-    """Of the Python model. It batches by itself, so Triton must not: `max_batch_size` is 0."""
+    """For the Python model. It batches by itself, so Triton must not: `max_batch_size` is 0."""
     return "\n".join(
         [
             *head_lines(name, 'backend: "python"'),
@@ -74,7 +74,7 @@ def graph_config(
     gpu: bool,
     warmup: Warmup,
 ) -> str:
-    """Of one graph or engine as it is. Its batch is an axis like any other: sources of a step share shapes."""
+    """For a graph or engine alone. Its batch is an ordinary axis: sources of a step share shapes."""
     types = {tensor.name: TYPES[tensor.dtype] for tensor in inputs}
     return "\n".join(
         [

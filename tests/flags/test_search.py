@@ -77,7 +77,7 @@ def test_prefixes_that_are_not_one_for_each_line(cli, bundle, tmp_path):
     assert code == 1
     assert f"{tmp_path / 'prefixes'} has 2 lines, but 1 were decoded; give one for each" in err
     _, _, err = cli("run", bundle, "abc", "--prefixes", tmp_path / "prefixes", "--prefix", "a")
-    assert "a prefix of all lines and one of each, expected either" in err
+    assert "a prefix for all lines and one for each, expected one of the two" in err
     _, _, err = cli("run", bundle, "abc", "--prefixes", tmp_path / "none")
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" in err
     (tmp_path / "bytes").write_bytes(b"\xff\n")

@@ -48,7 +48,7 @@ class ForeignGraph:
 
 
 def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -> ForeignGraph:
-    """Opens a graph and finds out what it is; one that is none of these is refused with the inputs it has."""
+    """Opens a graph and determines its role; raises with its inputs if it has none of these."""
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; name an ONNX graph of this model's encoder or decoder")
     session = inference_session(path, Placement(threads))

@@ -15,7 +15,7 @@ from seq2engine.common.heat_map import LEVELS as COLOURS
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence, times
 from ..levels.error_growth import LOGITS, ErrorGrowth
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a phone shows it in its own size
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a width that a phone can show unscaled
 RIGHT, GROUND = WIDTH - 8, HEIGHT - BOTTOM
 HEAD = 12  # above the bars of the histogram, for the names of the bounds
 CELL = 12  # pixels of the heat map, as in parity.css

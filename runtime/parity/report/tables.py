@@ -155,7 +155,7 @@ def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
 
 
 def score_cells(scores: ScoreResult | None) -> tuple[str, str]:
-    """How far apart scores of equal outputs are at most, and the most of a budget that any pair uses."""
+    """The largest difference of scores of equal outputs, and the largest share of a budget that a pair uses."""
     if scores is None:
         return "not scored", "not scored"
     return number(scores.largest), number(ratio(scores.difference, scores.budget, 0.0))

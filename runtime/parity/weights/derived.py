@@ -1,8 +1,8 @@
-"""Accounts for what a backend's form of a graph adds to it: tables of a screening, weights of a folded query.
+"""Checks what a backend's form adds to a graph: screening tables, weights of a folded query.
 
-Tensors that a form keeps must be the file's own. Those that it makes are held against the file's by what they are for,
-not by the code that made them: an int8 table by its distance to the table it stands for, a folded product by what it
-gives for some inputs.
+Tensors that a form keeps must be the file's own. Those that it adds are checked by their purpose,
+not by the code that made them: an int8 table by its distance to the original table, a folded matmul by its
+results for some inputs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def added_faults(graph: str, added: list[str], have: StoredGraph, file: StoredGr
 
 
 def row_constants() -> dict[str, np.ndarray]:
-    """What int8 products round their rows by, by the kind of activation before them."""
+    """The rounding constants of int8 matmuls, by the activation function before them."""
     found = dict(int8_matmul.CONSTANTS)
     for steps in (int8_matmul.SIGNED, *int8_matmul.STEPS_OF.values()):
         found |= steps.constants()

@@ -1,4 +1,4 @@
-"""Whether a tensor is another one in fewer bits: of a type, of a mantissa, or of evenly spaced steps."""
+"""Whether a tensor is another one rounded to fewer bits: to a type, a shorter mantissa, or evenly spaced steps."""
 
 from __future__ import annotations
 

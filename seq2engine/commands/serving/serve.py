@@ -80,7 +80,7 @@ def run_serve(args: argparse.Namespace) -> int:
         run_server(application.starlette(), listening, args.timeout, started)
         application.maps.close()
     if not args.quiet:
-        print("stopped; every request that was taken has its answer", file=sys.stderr)
+        print("stopped; all accepted requests were answered", file=sys.stderr)
     return 0
 
 
