@@ -14,7 +14,7 @@ from seq2engine.errors import RequestError, missing_package
 
 from .features import RATE, Blocks, FeatureStream
 
-WINDOW_SECONDS = 30  # what a model hears at once
+WINDOW_SECONDS = 30  # seconds of a window
 WINDOW_SAMPLES = WINDOW_SECONDS * RATE
 PIECE = 1 << 18  # samples of a file that are read at once
 
@@ -23,7 +23,7 @@ AudioInput = str | os.PathLike[str] | np.ndarray
 
 @dataclass(frozen=True)
 class Audio:
-    """`blocks` reads the samples from the beginning, float32 at 16 kHz; it may be called again."""
+    """`blocks` iterates over the samples from the beginning, float32 at 16 kHz; it may be called again."""
 
     name: str
     blocks: Callable[[], Iterator[np.ndarray]]

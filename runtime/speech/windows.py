@@ -51,7 +51,7 @@ def cuts_of(tokens: Sequence[int], first_timestamp: int, frames: int) -> tuple[l
 
 
 class Listener:
-    """One audio on its way through a model: it hands out windows, and takes what was decoded of each."""
+    """The progress of one audio: it yields windows and collects their decoded segments."""
 
     def __init__(self, speech: Speech, decoder: WindowDecoder, prompt: Sequence[int]):
         self.speech, self.decoder, self.options = speech, decoder, decoder.options
@@ -69,7 +69,7 @@ class Listener:
         return min(self.place / self.frames, 1.0) if self.frames else 1.0
 
     def window(self) -> Window | None:
-        """The next window; None at the end of the audio. Windows without a sound are left out."""
+        """The next window; None at the end of the audio. Silent windows are skipped."""
         while self.place < self.frames:
             features = self.speech.features.window(self.place, self.size)
             if not self.speech.features.silent():
@@ -90,7 +90,7 @@ class Listener:
         return min(self.size, self.speech.features.frames - self.place)
 
     def take(self, window: Window, output: WindowOutput) -> list[Segment]:
-        """The segments of a decoded window; the next one is set."""
+        """Adds the segments of a decoded window and sets the start of the next one."""
         frames = self.window_frames
         if output.is_silence(self.options):
             self.place += frames
@@ -112,7 +112,7 @@ class Listener:
             self.prompt.clear()
         else:
             self.prompt += [token for segment in segments for token in segment.tokens]
-            del self.prompt[: -self.decoder.room]  # more is never read
+            del self.prompt[: -self.decoder.room]  # the prompt never uses more
         return segments
 
     def segment(self, cut: Cut, output: WindowOutput) -> Segment:

@@ -28,7 +28,7 @@ LONGEST = 0.7  # seconds that the usual word takes at most
 
 @dataclass
 class Timed:
-    """A word on the way: its parts change until punctuation and pauses are settled."""
+    """A mutable word, until punctuation and pauses are assigned."""
 
     text: str
     start: float
@@ -137,7 +137,7 @@ def merge_punctuation(words: Sequence[Timed]) -> None:
 
 
 def with_words(segment: Segment, words: list[Timed], usual: float, spoken: float) -> Segment:
-    """A segment with its words. Where word and segment disagree by far, the segment is right; else the words are."""
+    """A segment with its words. If their times differ by much, the segment's are kept; else the words'."""
     if not words:
         return segment
     shorten_after_pause(words, usual, spoken)

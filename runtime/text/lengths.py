@@ -46,7 +46,7 @@ def lengths_by_decoding(
 ) -> list[tuple[int, int]]:
     """(source, output) tokens of every source: `count` of all lengths are decoded, the longest among them.
 
-    The others get the largest ratio that was seen, because an output that is longer than planned does not fit.
+    The others get the largest ratio found, because an output that is longer than planned does not fit.
     """
     if count < 1:
         raise RequestError(f"{count} lines to decode, expected at least 1; or give a ratio instead")

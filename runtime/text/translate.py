@@ -24,7 +24,7 @@ from .batching import BATCH, batches_by_length
 from .continuous_batching import Decoded, first_then_longest, translate_many, worth_it
 from .lines import Line, windows_of
 
-WINDOW = 64  # batches that are looked ahead: enough for lines of one length to meet, soon enough through
+WINDOW = 64  # batches of look-ahead: enough to group lines by length, without long waits
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Greedy search some tokens ahead of the host: what a step chooses is fed to the next one on the device.
+"""Greedy search some tokens ahead of the host: each step feeds its chosen tokens to the next one on the device.
 
     tokens, position, mask --> decoder_step --> logits --> next_greedy --> next tokens, position, mask, what was chosen
        ^                                                                      |
        +------------------------------ one copy ------------------------------+
 
-The host queues some of these, then waits once and reads what was chosen. The rules are in the plan that it sent before
+The host queues some of these, then waits once and reads the chosen tokens. The rules are in the plan sent before
 (search/greedy_plan.py).
 """
 
@@ -36,7 +36,7 @@ FIXED = ("limit", "end")
 
 
 class AheadMemory:
-    """Memory of one state at a time that chooses tokens by itself: what a step is fed, and what it makes of that."""
+    """Memory for one state at a time that runs ahead: the inputs of a step and what it computes from them."""
 
     def __init__(self, device: Device, entries: Mapping[str, EngineEntry], most: list[Sizes]):
         greedy, step = entries[SCORED], entries["decoder_step"]
@@ -68,7 +68,7 @@ class AheadMemory:
         return array
 
     def is_running(self, state: TrtState, plan: GreedyPlan) -> bool:
-        """Whether what is on the device belongs to this state and plan: then it goes on from there."""
+        """Whether the data on the device belongs to this state and plan and can be continued."""
         return self.running is not None and self.running[0]() is state and self.running[1] is plan
 
     def send_bans(self, banned: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class AheadMemory:
 
 @dataclass(frozen=True)
 class AheadPlan:
-    """What one state has in common for all tokens while its rows stay."""
+    """What all tokens of one state share while its rows stay."""
 
     memory: AheadMemory
     now: Parcel
@@ -150,5 +150,5 @@ def planned_ahead(
 
 
 def end_of(arrays: Mapping[str, DeviceArray], names: Sequence[str]) -> int:
-    """Bytes from the first to the end of the last of these, which lie behind each other."""
+    """Bytes from the start of the first to the end of the last of these contiguous tensors."""
     return arrays[names[-1]].address + aligned(arrays[names[-1]].bytes) - arrays[names[0]].address

@@ -37,7 +37,7 @@ NO_GPU = (
 
 
 class Allocation:
-    """What keeps a piece of device memory: it is given back when the last `Memory` in it is gone."""
+    """The owner of a block of device memory, which is freed with the last `Memory` in it."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class CudaDevice:
         with self.one_line():
             self.cuda.wait()
 
-    @collector_held()  # memory that it would give back waits for the stream, which ends a capture
+    @collector_held()  # freeing memory would wait for the stream, which ends a capture
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         with self.one_line():
             self.cuda.begin_capture()
@@ -185,6 +185,6 @@ class CudaDevice:
 
 
 def released(release: Callable[[int], None], handle: int) -> None:
-    """Gives something back to CUDA. After a failure of the GPU nothing can be given back, and nothing needs to be."""
+    """Releases a CUDA resource. After a failure of the GPU nothing can be released, and nothing needs to be."""
     with suppress(CudaError):
         release(handle)

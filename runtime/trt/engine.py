@@ -67,7 +67,7 @@ class Engine:
         self.profiles = profiles
         self.profile: int | None = None
         self.bound: Key | None = None
-        self.changes = 0  # of what is bound: a CUDA graph of the launches is of no use after one
+        self.changes = 0  # changes of the binding: a CUDA graph is invalid after one
         self.settled = False  # TensorRT finishes a change of shapes in the first launch, which must not be captured
         self.context: Any = None
         self.config: Any = None

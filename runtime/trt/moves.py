@@ -16,7 +16,7 @@ from seq2engine.export.artifact.transfers import itemsize_of
 from .device import Device, Memory
 from .memory import Shape, Slab
 
-SPARE = -1  # in place of a row: memory beside all rows
+SPARE = -1  # in place of a row: spare memory outside all rows
 
 
 def clear(device: Device, slab: Slab, shape: Shape) -> None:

@@ -15,7 +15,7 @@ from seq2engine.export.artifact.passport import PASSPORT, Passport, build_comman
 from seq2engine.export.artifact.profiles import Range, Workload
 from seq2engine.export.contract import GRAPHS
 
-if TYPE_CHECKING:  # choosing an engine needs no torch
+if TYPE_CHECKING:  # choosing an engine does not import torch
     from .device import Device
 
 EXAMPLE_TARGET = "sm89"
@@ -41,7 +41,7 @@ def choose_engine(
 ) -> tuple[Path, Passport]:
     """The folder and passport of the named engine, or of the one in this precision that suits a workload best.
 
-    One that is stale, does not run here or does not take the workload is chosen only if all are like it; opening it
+    An engine that is stale, does not run here or does not take the workload is chosen only if all are; opening it
     then names the problem.
     """
     bundle.require(precision)

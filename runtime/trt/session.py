@@ -327,8 +327,8 @@ class TrtSession(Session):
                 state[name] = new
 
     def rows_for(self, staying: int, now: int) -> int:
-        """How many rows to go on with: the current ones until half of them are padding, so that the shapes of a decode,
-        and with them its CUDA graph, change seldom while sources leave it."""
+        """How many rows to continue with: the current ones until half of them are padding, so that shapes, and with
+        them the CUDA graph, rarely change while sources leave."""
         while staying <= now // 2 and now // 2 >= self.fewest_rows:
             now //= 2
         return max(now, staying)
@@ -383,7 +383,7 @@ def engine_on_this_machine(
     folder, passport = choose_engine(bundle, precision, engine, workload)
     check_files(bundle, folder, passport)
     device = CudaDevice()
-    if engine is None and not runs_on(passport, device):  # there may be another one for this GPU
+    if engine is None and not runs_on(passport, device):  # another engine may fit this GPU
         folder, passport = choose_engine(bundle, precision, None, workload, lambda one: runs_on(one, device))
         check_files(bundle, folder, passport)
     trt = load_tensorrt(passport.flavour)

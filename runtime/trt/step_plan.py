@@ -1,10 +1,10 @@
-"""One step of a TensorRT session: what it is sent, which engines run behind each other, what is read.
+"""One step of a TensorRT session: its inputs, the sequence of engines, and the outputs that are read.
 
     tokens, places, parents --+--> tree_mask --> mask --+
                               +-------------------------+--> decoder_step --> logits --> candidates --> host
     a whole mask, where it does not follow from the last --^
 
-Logits stay on the device where the search is content with candidates. They cross when it asks for them.
+Logits stay on the device where candidates suffice for the search. They are copied to the host on request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .shapes import Profile
 
 MASK = "self_mask"
 SLOT_POSITION = "slot_position"  # of models with relative positions
-MASKS = (MASK, SLOT_POSITION)  # what stays on the device and follows from what is there
+MASKS = (MASK, SLOT_POSITION)  # stays on the device and is derived there
 CANDIDATES = "candidates"
 TREE_MASK = "tree_mask"
 
