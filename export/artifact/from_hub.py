@@ -1,7 +1,7 @@
 """A bundle on the Hugging Face hub, hf:NAME[@REVISION], as a folder of this machine.
 
-The hub's cache keeps files as links into a store, and a bundle refuses whatever leads out of its folder. So a commit
-becomes a folder of its own, with hard links where the file system allows them: no byte is stored twice.
+The hub's cache keeps files as links into a store, but a bundle refuses links that lead out of its folder. So a commit
+becomes a folder of its own, with hard links where the file system allows them: nothing is stored twice.
 """
 
 from __future__ import annotations

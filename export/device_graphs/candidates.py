@@ -6,7 +6,7 @@
 
 The outputs are those of `ort_forms/top_candidates.py` and mean the same. The sum takes the place of a log-sum-exp,
 whose own maximum would take two launches more, and its logarithm a third. TensorRT does not document which of equal
-logits its TopK puts first; who reads the candidates orders equal ones by token.
+logits its TopK puts first; the reader sorts equal ones by token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moving the state of a decode on its device: sources that leave, slots that are compacted, sources that take rows.
+"""Graphs that move the state of a decode on its device: sources leave, slots are compacted, new sources take rows.
 
 Each graph moves any number of tensors, `NAME` -> `new_NAME`, in one call. Standard ops, no shapes computed: nothing in
 them is left to the host, on any provider. Beside the contract's letters: R rows taken, T slots taken, N newcomers, W

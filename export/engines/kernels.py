@@ -1,4 +1,4 @@
-"""What an engine will launch, read from the engine file itself, with no GPU.
+"""The kernel launches of an engine, read from the engine file itself, without a GPU.
 
 A TensorRT-RTX engine carries its kernel program as text: blocks `main { ... }` with one statement per launch. The
 format is not documented; a test holds that what is read here still makes sense for the installed version.

@@ -3,7 +3,7 @@
     python build.py                                        for the GPU of this machine
     python build.py --flavour tensorrt_rtx --gpu sm89   ahead of time, also without a GPU
 
-The shapes of every input at min, opt and max are written out in package.json, profile by profile. Every file is held
+The shapes of every input at min, opt and max are written out in package.json, profile by profile. Every file is checked
 against its hash first. Engines that are there already are replaced only with --force.
 """
 

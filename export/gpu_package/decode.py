@@ -69,11 +69,11 @@ def read_sources(
         try:
             text = line if isinstance(line, str) else text_from_bytes(line)
             ids = tokenizer.encode(text, language) if text.strip() else empty
-            if ids == empty:  # the tokenizer saw nothing in it
+            if ids == empty:  # the tokenizer found no token in it
                 continue
             sources[-1] = checked_source(ids, package)
             if tokenizer.unknown in ids:
-                print(f"line {number}: some of it the model has no token for, it reads <unk>", file=sys.stderr)
+                print(f"line {number}: the model has no token for some of it, decoded as <unk>", file=sys.stderr)
         except PackageError as error:
             print(f"error: line {number}: {error}", file=sys.stderr)
             wrong += 1

@@ -130,7 +130,7 @@ class RunAll:
         return found
 
     def also(self, name: str, work: Callable[[], Any], describe: Callable[[Any], tuple[bool, str]]) -> Any:
-        """A stage that the next ones can do without: nothing if it could not be run."""
+        """An optional stage; returns None if it could not be run."""
         try:
             return self.stage(name, work, describe)
         except StageFailed:

@@ -2,7 +2,7 @@
 
     python verify.py            needs numpy and `tensorrt` or `tensorrt_rtx`, whichever built the engines
 
-What is right was recorded from the model in fp64. Errors are in units of each element's scale, which was recorded too.
+Expected values were recorded from the model in fp64. Errors are in units of each element's scale, also recorded.
 A tensor passes if the median, 90th percentile and maximum of its errors are at most a factor times the
 error that PyTorch makes at the same precision on the same inputs: the numbers are in package.json. Logits count where a
 search could choose their token: those of masked tokens may be -inf or any low number.
@@ -143,7 +143,7 @@ class Verification:
         units = np.maximum(np.abs(exact), scale.reshape(-1, *[1] * (exact.ndim - 1)))
         with np.errstate(invalid="ignore"):
             errors = np.abs(found.astype(np.float64) - exact) / units
-        errors[~np.isfinite(errors)] = np.inf  # NaN is as wrong as can be
+        errors[~np.isfinite(errors)] = np.inf  # NaN counts as the largest error
         self.errors[name].append(errors.ravel())
 
     def checked(self, name: str, budget: Mapping[str, float]) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def by_position(tensor: np.ndarray) -> np.ndarray:
 def decode_samples(model: ModelEngines, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A row for every recorded source.
 
-    It passes if its output is the recorded one, or leaves it at a tie: at a token that the reference has as good as
-    equal with its own. What follows a tie is another output.
+    It passes if its output is the recorded one, or diverges at a tie: at a token whose logit in the reference is nearly
+    equal to the best. Tokens after a tie are not compared.
     """
     decode = check_decode(model.package)
     samples = model.package["decodes"]

@@ -2,7 +2,7 @@
 
     position [B] -> Unsqueeze -> [B,1] -> ...        becomes        position [B,K] -> ...
 
-The K tokens of one step may then be a token and its drafted followers, each at its own position, with a mask that shows
+The K tokens of one step may then be a token and its drafted successors, each at its own position, with a mask that gives
 it the tokens before it. Everything behind the positions broadcasts over beams anyway.
 """
 

@@ -21,7 +21,7 @@ from ..audit import axes_of
 from ..contract import TensorSpec
 from ..graph_index import copy_of, names_read
 
-BLOCK = 128  # numbers of a partial sum: ONNX Runtime adds one by one, and over 32,000 errs by 3e-6
+BLOCK = 128  # elements of a partial sum: ONNX Runtime adds sequentially; over 32,000 elements the error is 3e-6
 ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
 
 CANDIDATES = (
