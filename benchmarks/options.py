@@ -1,4 +1,4 @@
-"""What a benchmark times, and how: one object for the command line, the demo, the GPU check and Python."""
+"""The options of a benchmark, the same for the command line, the demo, the GPU check and Python."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KeyValue = tuple[Tensor, Tensor]  # [B,H,L,E] each
 Store = Callable[[Tensor, Tensor, Tensor], Tensor]  # (cache, new slots, write index) -> cache to attend to
 
 # What a masked score becomes: the lowest number fp16 has, in every precision, so that a precision pass changes nothing
-# here. Not -inf: a row with nothing to look at then averages over everything, which is finite, where -inf makes NaN.
+# here. Not -inf: a fully masked row then averages over everything, which is finite, whereas -inf gives NaN.
 MASKED = -65504.0
 
 
@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
 
 
 class DistanceBias(nn.Module):
-    """Relative positions: what each head adds to a score, by how many positions the key stands before the query.
+    """Relative positions: the bias that each head adds to a score, by how many positions the key is before the query.
 
     One table for all layers, or one for each. Only the encoder attends ahead, at negative distances.
     """

@@ -1,4 +1,4 @@
-"""What decoding speech needs of a model beyond search options: its special tokens and alignment heads.
+"""The settings of a speech model beyond search options: its special tokens and alignment heads.
 
 It is speech.json of a checkpoint or a bundle. Start and end tokens, mel bands and positions are in the model's config.
 """

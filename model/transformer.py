@@ -1,6 +1,6 @@
 """The Transformer of "Attention is all you need", written to be exported.
 
-Three verbs over the same layers: `encode` once per source, `decode_step` once per token, `forward` for teacher
+Three methods over the same layers: `encode` once per source, `decode_step` once per token, `forward` for teacher
 forcing. The cache comes in and goes out as arguments. Shapes: B sources, K beams, S source length, T target length,
 L cache slots, H heads, E head dim, D model, V vocab.
 """

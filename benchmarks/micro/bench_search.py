@@ -1,4 +1,4 @@
-"""Search without a model, for pytest-benchmark: what the loop itself costs at real vocabulary sizes.
+"""Search without a model, for pytest-benchmark: the cost of the loop at real vocabulary sizes.
 
 Run with: pytest benchmarks --benchmark-only -o python_files='bench_*.py'
 """
@@ -21,7 +21,7 @@ SPECIAL = Special(start=1, end=-1)  # no source ends early
 
 
 class RecitedStep:
-    """A Step that reads out logits made beforehand, so that next to nothing but the search is timed."""
+    """A Step that returns precomputed logits, so that only the search is timed."""
 
     def __init__(self, batch: int, beam: int):
         shape = (2, batch, beam, VOCAB)

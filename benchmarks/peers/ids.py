@@ -1,4 +1,4 @@
-"""Our token ids as a peer has them, and our weights under a library's names."""
+"""Conversion of our token ids and weights for a peer."""
 
 from __future__ import annotations
 

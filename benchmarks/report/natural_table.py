@@ -1,4 +1,4 @@
-"""The measured table of a result on real sentences: speed with quality beside it, for README."""
+"""The measured table of a result on real sentences, for README: speed and quality."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .tables import interval_of, number
 
 
 def natural_table(result: BenchResult, title: str, ours: str, theirs: dict[str, str]) -> list[str]:
-    """A row for every workload and precision: our fastest arm of it against the fastest peer of the like precision."""
+    """A row for every workload and precision: our fastest arm against the fastest peer of a comparable precision."""
     head = [title, "ours", "tokens/s", "best peer", "tokens/s", "times as fast", "equal to fp32, chrF: ours", "peer"]
     precisions = list(dict.fromkeys(arm.precision for arm in result.arms.values() if arm.backend == ours))
     rows = []

@@ -18,7 +18,7 @@ from .tables import interval_of, number
 PAGES = (SOURCES / "README.md", SOURCES / "docs" / "BENCHMARK.md")
 MEASURED = re.compile(r"(<!-- measured: (\S+), (.*?) -->\n).*?(<!-- end of measured -->\n)", flags=re.DOTALL)
 OURS = "onnxruntime"
-THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
+THEIRS = {"w8a8": "int8"}  # our precision -> peers' name of a comparable one
 
 
 def readme_text(result: BenchResult, weights: str) -> str:

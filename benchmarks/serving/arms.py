@@ -1,4 +1,4 @@
-"""Ways to serve the same requests: one at a time, whole batches of what waits, and continuous batching."""
+"""Ways to serve requests: one at a time, whole batches of waiting requests, and continuous batching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Done = Callable[[Tokens], None]
 
 
 class Arm(Protocol):
-    """Something that requests are sent to; `done` gets the tokens of one, in any thread."""
+    """A server under test; `done` is called with the tokens of a request, in any thread."""
 
     def ask(self, source: Sequence[int], done: Done) -> None: ...
 
@@ -33,7 +33,7 @@ class Arm(Protocol):
 
 
 class WholeBatches:
-    """As a server's dynamic batcher does it: takes what waits, at most `rows`, and decodes it to its end.
+    """Like a server's dynamic batcher: takes waiting requests, at most `rows`, and decodes them to the end.
 
     Sources that are done leave the batch, as in any decode of ours, but are answered with the last of it, and nothing
     joins meanwhile. With one row it is one request at a time.
@@ -83,7 +83,7 @@ class KeptRows(WholeBatches):
 
 
 class _AllRows:
-    """A step of all rows of a batch, whoever is done."""
+    """A step of all rows of a batch, finished ones included."""
 
     def __init__(self, tree: TreeStep, batch: int):
         self.tree, self.rows = tree, np.arange(batch)

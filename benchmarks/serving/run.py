@@ -131,7 +131,7 @@ def result_of_arms(
         equal.append(sum(own == other for own, other in pairs) / len(pairs))
         return found
 
-    run(WHOLE, math.inf, 0, len(sources))  # the outputs to compare with; and everything is warm
+    run(WHOLE, math.inf, 0, len(sources))  # outputs to compare with, and warm-up
     for turn in range(rounds):
         for name in arms if turn % 2 else (*reversed(arms),):
             count = len(sources) // 4 if name == ONE else len(sources)

@@ -2,8 +2,8 @@
 
     position [B] -> Unsqueeze -> [B,1] -> ...        becomes        position [B,K] -> ...
 
-The K tokens of one step may then be a token and its drafted successors, each at its own position, with a mask that gives
-it the tokens before it. Everything behind the positions broadcasts over beams anyway.
+The K tokens of one step may then be a token and its drafted successors, each at its own position and masked to the
+tokens before it. Everything after the positions broadcasts over beams anyway.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ByteTokenizer:
         return self.encode(text)
 
     def unknown_source(self, text: str) -> list[str]:
-        return []  # every text is bytes
+        return []  # every text has bytes
 
     def unknown_target(self, text: str) -> list[str]:
         return []

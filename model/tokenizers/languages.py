@@ -1,4 +1,4 @@
-"""Languages of multilingual models: how their tokens look, and languages that a model's files may not list."""
+"""Languages of multilingual models: the format of their tokens, and languages that a model's files may not list."""
 
 from __future__ import annotations
 

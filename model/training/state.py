@@ -1,4 +1,4 @@
-"""What a training keeps on disk, so that a kill at any moment costs nothing but the running step.
+"""The state of a training on disk: a kill at any moment loses only the running step.
 
 All weights and both moments of Adam live in flat arrays. After every step they are copied into one of two slots of a
 file that is mapped into memory, and a small cursor file is then replaced to point at that slot: killed at any moment,
@@ -141,7 +141,7 @@ class TrainingFiles:
         return cursor
 
     def allocate(self, file: Path, size: int) -> None:
-        """Takes all the room a file will need, or none: a disk that fills up under a memory map kills the process."""
+        """Allocates the whole file at once: if the disk filled up under a memory map, the process would be killed."""
         try:
             with file.open("wb") as opened:
                 opened.truncate(size)

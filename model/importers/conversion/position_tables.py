@@ -1,7 +1,7 @@
 """Position tables as Hugging Face computes them, number for number, so that they can be stored as weights.
 
-None is the paper's table that our own sinusoidal models compute: columns stand in another order, M2M100's wavelengths
-differ, and T5 has distances. All keep the float arithmetic of that library, step by step, so that no rounding differs.
+They differ from the paper's table, which our own sinusoidal models compute: columns are in another order, M2M100's
+wavelengths differ, and T5 uses distances. All repeat the float arithmetic of that library exactly.
 """
 
 from __future__ import annotations
