@@ -248,25 +248,27 @@ def quality_rows(result: BenchResult) -> list[tuple[str, ...]]:
 def explanation(result: BenchResult) -> tuple[str, ...]:
     return (
         f"Arms take turns, once per round, in rotating order. Times are milliseconds per call over {result.rounds} "
-        "rounds, so p99 is close to the slowest call. Bars are medians, whiskers p10 to p90; spread is p90 - p10 relative "
-        "to the median. An arm against another is a ratio of medians (above 1 is faster) with its exact "
-        f"{COVERAGE:.0%} confidence interval: by the sign test on the ratios per round; with fewer than six rounds by the "
-        f"rank-sum test; none with fewer than {fewest_rounds()}. The verdict is “unsure” unless the interval excludes 1. "
-        "Tokens per second are source tokens for the encoder, else tokens of the best hypotheses.",
-        f"Outputs are compared with those of {result.first} before anything is timed: once with the model's own stopping, "
-        "and once at the fixed length that is timed end to end, where no source ends early, so that every arm does the "
-        "same work. Decodes use the model's own defaults except for the number of beams; in comparisons with peers, which "
-        "get only the weights, they do not. The decoder step is the one halfway through a decode, repeated.",
-        "End to end is one call of `generate`. It consists of the encoder, the decoder steps, compaction (live slots of the "
-        "KV cache are gathered, or moved to a longer cache), other copies of caches, and the search, which is the rest. "
-        "Slots are the most of one source, live and allocated; greedy search needs one for every output token.",
-        "A peer is another library with the same weights in its own process, with its best settings for each case. It is "
-        "timed end to end only, and its outputs are compared with ours in its own style of beam search. No peer can ignore "
-        "the end token, so at the fixed length it is forbidden until the last position.",
-        "The ceiling is the shortest possible time on this machine: every weight read once per step at the bandwidth "
-        "measured for a working set of that size (or from the processor's cache), or multiplied with every row at the "
-        "measured peak of matmuls, whichever takes longer. “Reached” is a time below that bound, which happens if the "
-        "machine was slower while the bound was measured.",
+        "rounds, so p99 is close to the slowest call. Bars are medians, whiskers p10 to p90; spread is p90 - p10 "
+        "relative to the median. An arm against another is a ratio of medians (above 1 is faster) with its exact "
+        f"{COVERAGE:.0%} confidence interval: by the sign test on the ratios per round; with fewer than six rounds "
+        f"by the rank-sum test; none with fewer than {fewest_rounds()}. The verdict is “unsure” unless the interval "
+        "excludes 1. Tokens per second are source tokens for the encoder, else tokens of the best hypotheses.",
+        f"Outputs are compared with those of {result.first} before anything is timed: once with the model's own "
+        "stopping, and once at the fixed length that is timed end to end, where no source ends early, so that every"
+        " arm does the same work. Decodes use the model's own defaults except for the number of beams; in "
+        "comparisons with peers, which get only the weights, they do not. The decoder step is the one halfway "
+        "through a decode, repeated.",
+        "End to end is one call of `generate`. It consists of the encoder, the decoder steps, compaction (live "
+        "slots of the KV cache are gathered, or moved to a longer cache), other copies of caches, and the search, "
+        "which is the rest. Slots are the most of one source, live and allocated; greedy search needs one for every"
+        " output token.",
+        "A peer is another library with the same weights in its own process, with its best settings for each case. "
+        "It is timed end to end only, and its outputs are compared with ours in its own style of beam search. No "
+        "peer can ignore the end token, so at the fixed length it is forbidden until the last position.",
+        "The ceiling is the shortest possible time on this machine: every weight read once per step at the "
+        "bandwidth measured for a working set of that size (or from the processor's cache), or multiplied with "
+        "every row at the measured peak of matmuls, whichever takes longer. “Reached” is a time below that bound, "
+        "which happens if the machine was slower while the bound was measured.",
         "Peak memory is that of a separate process: ours decodes every case twice in it; a peer's is the one timed.",
     )
 
