@@ -252,27 +252,7 @@ class Transformer(nn.Module):
         store: Store,
         slot_position: Tensor | None,
     ) -> tuple[Tensor, list[KeyValue]]:
-        x, updated = self._states(
-            ids, positions, write_index, self_mask, source_mask, cross, cache, store, slot_position
-        )
-        states = self.decoder_norm(x)
-        if self.output_scale != 1.0:
-            states = states * self.output_scale
-        return self.output(states), updated
-
-    def _states(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        write_index: Tensor,
-        self_mask: Tensor,
-        source_mask: Tensor,
-        cross: Sequence[KeyValue],
-        cache: Sequence[KeyValue],
-        store: Store,
-        slot_position: Tensor | None,
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """The last layer's output [B,Q,D] and the cache."""
+        """ids [B,Q] -> logits [B,Q,V] and the cache."""
         x = self.target_embedding(ids, positions)
         rotary, distances = self.rotations(positions), self.decoder_distances
         biases = [None] * len(self.decoder) if distances is None else distances(positions, slot_position)
@@ -282,4 +262,7 @@ class Transformer(nn.Module):
         for layer, bias, own, layer_cross in zip(self.decoder, biases, cache, cross, strict=True):
             x, own = layer(x, rotary, bias, self_mask, own, write_index, store, source_mask, layer_cross)
             updated.append(own)
-        return x, updated
+        states = self.decoder_norm(x)
+        if self.output_scale != 1.0:
+            states = states * self.output_scale
+        return self.output(states), updated

@@ -1,4 +1,4 @@
-"""The default precision: the most precise that serves. The only place with that rule.
+"""The default precision: the most precise supported one. The only place with that rule.
 
     onnxruntime, torch   the most precise of the bundle that the backend computes
     tensorrt             the most precise that has an engine; where none is built, the one that `build` would take

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, description="Builds the engines of this package.")
     parser.add_argument("--flavour", choices=FLAVOURS, help="(default: the one installed)")
     parser.add_argument("--gpu", nargs="+", default=[], metavar="SM", help="tensorrt_rtx only, such as sm89")
-    parser.add_argument("--force", action="store_true", help="replace engines that are there")
+    parser.add_argument("--force", action="store_true", help="replace existing engines")
     args = parser.parse_args(argv)
     try:
         build_engines(read_package(), load_tensorrt(args.flavour), args.gpu, args.force)

@@ -18,7 +18,7 @@ from .coverage import Coverage
 from .finished import Continuations, Finished, Index, Record
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
+from .step import Hypothesis, Search, Special, Start, Step, searched
 from .step_output import Candidates, StepOutput, finite
 
 
@@ -44,16 +44,7 @@ def beam_search(
     A source has fewer than `nbest` hypotheses if fewer than K sequences exist (a vocabulary no larger than the beam);
     Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
-    state = BeamState(batch, special, options, texts, starts)
-    while not state.all_done:
-        answer = state.advance(step)
-        yield Emitted(
-            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
-        )
-        if state.done_count and (rows := staying_rows(state.done)) is not None:
-            step.keep(rows)
-            state.keep(rows)
-    return state.hypotheses(np.arange(batch))
+    return (yield from searched(step, batch, BeamState(batch, special, options, texts, starts)))
 
 
 class BeamState:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
+from .step import Hypothesis, Search, Special, Start, Step, searched
 from .step_output import Candidates, StepOutput, finite
 
 
@@ -30,16 +30,7 @@ def greedy_search(
     its log-probabilities without length penalty, as there is nothing to compare with; NaN if no score was asked for.
     Yields an Emitted for every step; a source that is done but still in the batch emits, and is fed, the end token.
     """
-    state = GreedyState(batch, special, options, texts, starts)
-    while not state.all_done:
-        answer = state.advance(step)
-        yield Emitted(
-            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
-        )
-        if state.done_count and (rows := staying_rows(state.done)) is not None:
-            step.keep(rows)
-            state.keep(rows)
-    return state.hypotheses(np.arange(batch))
+    return (yield from searched(step, batch, GreedyState(batch, special, options, texts, starts)))
 
 
 class GreedyState:

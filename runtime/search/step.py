@@ -85,6 +85,42 @@ class Emitted:
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first
 
 
+class SearchState(Protocol):
+    """The state of a search between two steps: a row for every source that is still in the batch."""
+
+    length: int
+    sources: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    done: np.ndarray
+    done_count: int
+
+    @property
+    def all_done(self) -> bool: ...
+
+    def advance(self, step: Step) -> StepOutput:
+        """One decoder step: chooses tokens and marks sources that are done."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps only these sources from now on."""
+
+    def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
+        """Of sources that are done, by their numbers in the whole batch."""
+
+
+def searched(step: Step, batch: int, state: SearchState) -> Search:
+    """Runs a search to its end: yields an Emitted for every step, and drops finished sources from the batch."""
+    while not state.all_done:
+        answer = state.advance(step)
+        yield Emitted(
+            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
+        )
+        if state.done_count and (rows := staying_rows(state.done)) is not None:
+            step.keep(rows)
+            state.keep(rows)
+    return state.hypotheses(np.arange(batch))
+
+
 def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
     """Runs a search to its end, calls `on_step` for every step, and returns the search's result."""
     with closing(search) as steps:

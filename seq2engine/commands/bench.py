@@ -67,7 +67,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         default=["torch", "onnxruntime"],
         help="arms (default: torch,onnxruntime)",
     )
-    add_precisions(sub, None, f"{MOST_PRECISE} all backends")
+    add_precisions(sub, None, f"{MOST_PRECISE} by all backends")
     sub.add_argument(
         "--peers",
         action=Listed,

@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
     add_bundle(sub)
-    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every GPU)")
+    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} by every GPU)")
     add_gpus(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():
         sub.add_argument(
@@ -52,18 +52,21 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
         )
     sub.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
-    sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
+    sub.add_argument("--workspace", metavar="SIZE", help="maximum scratch memory of a kernel, such as 512M")
     sub.add_argument("--weight-streaming", action="store_true", help="weight streaming: weights stay on the host")
     sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
     sub.add_argument("--name", help="folder name of the engine (default: from its precision, beams and key)")
     sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
-    sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
+    sub.add_argument("--rebuild", action="store_true", help="build even if the same engine was built before")
     sub.add_argument(
-        "--engine-cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
+        "--engine-cache",
+        type=Path,
+        metavar="DIR",
+        help="folder of the engine cache (default: ~/.cache/seq2engine/engines)",
     )
-    sub.add_argument("--no-engine-cache", action="store_true", help="neither look into the engine cache nor add to it")
-    sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built at once (default: %(default)s)")
-    sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
+    sub.add_argument("--no-engine-cache", action="store_true", help="do not use the engine cache")
+    sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built in parallel (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print the passport as JSON; a list for several engines")
 
 
 def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
@@ -134,8 +137,8 @@ def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle with the new weights")
     sub.add_argument("source", type=Path, help="bundle of the same architecture that has an engine built with --refit")
-    sub.add_argument("--engine", help="which engine, where there are several")
-    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--engine", help="which engine, if there are several")
+    sub.add_argument("--force", action="store_true", help="replace existing engines")
     sub.add_argument("--json", action="store_true", help="print the passport as JSON")
 
 

@@ -48,7 +48,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FORM",
         help="KV cache: static (written in place) or growing (default: %(default)s)",
     )
-    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of a bundle that is there")
+    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of an existing bundle")
     add_json(sub)
 
 

@@ -25,7 +25,7 @@ def add_parser(commands: Commands) -> None:
 def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--precision", help="which graphs (default: those of the engine, or what `build` would choose)")
-    parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
+    parser.add_argument("--engine", help="which engine to include, if the bundle has several of a precision")
     for name, (_, what) in RANGES.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -35,9 +35,9 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample sources (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads that record (default: all cores)")
-    parser.add_argument("--force", action="store_true", help="replace a package that is there")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample sources (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads for recording (default: all cores)")
+    parser.add_argument("--force", action="store_true", help="replace an existing package")
 
 
 def run_package(args: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--seed", type=int, default=0, help="seed of the random sources (default: %(default)s)")
     sub.add_argument("--beam", type=int, default=4, help="beam size of the beam decodes (default: %(default)s)")
-    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
+    sub.add_argument("--max-length", type=int, help="maximum output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
     sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
     sub.add_argument(

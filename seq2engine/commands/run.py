@@ -21,7 +21,15 @@ from seq2engine.flags.cluster import add_cluster_flags, check_cluster_flags, job
 from seq2engine.flags.languages import add_languages, add_strict
 from seq2engine.flags.precision import say_precision
 from seq2engine.flags.search import add_search_flags, lines_of_file, options_from_args, prefixes_from_args
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, progress_for
+from seq2engine.flags.shared import (
+    Commands,
+    add_backend,
+    add_bundle,
+    add_command,
+    add_draft,
+    backend_settings,
+    progress_for,
+)
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -54,9 +62,11 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
-    sub.add_argument("--ids", action="store_true", help="lines of token ids, in and out, where the bundle takes text")
+    sub.add_argument(
+        "--ids", action="store_true", help="input and output lines are token ids, although the bundle takes text"
+    )
     add_languages(sub)
-    sub.add_argument("--batch", type=int, default=32, help="most lines decoded together (default: %(default)s)")
+    sub.add_argument("--batch", type=int, default=32, help="maximum lines decoded together (default: %(default)s)")
     sub.add_argument(
         "--truncate",
         action="store_true",
@@ -121,13 +131,8 @@ def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None)
 
     return load(
         bundle,
-        args.backend,
-        args.precision,
-        args.threads or threads,
-        args.engine,
+        **{**backend_settings(args), "threads": args.threads or threads},
         attention=bool(args.alignments or args.coverage_penalty),
-        deterministic=args.deterministic,
-        provider=args.provider,
         draft=args.draft,
         profile=not args.no_profile,
         workload=Workload(beam=widest(args, defaults_of(bundle).values), target=args.max_length),

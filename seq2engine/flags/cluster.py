@@ -18,7 +18,7 @@ OURS = ("command_name", "command_line", "hub_bundle")
 def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a Ray cluster (--input may be a folder; text, TSV and Parquet files)")
     group.add_argument("--cluster", metavar="ADDRESS", help="local, auto, or HOST:PORT of the cluster's head")
-    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the shards; the same call again resumes it")
+    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the shards; the same command resumes it")
     group.add_argument(
         "--keep-order", action="store_true", help="merge the shards to one file in the order of the lines"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 Fits = Callable[[str], object]
-MOST_PRECISE = "the most precise that serves"  # see export/artifact/default_precision.py
+MOST_PRECISE = "the most precise supported"  # see export/artifact/default_precision.py
 # Flags of other tools -> ours, suggested where a command has it and no spelling is close.
 OTHER_NAMES = {"--html": "--out", "--report": "--out", "--device": "--provider", "--dtype": "--precision"}
 

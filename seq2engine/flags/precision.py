@@ -1,4 +1,4 @@
-"""The precision of a command: --precision, else the most precise that serves, and a line that names it."""
+"""The precision of a command: --precision, else the most precise supported one, and a line that names it."""
 
 from __future__ import annotations
 

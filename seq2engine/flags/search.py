@@ -33,7 +33,7 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         type=float,
         help=f"stop at this many times --beam finished hypotheses, as in CTranslate2 {OWN.format(1.0)}",
     )
-    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
+    sub.add_argument("--length-penalty", type=float, help=f"length penalty {OWN.format(1.0)}")
     sub.add_argument(
         "--coverage-penalty",
         type=float,
@@ -45,9 +45,9 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         choices=("true", "false", "never"),
         help=f"when beam search stops, as in Hugging Face {OWN.format('false')}",
     )
-    sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
-    sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
-    sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
+    sub.add_argument("--nbest", type=int, help=f"hypotheses per line, one line each {OWN.format(1)}")
+    sub.add_argument("--max-length", type=int, help=f"maximum output tokens {OWN.format('all it can')}")
+    sub.add_argument("--min-length", type=int, help=f"minimum output tokens {OWN.format(0)}")
     sub.add_argument(
         "--ignore-eos",
         action="store_true",
@@ -91,17 +91,19 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--shortlist",
         type=token_ids,
         metavar="IDS",
-        help="compute only these and the end token: faster",
+        help="compute logits of these tokens and the end token only: faster",
     )
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
     rules.add_argument("--start", type=int, metavar="ID", help="first token of the decoder's input (default: its own)")
     never = OWN.format("0, which allows it")
-    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no N tokens in a row twice {never}")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no n-gram of N tokens twice {never}")
     rules.add_argument(
-        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no N tokens of the source in a row {never}"
+        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no n-gram of N tokens of the source {never}"
     )
-    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens already in the output {OWN.format(1.0)}")
+    rules.add_argument(
+        "--repetition-penalty", type=float, help=f"penalty on tokens already in the output {OWN.format(1.0)}"
+    )
 
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
@@ -122,13 +124,18 @@ def add_alternatives(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
     sampling.add_argument(
-        "--temperature", type=float, help="below 1 favours likely tokens, above 1 others (default: 1)"
+        "--sample", action="store_true", default=None, help="sample tokens; --nbest is the number of samples"
     )
-    sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
-    sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
-    sampling.add_argument("--seed", type=int, help="the same seed gives the same outputs (default: another every time)")
+    sampling.add_argument("--temperature", type=float, help="sampling temperature (default: 1)")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens (default: all)")
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the smallest set of tokens with total probability P (default: 1)",
+    )
+    sampling.add_argument("--seed", type=int, help="random seed (default: different every time)")
 
 
 def token_ids(text: str) -> tuple[int, ...]:

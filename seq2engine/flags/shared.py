@@ -73,11 +73,17 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
         auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
         parser.add_argument("--precision", help=f"one of the bundle's, or {auto} (default: {MOST_PRECISE})")
     add_threads(parser, "chosen by the backend from the cores and the model's size")
-    parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
+    parser.add_argument("--engine", help="which engine, if the bundle has several of a precision")
     parser.add_argument(
         "--deterministic", action="store_true", help="bitwise batch-invariant; adds padding (onnxruntime)"
     )
     add_provider(parser)
+
+
+def backend_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `add_backend` as arguments of `load`."""
+    names = ("backend", "precision", "threads", "engine", "deterministic", "provider")
+    return {name: getattr(args, name) for name in names}
 
 
 def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> None:

@@ -30,7 +30,7 @@ def broken(changed: dict[str, object], lost: str = "") -> str:
         ("", "(not JSON: it is truncated)"),
         ("batch 1, beam 4", "(not JSON: Expecting value, line 1, column 1)"),
         ("[1, 2]", "is JSON, but not a benchmark result; expected the JSON file of a benchmark"),
-        ('{"ok": true}', "is JSON, but no benchmark result"),
+        ('{"ok": true}', "is JSON, but not a benchmark result"),
         (broken({"format": 99}), "benchmark result of format 99, this version reads 4; measure again"),
         (broken({}, "environment"), "is a damaged benchmark result: 'environment' is missing"),
         (broken({"cases": [{}]}), "is a damaged benchmark result: 'arms' is missing"),

@@ -231,7 +231,7 @@ def test_a_benchmark_that_cannot_be(refused):
     [
         (("build", "B", "--gpu", "hopper"), "unknown target 'hopper', expected one of sm75"),
         (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
-        (("build", "B", "--workspace", "1T"), "'1T' is no size"),
+        (("build", "B", "--workspace", "1T"), "'1T' is not a size"),
         (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
         (("parity", "B", "--seed", "-1"), "seed -1, expected 0 or more"),
         (("parity", "B", "--count", "0"), "expected at least 1"),

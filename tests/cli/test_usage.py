@@ -36,7 +36,7 @@ SCALARS = [  # command, option, value, what is said of it
     ("build B", "--jobs", "0", "--jobs 0, expected at least 1"),
     ("build B", "--batch", "1:2", "--batch '1:2' is not a range"),
     ("build B", "--beam", "3:2:1", "beam 3:2:1, expected a number of at least 1, or rising numbers such as 1:8:64"),
-    ("build B", "--workspace", "1T", "--workspace '1T' is no size"),
+    ("build B", "--workspace", "1T", "--workspace '1T' is not a size"),
     ("build B", "--flavour", "trt", "unknown TensorRT flavour 'trt', expected one of tensorrt, tensorrt_rtx"),
     ("build B", "--slots", "0", "--slots 0, expected at least 1"),
     ("package B P", "--max-length", "x", "--max-length 'x' is not a range"),

@@ -139,7 +139,7 @@ def test_decode_text(
     lines = b"".join(text.encode() + b"\n" for text in ["", *TEXTS, " "]) + b"x\r"  # the last without a line end
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(lines)))
     code, said, noted = ran(folder, "decode", monkeypatch, capsys)
-    unknown = "line 7: some of it the model has no token for, it reads <unk>\n"
+    unknown = "line 7: the model has no token for some of it, decoded as <unk>\n"
     assert (code, said.split("\n"), noted) == (0, ["", *expected[:-1], "", expected[-1], ""], unknown)
 
 
@@ -175,7 +175,7 @@ def test_a_package_without_a_tokenizer_takes_ids(
     assert code == 1
     assert all(word.isdigit() for word in said.splitlines()[0].split())
     assert errors.splitlines() == [
-        "error: line 2: 'a' is not a token id; this package has no tokenizer, give lines such as: 17 4",
+        "error: line 2: 'a' is not a token id; this package has no tokenizer: give ids such as 17 4",
         f"error: line 3: token 999999, but the vocabulary has 0 to {MODEL.config.source_vocab - 1}",
     ]
     assert not (tmp_path / "out" / "tokenizer").exists()
