@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # the same for the proce
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads_of_sessions():
-    """Sessions compute on at least so many threads, also those that a test opens with one.
+    """Sessions compute on at least this many threads, also those that a test opens with one.
 
     And on no more where a test leaves it open: threads that wait in a busy loop take the cores of other tests.
     """

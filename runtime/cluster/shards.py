@@ -82,9 +82,9 @@ def write_shard(path: Path, records: Iterable[Record]) -> tuple[int, int]:
     for record in records:
         lines.append(json_line({"line": record.line, "output": record.output}))
         errors += record.error is not None
-        if (said := record.error or record.note) is not None:
+        if (message := record.error or record.note) is not None:
             kind = "note" if record.error is None else "error"
-            problems.append(json_line({"line": record.line, kind: said}))
+            problems.append(json_line({"line": record.line, kind: message}))
     if problems:
         write_lines(problems_path(path), problems)
     write_lines(path, lines)

@@ -189,7 +189,7 @@ class Application:
     ) -> AsyncIterator[str]:
         """Pieces of every text as they are decoded, then its result. A disconnected client cancels the decode."""
         texts = [self.service.stream() for _ in pending]
-        told = [False] * len(pending)
+        streamed = [False] * len(pending)
         left = len(pending)
         loop = asyncio.get_running_loop()
 
@@ -206,7 +206,7 @@ class Application:
                 place, token = await tokens.get()
                 if token is not None:
                     if piece := texts[place].add(token):
-                        told[place] = True
+                        streamed[place] = True
                         yield event("piece", {"index": place, "text": piece})
                     continue
                 left -= 1
@@ -215,7 +215,7 @@ class Application:
                 except Exception as error:  # the error of one text, after the response has begun
                     yield event("error", {"index": place, "error": message_of(error), "status": status_of(error)})
                     continue
-                if told[place] and (rest := texts[place].finish(translated.outputs[0].tokens)):
+                if streamed[place] and (rest := texts[place].finish(translated.outputs[0].tokens)):
                     yield event("piece", {"index": place, "text": rest})
                 yield event("result", {"index": place, **result_of(translated, asked)})
             yield event("done", {"seconds": round(time.monotonic() - started, 6)})

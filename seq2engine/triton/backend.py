@@ -289,7 +289,7 @@ class Metrics:
             "steps": self.metric("seq2engine_steps_total", "Decoder steps.", True, labels),
             "rows": self.metric("seq2engine_step_rows_total", "Rows in use, summed over steps.", True, labels),
         }
-        self.told = dict.fromkeys(self.counts, 0)
+        self.reported = dict.fromkeys(self.counts, 0)
         self.state: tuple[int, ...] = ()
 
     def metric(self, name: str, about: str, counter: bool, labels: dict[str, str]) -> Any:
@@ -309,5 +309,5 @@ class Metrics:
             gauge.set(held[name])
         for name, counter in self.counts.items():
             now = getattr(scheduler.counters, name)
-            counter.increment(now - self.told[name])
-            self.told[name] = now
+            counter.increment(now - self.reported[name])
+            self.reported[name] = now

@@ -60,10 +60,10 @@ def test_ten_times_as_long_fails_with_every_number_of_rounds_that_is_accepted(re
         if relative:  # the first arm stays as it is
             slow = result({"torch fp32": samples(*[8] * after), "onnxruntime fp32": samples(*[80] * after)})
         if 1 / math.comb(before + after, before) > 0.025:  # the chance that all of one run come out above the other
-            said = (
+            message = (
                 rf"{before} rounds before and {after} after are too few for any verdict at 95%; .*at least --rounds 4"
             )
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=message):
                 compare_results(fast, slow, relative=relative)
         else:
             accepted.append((before, after))
@@ -103,7 +103,7 @@ def test_relative_times_forgive_a_slow_day_but_not_a_slow_arm() -> None:
     assert verdicts(compare_results(result(STEADY), result(slow_arm), relative=True)) == {"SLOWER"}
 
 
-def test_other_models_and_machines_are_refused_unless_told_otherwise() -> None:
+def test_other_models_and_machines_are_refused_by_default() -> None:
     mine = result(STEADY)
     other = dataclasses.replace(
         mine,
@@ -158,9 +158,9 @@ def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFix
     assert values["differences"][0]["verdict"] == "SLOWER"
     assert main(["bench", "compare", str(before), str(after), "--slower", "1.3"]) == 0
     capsys.readouterr()
-    for wrong, said in (
+    for wrong, message in (
         ([str(before)], "compare takes two results"),
         ([str(before), str(tmp_path / "none.json")], "none.json, expected the JSON file of a benchmark"),
     ):
         assert main(["bench", "compare", *wrong]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

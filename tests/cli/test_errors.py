@@ -112,7 +112,7 @@ def test_files_that_are_cut_off_missing_or_something_else(refused, good, work, f
 
 
 @pytest.mark.parametrize("damage", ["half", "missing"])
-def test_inspect_says_which_engine_is_damaged_and_how_to_mend_it(cli, good, work, damage):
+def test_inspect_names_the_damaged_engine_and_its_repair(cli, good, work, damage):
     bundle = shutil.copytree(good, work / "bundle")
     path = bundle / ENGINE / "decoder_step.engine"
     size = path.stat().st_size
@@ -142,7 +142,7 @@ def test_an_unknown_precision(refused, name):
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity", "bench"])
-def test_a_provider_nobody_knows(refused, name):
+def test_an_unknown_provider(refused, name):
     assert "unknown provider 'cdua', expected one of cpu, cuda, tensorrt, nv_tensorrt_rtx" in refused(
         (*COMMANDS[name], "--provider", "cdua"), code=2
     )

@@ -9,7 +9,7 @@ from seq2engine.cli.usage import check_usage
 from seq2engine.errors import ConfigError, UsageError
 from seq2engine.runtime.search.options import options_from_values
 
-SCALARS = [  # command, option, value, what is said of it
+SCALARS = [  # command, option, value, the message
     ("run B 5", "--batch", "0", "--batch 0, expected at least 1"),
     ("run B 5", "--threads", "0", "expected at least 1"),
     ("run B 5", "--backend", "tourch", "unknown backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
@@ -79,7 +79,7 @@ def test_options_that_never_go_together(cli, line, reason):
     assert reason in err
 
 
-def test_all_problems_are_told_at_once(cli):
+def test_all_problems_are_reported_together(cli):
     code, _, err = cli("parity", "B", "--beam", "0", "--count", "0", "--backend", "tourch", "--precision", "fp61")
     assert code == 2
     assert [part.split()[0:2] for part in err.removeprefix("error: ").split("; ")] == [

@@ -101,7 +101,7 @@ def test_an_index_links_all_reports_newest_first(tmp_path):
 
 
 @pytest.mark.parametrize("data", ["", "[1]", "null", '{"verdict": 7, "reason": [], "damage": 3}', "{" * 10, "\udcff"])
-def test_data_that_says_nothing_is_no_obstacle(tmp_path, data):
+def test_data_without_a_verdict_is_accepted(tmp_path, data):
     folder = tmp_path / "reports"
     folder.mkdir()
     (folder / "mine.html").write_text("page")

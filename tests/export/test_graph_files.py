@@ -56,8 +56,8 @@ def test_what_is_no_graph(path, tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"location": "../x"}, "expected a file beside the graph"),
-        ({"location": "/etc/passwd"}, "expected a file beside the graph"),
+        ({"location": "../x"}, "expected a file next to the graph"),
+        ({"location": "/etc/passwd"}, "expected a file next to the graph"),
         ({"offset": str(2**62)}, "of a file of"),
         ({"offset": "-4"}, "of a file of"),
         ({"length": str(2**40)}, "of a file of"),

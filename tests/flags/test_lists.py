@@ -131,7 +131,7 @@ def test_flags_stand_before_the_command():
     assert read("--json", ["--quiet", "inspect", "B"]) == read("inspect", ["--json", "B", "--quiet"])
 
 
-def test_a_bundle_that_looks_like_an_item_is_told_apart_by_an_equals_sign():
+def test_a_bundle_named_like_an_item_needs_an_equals_sign():
     assert read("export", ["--precision=fp32", "ckpt", "fp16"])["bundle"].name == "fp16"
     assert read("build", ["--batch=1", "8"])["bundle"].name == "8"
 
@@ -150,7 +150,7 @@ def test_texts_of_a_run_stay_texts():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["export", "ckpt", "B", "--precision"], "argument --precision: expected one argument"),
         (["export", "--precision", "fp32,", "ckpt", "B"], "argument --precision: an item is missing in 'fp32,'"),
@@ -164,10 +164,10 @@ def test_texts_of_a_run_stay_texts():
         (["parity", "B", "--zzzzzz", "x"], "unrecognized arguments: --zzzzzz; see: seq2engine parity --help"),
     ],
 )
-def test_wrong_lists_are_wrong_usage_in_one_line(words, told, capsys):
+def test_wrong_lists_are_wrong_usage_in_one_line(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         parsed(words)
     error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told in error
+    assert message in error
     assert len(error.splitlines()) == 1

@@ -33,7 +33,7 @@ def found(out):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_phrases_are_said(cli, bundle, beam):
+def test_phrases_are_output(cli, bundle, beam):
     code, out, err = cli("run", bundle, "abc", "hi", "--phrases", "ed", "--phrases", "cab", "--beam", beam)
     assert (code, err) == (0, "")
     assert all("ed" in line and "cab" in line for line in lines(out))
@@ -140,7 +140,7 @@ def test_problems_that_only_the_model_or_its_tokenizer_sees_are_in_the_same_erro
     )
 
 
-def test_texts_the_model_could_not_say_are_refused(cli, bundle, tmp_path):
+def test_texts_the_model_could_not_output_are_refused(cli, bundle, tmp_path):
     (tmp_path / "names").write_text("bad\nQad\n\nbaQ\n")
     for flag in ("--prefixes", "--trie"):
         code, out, err = cli("run", bundle, "abc", "hi", "c", "d", flag, tmp_path / "names")

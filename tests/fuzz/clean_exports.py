@@ -47,13 +47,13 @@ def main() -> int:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="export-") as folder:
             try:
-                precision, told = verdict(seed, number, Path(folder))
+                precision, message = verdict(seed, number, Path(folder))
             except Exception:
-                precision, told = "error", traceback.format_exc()
-        if told:
-            alarms.append(f"{number} {precision}: {told}")
+                precision, message = "error", traceback.format_exc()
+        if message:
+            alarms.append(f"{number} {precision}: {message}")
             print(f"ALARM {alarms[-1]}", flush=True)
-        passed[precision] += not told
+        passed[precision] += not message
         if args.only or done % 25 == 0:
             print(f"{done} exports, {len(alarms)} alarms, last one {time.monotonic() - started:.1f} s", flush=True)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(passed.items()))

@@ -112,7 +112,7 @@ def test_row_work_is_the_weights_of_all_products():
 
 
 @pytest.mark.parametrize(
-    ("said", "cores"),
+    ("limits", "cores"),
     [
         ("max 100000", 8),
         ("200000 100000", 2),
@@ -122,9 +122,9 @@ def test_row_work_is_the_weights_of_all_products():
         ("", 8),
     ],
 )
-def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, said, cores):
+def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, limits, cores):
     limit = tmp_path / "cpu.max"
-    limit.write_text(said)
+    limit.write_text(limits)
     monkeypatch.setattr(threads_module, "CGROUP_LIMIT", limit)
     monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert usable_cores() == cores

@@ -111,7 +111,7 @@ def test_a_text_that_cannot_be_decoded_is_named(model):
     assert [one.error is None for one in found] == [True, False]
 
 
-def test_the_command_line_says_the_same(cli, model, bundle):
+def test_the_command_line_outputs_the_same(cli, model, bundle):
     for flags, fields in (((), {}), (("--beam", 3, "--no-repeat-ngram", 1), {"beam": 3, "no_repeat_ngram": 1})):
         code, out, err = cli("run", bundle.root, *[text for text in TEXTS if text], *flags)
         assert (code, err) == (0, "")

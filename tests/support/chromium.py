@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over the pipes of its DevTools protocol: no driver and no other package."""
+"""A headless Chromium, controlled over the pipes of its DevTools protocol: no driver and no other package."""
 
 from __future__ import annotations
 

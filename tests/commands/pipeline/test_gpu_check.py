@@ -159,7 +159,7 @@ def test_a_check_that_was_killed_by_the_system_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no such\nthing"), OSError(28, "No space left on device"), MemoryError()])
-def test_whatever_a_stage_raises_is_told(error: Exception) -> None:
+def test_whatever_a_stage_raises_is_reported(error: Exception) -> None:
     def stage() -> check.Stage:
         raise error
 
@@ -241,7 +241,7 @@ def test_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_make_says_it_before_it_makes_anything(tmp_path: Path) -> None:
+def test_make_reports_it_before_it_makes_anything(tmp_path: Path) -> None:
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     done = subprocess.run(["make", "gpu-check"], cwd=tmp_path, capture_output=True, text=True, env=outside)

@@ -48,7 +48,7 @@ def test_the_manifest_survives_the_round_trip(bundles):
         assert open_bundle(str(bundles("tiny", cache_form).root)).manifest == manifest
 
 
-def test_an_opened_bundle_says_what_it_holds(bundles):
+def test_an_opened_bundle_lists_its_content(bundles):
     bundle = bundles("tiny", "growing")
     assert bundle.precisions == ("fp32", "fp16")
     assert bundle.cache_form == "growing"

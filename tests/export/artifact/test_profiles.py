@@ -113,8 +113,8 @@ def test_a_range_that_does_not_rise_is_refused_and_named(ranges, name, which, nu
     if 1 <= numbers[0] <= numbers[1] <= numbers[2] and not too_long:
         check_ranges(changed, TINY)
     else:
-        said = FLAGS[name].replace("-", " ")
-        with pytest.raises(BuildError, match=f"shape ranges: {said} {changed.__dict__[name]} "):
+        message = FLAGS[name].replace("-", " ")
+        with pytest.raises(BuildError, match=f"shape ranges: {message} {changed.__dict__[name]} "):
             check_ranges(changed, TINY)
 
 

@@ -118,9 +118,9 @@ def test_products_stay_as_they_were_and_read_restored_weights(precision, cache_f
     spec = graph_specs(MODEL.config, precision, cache_form)[name]
     feeds = feeds_for(spec, {"B": 2, "K": 2, "S": 5, "L": 8, "M": 10}, seed=3)
     wide = {name: array.astype("f4") if array.dtype == "f2" else array for name, array in feeds.items()}
-    said, exact = run_onnx(model, feeds), run_onnx(quantised_graph(plain, precision), wide)
+    computed, exact = run_onnx(model, feeds), run_onnx(quantised_graph(plain, precision), wide)
     for tensor in spec.outputs:
-        have, want = said[tensor.name].astype(np.float64), exact[tensor.name]
+        have, want = computed[tensor.name].astype(np.float64), exact[tensor.name]
         assert have.shape == want.shape
         off = np.sqrt(np.mean(np.square(have - want)) / np.mean(np.square(want)))
         assert off < 0.01  # what fp16 costs

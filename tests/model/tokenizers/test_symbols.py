@@ -92,7 +92,7 @@ def test_no_languages() -> None:
 
 
 def change(**values: object) -> str:
-    """An about.json with something else said of its target side."""
+    """An about.json with other values for its target side."""
     side = {"split": "words", "lower": False, "specials": SPECIALS, "end": "</s>", "symbols": [*SPECIALS, "a"]}
     return json.dumps({"kind": "symbols", "source": side, "target": side | values})
 

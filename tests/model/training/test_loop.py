@@ -74,7 +74,7 @@ def test_it_learns(trained):
     assert epochs[-1]["exact_match"] > 0.8
 
 
-def test_the_trained_model_says_it(trained):
+def test_the_trained_model_outputs_it(trained):
     model, _ = trained
     pairs = copy_pairs(20, seed=2)
     batch = batch_from_pairs(pairs)

@@ -88,8 +88,8 @@ def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
         ours, theirs = generate(pair(name).ours, sources, options), their_answer(name, sources, options)
         near = rounding_from_session(pair(name).ours, sources, options.max_length, stretch=options.repetition_penalty)
         for source, our_nbest, their_nbest in zip(sources, ours, theirs, strict=True):
-            said = [found.tokens for found in our_nbest], [found.tokens for found in their_nbest]
-            assert said[0] == said[1], (case, source, options)
+            outputs = [found.tokens for found in our_nbest], [found.tokens for found in their_nbest]
+            assert outputs[0] == outputs[1], (case, source, options)
             penalty = options.length_penalty if options.beam > 1 else 0.0
             for our, their in zip(our_nbest, their_nbest, strict=True):
                 limit = near.score(len(our.tokens), penalty) + options.coverage_penalty * len(source) * near.attention

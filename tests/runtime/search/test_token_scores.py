@@ -132,7 +132,7 @@ def test_coverage_by_hand() -> None:
     assert nothing.penalty() == pytest.approx(2 * np.log(LEAST))
 
 
-def test_a_session_without_attention_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_session_without_attention_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     bundle = bundle_in(tmp_path_factory.getbasetemp(), "static")
     with open_session(bundle, "onnxruntime", threads=1) as session:
         for options in (SearchOptions(max_length=4, alignments=True), SearchOptions(4, 2, coverage_penalty=1.0)):

@@ -95,7 +95,7 @@ def test_files_that_are_no_audio(tmp_path):
     empty = tmp_path / "empty.wav"
     empty.touch()
     for path in (text, raw, empty):
-        with pytest.raises(RequestError, match=r"no audio that libsndfile reads.*ffmpeg") as refused:
+        with pytest.raises(RequestError, match=r"not audio that libsndfile reads.*ffmpeg") as refused:
             samples_of(path)
         *_, given, made = str(refused.value).split()
         assert (given, made) == (str(path), {".wav": f"{path.stem}.flac", ".raw": f"{path.stem}.wav"}[path.suffix])

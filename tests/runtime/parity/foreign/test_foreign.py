@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     return bundle, foreign_graphs(model, folder)
 
 
-def test_roles_are_told_by_inputs(made):
+def test_roles_are_recognised_by_inputs(made):
     bundle, paths = made
     for role, path in paths.items():
         graph = foreign_graph(path, bundle.config, 1)
@@ -82,7 +82,7 @@ def test_a_step_that_mistakes_keys_for_values_fails_at_every_step(made, tmp_path
 
 
 def changed_copy(path, folder, change):
-    """A graph with one weight of a product changed: the change is told its numbers."""
+    """A graph with one weight of a product changed: the change gets its numbers."""
     model = onnx.load(path)
     weights = {weight.name: weight for weight in model.graph.initializer}
     product = next(n for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in weights)
