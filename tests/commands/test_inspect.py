@@ -1,4 +1,4 @@
-"""`seq2engine inspect`: whatever file of a bundle is missing or changed, it is reported; and its page has what it prints."""
+"""`seq2engine inspect`: every missing or changed file of a bundle is reported; its page has what it prints."""
 
 from __future__ import annotations
 

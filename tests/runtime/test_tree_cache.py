@@ -50,7 +50,7 @@ class PathSession:
 
 
 class MaskKeepingSession(PathSession):
-    """Makes every mask from the one before, where parents are announced, and has no other use for the one it is given."""
+    """Makes every mask from the one before, where parents are announced; the given one is not used then."""
 
     keeps_mask = True
 

@@ -205,7 +205,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> TorchSession:
     return TorchSession(checkpoint_from_hugging_face(folder).model)
 
 
-def library_outputs(beam: int, functions: dict[str, Any] | None = None, **rules: Any) -> list[list[int]]:
+def ruled_outputs(beam: int, functions: dict[str, Any] | None = None, **rules: Any) -> list[list[int]]:
     model = library_model()
     config = model.config
     tokens = {name: getattr(config, name) for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id")}
@@ -223,19 +223,19 @@ def we_say(session: TorchSession, beam: int, **rules: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_rule_means_what_it_means_in_generate(name: str, beam: int, session: TorchSession) -> None:
     theirs, ours = LIBRARY[name]
-    expected = library_outputs(beam, **theirs)
+    expected = ruled_outputs(beam, **theirs)
     assert we_say(session, beam, **ours) == expected
-    assert expected != library_outputs(beam)  # or the rule would not have been tried
+    assert expected != ruled_outputs(beam)  # or the rule would not have been tried
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) -> None:
     """Tokens and phrases that it would have output, the start of the output and its end among them."""
     start = library_model().config.decoder_start_token_id
-    free = library_outputs(beam)
+    free = ruled_outputs(beam)
     long = max(free, key=len)
     banned = [[long[1]], long[2:4], long[3:6], [start, free[0][0]], [END], [PAD], [VOCAB - 1, END]]
-    expected = library_outputs(beam, bad_words_ids=banned)
+    expected = ruled_outputs(beam, bad_words_ids=banned)
     assert we_say(session, beam, banned=tuple(map(tuple, banned))) == expected
     assert all(
         ours != theirs for ours, theirs in zip([long, free[0]], [expected[free.index(long)], expected[0]], strict=True)
@@ -245,9 +245,9 @@ def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) ->
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_shortlist_is_that_of_generate(beam: int, session: TorchSession) -> None:
     allowed = list(range(8, 16))
-    expected = library_outputs(beam, functions={"prefix_allowed_tokens_fn": lambda row, output: [*allowed, END]})
+    expected = ruled_outputs(beam, functions={"prefix_allowed_tokens_fn": lambda row, output: [*allowed, END]})
     assert we_say(session, beam, allowed=tuple(allowed)) == expected
-    assert expected != library_outputs(beam)
+    assert expected != ruled_outputs(beam)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -261,7 +261,7 @@ def test_a_trie_is_that_of_generate(beam: int, session: TorchSession) -> None:
         after = {words[len(before)] for words in sequences if words[: len(before)] == before and words != before}
         return sorted(after) + [END] * (before in sequences or not after)
 
-    expected = library_outputs(beam, functions={"prefix_allowed_tokens_fn": goes_on})
+    expected = ruled_outputs(beam, functions={"prefix_allowed_tokens_fn": goes_on})
     assert we_say(session, beam, trie=trie_from_sequences(sequences)) == expected
     assert len(set(map(tuple, expected))) > 1
 
@@ -273,7 +273,7 @@ def test_a_prefix_is_what_the_library_s_decoder_was_fed(beam: int, session: Torc
     rules = {"no_repeat_ngram": 2, "first_banned": tuple(range(8, 12)), "length_penalty": 0.0}
     fed = torch.tensor([[library_model().config.decoder_start_token_id, *prefix]]).expand(len(sources(VOCAB)), -1)
     theirs = {"no_repeat_ngram_size": 2, "begin_suppress_tokens": list(range(8, 12)), "length_penalty": 0.0}
-    expected = library_outputs(beam, functions={"decoder_input_ids": fed}, **theirs)
+    expected = ruled_outputs(beam, functions={"decoder_input_ids": fed}, **theirs)
     assert we_say(session, beam, prefix=prefix, **rules) == expected
     assert all(tuple(tokens[:3]) == prefix for tokens in expected)
     assert len(set(map(tuple, expected))) > 1
