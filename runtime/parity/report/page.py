@@ -118,8 +118,8 @@ def parity_html(result: ParityResult) -> str:
 def subtitle_of(result: ParityResult) -> str:
     effort = f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else ""
     return (
-        f"Decodes against {result.baseline}; errors against the same model in fp64, in units of those of PyTorch "
-        f"{result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
+        f"Decodes are compared with {result.baseline}. Errors are against the same model in fp64, relative to those of "
+        f"PyTorch {result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache.{effort}"
     )
 
