@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class RunAhead:
     """How a session chooses tokens by itself, greedily: tokens between two waits of the host, and candidates per step.
 
     A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers.
@@ -86,7 +86,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     prefills: bool = False  # whether it has `prefill`; else a prompt is fed by steps
     prefills_rows: bool = False  # whether `prefill` can read one source alone while others are decoded
     workers: Workers[Session] | None = None  # for parallel decodes of one batch, where they pay (parallel.py)
-    ahead: Ahead | None = None  # where its steps can choose tokens by themselves
+    ahead: RunAhead | None = None  # where its steps can choose tokens by themselves
     keeps_mask: bool = False  # the mask stays on its device between steps, so `descend` is called
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:

@@ -64,23 +64,23 @@ class Workers(Generic[Opened]):
         return (self.opened[0],) * self.count
 
 
-class Turns:
-    """Workers that share an encoder use it one after another, and none continues before all waiting ones have used it.
+class EncoderLock:
+    """A lock for workers that share an encoder: none continues before all waiting ones have used it.
 
     A worker that continued would decode on a core that the encoder's threads use for the next.
     """
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.changed = threading.Condition()
         self.waiting = 0
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         with self.changed:
             self.waiting += 1
         try:
-            with self.turn:
+            with self.lock:
                 yield
         finally:
             with self.changed:

@@ -35,7 +35,7 @@ SMALL_INPUTS = (
 )  # copied into the bound buffers in every step
 
 
-class Crossing(Protocol):
+class StepTransfers(Protocol):
     """Small arrays that the host writes before every step or reads after it; `values` is the host side."""
 
     values: dict[str, np.ndarray]
@@ -62,7 +62,7 @@ class Memory(Protocol):
 
     def numpy(self, array: Any) -> np.ndarray: ...
 
-    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> Crossing: ...
+    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> StepTransfers: ...
 
     def bind_input(self, binding: ort.IOBinding, name: str, array: Any) -> None: ...
 
@@ -201,7 +201,7 @@ class StepBinding:
     binding that it replaces are used again where their shapes are the same.
     """
 
-    outputs: Crossing
+    outputs: StepTransfers
     logits: Any
 
     def __init__(self, layout: StepLayout, state: OrtState, mask_shape: tuple[int, ...]):

@@ -32,7 +32,7 @@ CARRIED = (
 READ = ("target", *RECORDED)
 
 
-class Bans:
+class BannedTokens:
     """Banned tokens of plans [R,V]; equal ones are sent once."""
 
     def __init__(self, device: Device):
@@ -48,7 +48,9 @@ class Bans:
 class Chain:
     """The steps of one state by one plan, while neither its rows nor its arrays change."""
 
-    def __init__(self, decoder: Decoder, state: DeviceState, cache: Sequence[TensorSpec], plan: GreedyPlan, bans: Bans):
+    def __init__(
+        self, decoder: Decoder, state: DeviceState, cache: Sequence[TensorSpec], plan: GreedyPlan, bans: BannedTokens
+    ):
         device, slots = state.memory, state[cache[0].name].shape[2]
         self.decoder, self.plan, self.cache = decoder, plan, cache
         sizes = {"B": state.rows, "L": slots, "T": int(plan.limit.max())}

@@ -68,7 +68,7 @@ def run_options(replay: int, waits: bool) -> ort.RunOptions:
     return options
 
 
-class LaterLogits:
+class DeferredLogits:
     """Logits on a device: most searches read only candidates. They are copied to the host when an item is read."""
 
     def __init__(self, device: Device, array: DeviceArray):
@@ -116,8 +116,8 @@ class Device:
     def logits(self, shape: Sequence[int]) -> DeviceArray:
         return self.empty(shape, "float32")
 
-    def read_logits(self, array: DeviceArray) -> LaterLogits:
-        return LaterLogits(self, array)
+    def read_logits(self, array: DeviceArray) -> DeferredLogits:
+        return DeferredLogits(self, array)
 
     def bind_input(self, binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
         binding.bind_ortvalue_input(name, array.value)

@@ -17,7 +17,7 @@ AGAIN = 256  # steps after which the other way is tried once more
 MARGIN = 1.05  # the other way must be this many times as fast to be taken
 
 
-class Way:
+class StepStatistics:
     """The latest steps of one way of decoding: their seconds and tokens."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Drafting:
     """
 
     def __init__(self, kept: Measured | None = None):
-        self.drafted, self.plain = Way(), Way()
+        self.drafted, self.plain = StepStatistics(), StepStatistics()
         self.kept = kept
         before = (kept.value() or {}).get("speedup") if kept is not None else None
         self.known = isinstance(before, float)
@@ -68,7 +68,7 @@ class Drafting:
         (self.drafted if drafted else self.plain).note(seconds, tokens)
 
     @property
-    def other(self) -> Way:
+    def other(self) -> StepStatistics:
         return self.plain if self.drafts else self.drafted
 
     def choose(self) -> None:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from seq2engine.export.contract import GraphSpec
 
 from ..encoder_inputs import groups_by_padding
-from ..threads import Turns
+from ..threads import EncoderLock
 from .binding import OrtState, bind_input, bind_output
 from .graphs import run_bound
 from .memory import HELD, LARGE, giving_back, trim, zeros
@@ -27,10 +27,10 @@ class Part:
 
 
 class Encoder:
-    """`turns` serialises decodes that share it, each with all threads; None: they run concurrently."""
+    """`lock` serialises decodes that share it, each with all threads; None: they run concurrently."""
 
-    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, turns: Turns | None):
-        self.session, self.spec, self.turns = session, spec, turns
+    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, lock: EncoderLock | None):
+        self.session, self.spec, self.lock = session, spec, lock
         self.inner = inner  # the largest width of an activation
         self.even = even  # columns of a call are a multiple of this, up to the batch's width
 
@@ -46,7 +46,7 @@ class Encoder:
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
         parts = self.parts_of(source_mask)
         fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner)
-        with nullcontext() if self.turns is None else self.turns.taken():
+        with nullcontext() if self.lock is None else self.lock.held():
             for part in parts:
                 self.encode_part(given, part, giving_back() if part is parts[-1] and not fits else None)
         if not fits:

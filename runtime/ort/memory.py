@@ -56,7 +56,7 @@ def malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-class Holding:
+class HeldMemory:
     """The batch size that the process holds memory for, shared by all sessions like the arena and `malloc`."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Holding:
         self.numbers = 0
 
 
-HELD = Holding()
+HELD = HeldMemory()
 
 
 def giving_back() -> ort.RunOptions:

@@ -25,10 +25,10 @@ from seq2engine.model.config import ModelConfig
 from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
-from ..session import EVERYTHING, Ahead, Limits, Session, StepForm
-from ..threads import Turns, Workers, rows_per_worker, sensible_threads
+from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
+from ..threads import EncoderLock, Workers, rows_per_worker, sensible_threads
 from .binding import OrtState, StepBinding, StepLayout, cache_of
-from .chain import Bans, Chain
+from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
@@ -112,7 +112,7 @@ class OrtSession(Session):
         # The chain of steps feeds itself neither slot positions nor a position for every beam.
         plain = not config.relative and not self.form.beam_positions
         if self.keeps_mask and ordered and plain and settings.tokens_per_wait > 1:
-            self.ahead = Ahead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
+            self.ahead = RunAhead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
         self.limits = Limits(None, None, longest, config.max_target, attention=settings.attention)
         self.prefills = self.form.beam_positions
         self.prefills_rows = self.prefills and settings.host and model.cache_form == "static"
@@ -123,13 +123,13 @@ class OrtSession(Session):
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
-                turns = Turns() if self.threads > 1 else None
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, turns)
+                lock = EncoderLock() if self.threads > 1 else None
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
         self.encoder: AnyEncoder | None = encoder
-        self.bans: Bans | None = None
+        self.bans: BannedTokens | None = None
         self.decoders: Decoders | None = Decoders(model, self.form, placement)
         self.layout = self.step_layout(self.decoders)
         if settings.host and self.threads > 1 and not self.deterministic:
@@ -235,7 +235,7 @@ class OrtSession(Session):
             raise closed()
         chain = state.chain
         if chain is None or chain.plan is not plan:
-            self.bans = self.bans or Bans(self.device)
+            self.bans = self.bans or BannedTokens(self.device)
             chain = state.chain = Chain(self.decoders.of_chain(), state, self.layout.cache, plan, self.bans)
             chain.begin(tokens, position)
         columns = ahead_columns(position, plan.limit, count)

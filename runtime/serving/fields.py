@@ -61,7 +61,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request's texts, its search options, and its other fields."""
 
     texts: tuple[str, ...]
@@ -79,7 +79,7 @@ def object_from_json(body: bytes) -> dict[str, Any]:
     return values
 
 
-def asked_from_json(body: bytes) -> Asked:
+def request_from_json(body: bytes) -> ParsedRequest:
     """Checks all fields; every problem is in one message."""
     values = object_from_json(body)
     given = values.pop("text", None)
@@ -98,7 +98,7 @@ def asked_from_json(body: bytes) -> Asked:
     given_values = {name: value for name, value in values.items() if value is not None}
     search = {name: value for name, value in given_values.items() if FIELDS[name].search}
     others = {name: value for name, value in given_values.items() if not FIELDS[name].search}
-    return Asked(tuple(texts), search, others)
+    return ParsedRequest(tuple(texts), search, others)
 
 
 def has_lone_surrogate(text: str) -> bool:

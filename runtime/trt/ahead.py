@@ -24,7 +24,7 @@ from ..search.greedy_plan import GreedyPlan
 from .device import Device
 from .engine import Engine
 from .launches import Launches, Run
-from .memory import DeviceArray, Parcel, Post, Sizes, TrtState, allocate, shape_of, typed_front
+from .memory import DeviceArray, Parcel, ParcelMemory, Sizes, TrtState, allocate, shape_of, typed_front
 from .shapes import Profile
 from .step_plan import SLOT_POSITION
 
@@ -43,9 +43,9 @@ class AheadMemory:
         known = {t.name: t for t in (*step.inputs, *greedy.inputs)}
         self.carried = [known[name] for name in (*STEP_INPUTS, *CARRIED, *RECORDED)]
         self.device = device
-        self.now = Post(device, self.carried, most)
+        self.now = ParcelMemory(device, self.carried, most)
         self.next = device.allocate(self.now.memory.size)
-        self.fixed = Post(device, [known[name] for name in FIXED], most)
+        self.fixed = ParcelMemory(device, [known[name] for name in FIXED], most)
         self.banned = allocate(device, known["banned"], most).reshaped(shape_of(known["banned"], most[0]))
         self.ban_staging = device.staging(self.banned.bytes)[: self.banned.bytes]
         self.sent_bans: bytes | None = None
@@ -126,7 +126,12 @@ class AheadPlan:
 
 
 def planned_ahead(
-    memory: AheadMemory, engines: Mapping[str, Engine], profile: Profile, state: TrtState, sizes: Sizes, logits: Post
+    memory: AheadMemory,
+    engines: Mapping[str, Engine],
+    profile: Profile,
+    state: TrtState,
+    sizes: Sizes,
+    logits: ParcelMemory,
 ) -> AheadPlan:
     device, scored = memory.device, not state.form.candidates
     step, greedy = engines["decoder_step"], engines[SCORED if scored else UNSCORED]

@@ -115,7 +115,7 @@ class Parcel:
         self.device.download(self.host, self.memory)
 
 
-class Post:
+class ParcelMemory:
     """Memory on both sides for parcels of some tensors, whatever their shapes."""
 
     def __init__(self, device: Device, tensors: Sequence[EngineTensor], most: Sequence[Sizes]):

@@ -23,7 +23,7 @@ from ..search.step_output import Candidates, Reduced, StepOutput
 from .device import Device
 from .engine import Engine
 from .launches import Launches, Run, Work
-from .memory import DeviceArray, Parcel, Post, Shape, Sizes, TrtState, allocate, room_for, shape_of
+from .memory import DeviceArray, Parcel, ParcelMemory, Shape, Sizes, TrtState, allocate, room_for, shape_of
 from .shapes import Profile
 
 MASK = "self_mask"
@@ -43,10 +43,10 @@ class StepMemory:
         self.masks = [t for t in sent if t.name in MASKS]
         following = entries[TREE_MASK].inputs if TREE_MASK in entries else ()
         parents = [t for t in following if t.name == "parents"]
-        self.small = Post(device, [*(t for t in sent if t.name not in MASKS), *parents], most)
+        self.small = ParcelMemory(device, [*(t for t in sent if t.name not in MASKS), *parents], most)
         self.mask_staging = device.staging(sum(room_for(t, most) for t in self.masks))
-        self.logits = Post(device, [t for t in step.outputs if t.name == "logits"], most)
-        self.best = Post(device, entries[CANDIDATES].outputs, most)
+        self.logits = ParcelMemory(device, [t for t in step.outputs if t.name == "logits"], most)
+        self.best = ParcelMemory(device, entries[CANDIDATES].outputs, most)
         self.beam = [self.numbers(t, most) for t in following if t.name == "beam"]
 
     def numbers(self, tensor: EngineTensor, most: Sequence[Sizes]) -> DeviceArray:
@@ -92,13 +92,13 @@ class StepPlan:
         if self.best is None:
             logits = self.logits.values["logits"][front]
             return StepOutput(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
-        raw = LaterLogits(self.logits, front, wait, partial(state.is_at, state.steps))
+        raw = DeferredLogits(self.logits, front, wait, partial(state.is_at, state.steps))
         found = {name: array[front] for name, array in self.best.values.items()}
         candidates = ordered(found["best_tokens"], found["best_logits"], state.form.best, raw.shape[-1])
         return StepOutput(raw, None if candidates is None else Reduced(candidates, found["exp_sum"]))
 
 
-class LaterLogits:
+class DeferredLogits:
     """Logits on the device. They are copied to the host once, when an item is read."""
 
     def __init__(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from seq2engine.cli.interrupts import heeded_interrupts
+from seq2engine.cli.interrupts import handled_interrupts
 from seq2engine.errors import Seq2EngineError, UsageError
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
@@ -24,7 +24,7 @@ def exit_code_of(command: Callable[[], int]) -> int:
     if sys.stdout is None:  # closed by the caller: output is discarded instead of failing at some print
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        with heeded_interrupts() as interrupts:
+        with handled_interrupts() as interrupts:
             code = flushed(command)
         if interrupts.number and code != INTERRUPTED:
             return interrupted(interrupts.exit_code)

@@ -67,7 +67,7 @@ def importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def heeded_interrupts() -> Iterator[Interrupts]:
+def handled_interrupts() -> Iterator[Interrupts]:
     """Inside the block an interrupt raises KeyboardInterrupt; if code swallowed it, it is raised again at the end.
 
     A signal that is already handled or ignored, as by `nohup`, is left alone; so is everything outside the main

@@ -40,7 +40,7 @@ COMMANDS = {
     "bench": ("bench",),
     "completion": ("completion",),
 }
-OF_ALL = "completion"  # needs the parsers of all commands
+NEEDS_ALL_COMMANDS = "completion"  # needs the parsers of all commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def modules_for(words: Sequence[str]) -> tuple[str, ...]:
     """The modules of the commands that are among the words, so that no other is imported."""
     named = tuple(module for module, commands in COMMANDS.items() if not set(commands).isdisjoint(words))
-    return tuple(COMMANDS) if OF_ALL in named else named
+    return tuple(COMMANDS) if NEEDS_ALL_COMMANDS in named else named
 
 
 def make_parser(modules: Sequence[str] = tuple(COMMANDS)) -> Parser:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from seq2engine.common.terminal import fresh_line
 from seq2engine.errors import Seq2EngineError
 from seq2engine.flags.languages import add_languages
-from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
+from seq2engine.flags.lists import MOST_PRECISE, ListAction, add_precisions, one_of
 from seq2engine.flags.shared import (
     Commands,
     add_command,
@@ -62,7 +62,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--backend",
-        action=Listed,
+        action=ListAction,
         fits=one_of(*BACKENDS),
         default=["torch", "onnxruntime"],
         help="arms (default: torch,onnxruntime)",
@@ -70,7 +70,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     add_precisions(sub, None, f"{MOST_PRECISE} by all backends")
     sub.add_argument(
         "--peers",
-        action=Listed,
+        action=ListAction,
         fits=is_peer,
         default=[],
         metavar="NAME",
@@ -79,7 +79,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--case",
-        action=Listed,
+        action=ListAction,
         fits=is_case,
         metavar="BxKxSxT",
         help="cases: batch x beam x source x output, such as 8x4x32x32",
@@ -94,7 +94,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         add_numbers(sub, f"--{flag}", "N", f"a sweep with these values of {flag.replace('-', ' ')}")
     sub.add_argument(
         "--scenario",
-        action=Listed,
+        action=ListAction,
         fits=one_of("single", "offline", "server"),
         default=[],
         metavar="NAME",
@@ -108,7 +108,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--natural",
-        action=Listed,
+        action=ListAction,
         fits=is_workload,
         default=[],
         metavar="BxK",
@@ -142,7 +142,7 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_numbers(sub: argparse.ArgumentParser, flag: str, metavar: str, what: str) -> None:
-    sub.add_argument(flag, action=Listed, fits=str.isdecimal, item=int, metavar=metavar, help=what)
+    sub.add_argument(flag, action=ListAction, fits=str.isdecimal, item=int, metavar=metavar, help=what)
 
 
 def is_case(word: str) -> bool:

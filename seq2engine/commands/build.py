@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.errors import BuildError
-from seq2engine.flags.lists import MOST_PRECISE, Listed, is_gpu, is_range
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.lists import MOST_PRECISE, ListAction, is_gpu, is_range
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.shared import Commands, add_bundle, add_command, progress_for
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
     for name, (_, what) in RANGES.items():
         sub.add_argument(
             f"--{name.replace('_', '-')}",
-            action=Listed,
+            action=ListAction,
             fits=is_range,
             metavar="RANGE",
             help=f"{what}: one number, or min:opt:max; several for several profiles",
@@ -70,7 +70,7 @@ def add_build_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--gpu", action=Listed, fits=is_gpu, default=[], metavar="SM", help=what)
+    parser.add_argument("--gpu", action=ListAction, fits=is_gpu, default=[], metavar="SM", help=what)
 
 
 def run_build(args: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def run_build(args: argparse.Namespace) -> int:
     precision = build_precision(args, bundle, trt)
     first, *narrower = profiles_from_args(args, bundle, precision)
     check_targets(trt, args.gpu, precision, bundle.root)  # all, before the first build
-    say_precision(args, bundle, precision, "every GPU runs")
+    print_default_precision(args, bundle, precision, "every GPU runs")
     passports: list[Passport] = []
     groups = target_groups(args.gpu)
     names = [name_of_group(args.name, targets, len(groups)) for targets in groups]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.export.contract import DEFAULT_PRECISIONS
-from seq2engine.flags.lists import Listed, add_precisions, is_precision
+from seq2engine.flags.lists import ListAction, add_precisions, is_precision
 from seq2engine.flags.shared import Commands, add_command, add_json, print_note, progress_for
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     )
     sub.add_argument(
         "--add",
-        action=Listed,
+        action=ListAction,
         fits=is_precision,
         metavar="PRECISION",
         help="add these to a bundle, from its own weights: export --add int8 BUNDLE",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from seq2engine.errors import UsageError
 from seq2engine.flags.languages import add_languages
-from seq2engine.flags.lists import Listed, Maybe, one_of
+from seq2engine.flags.lists import ListAction, OptionalValueAction, one_of
 from seq2engine.flags.precision import precisions_from_args
 from seq2engine.flags.shared import (
     Commands,
@@ -61,7 +61,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--metrics",
-        action=Listed,
+        action=ListAction,
         fits=one_of("errors", "bleu", "chrf"),
         default=["errors"],
         help="scores, with --references: errors (WER, lines wrong), bleu, chrf (default: errors)",
@@ -84,7 +84,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
         "--locate",
-        action=Maybe,
+        action=OptionalValueAction,
         fits=re.compile(".+:.+").fullmatch,
         metavar="PLACE:TENSOR",
         help="only locate the first wrong tensor inside the ONNX graphs, with --backend tensorrt then inside engines "

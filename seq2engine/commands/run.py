@@ -19,7 +19,7 @@ from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
 from seq2engine.flags.cluster import add_cluster_flags, check_cluster_flags, job_of, uses_gpu
 from seq2engine.flags.languages import add_languages, add_strict
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.search import add_search_flags, lines_of_file, options_from_args, prefixes_from_args
 from seq2engine.flags.shared import (
     Commands,
@@ -106,7 +106,7 @@ def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
         print_precision(args, model)
         options = options_from_args(args, model)
         prefixes = prefixes_from_args(args, model, options.forced_bos)
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
         for translated in translated_lines(args, model, options, prefixes, lines):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.commands.run import lines_from_input, print_precision, progress_of_file
 from seq2engine.flags.languages import add_languages, add_strict
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, backend_settings
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run_score(args: argparse.Namespace) -> int:
         lines_from_input(args.input, instead="--input FILE") as lines,
         load(bundle, **backend_settings(args), workload=Workload(beam=1), ids=args.ids) as model,
     ):
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         print_precision(args, model)
         progress, size = progress_of_file(args.input, args.quiet)
         for one in model.score_lines(

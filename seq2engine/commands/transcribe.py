@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.commands.run import print_precision
 from seq2engine.common.terminal import fresh_line
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, backend_settings, progress_for
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def run_transcribe(args: argparse.Namespace) -> int:
     workload = Workload(beam=options.beam)
     with load(bundle, **backend_settings(args), attention=options.words, workload=workload) as model:
         print_precision(args, model)
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed = False
         for transcript in model.transcribe_iter(args.text, options, batch=args.batch, progress=progress_for(args)):
             if transcript.error is not None:

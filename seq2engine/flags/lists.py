@@ -20,7 +20,7 @@ MOST_PRECISE = "the most precise supported"  # see export/artifact/default_preci
 OTHER_NAMES = {"--html": "--out", "--report": "--out", "--device": "--provider", "--dtype": "--precision"}
 
 
-class Listed(argparse.Action):
+class ListAction(argparse.Action):
     """Collects the items of a comma-separated value; the flag may be repeated. `fits` tells whether a word is an
     item; `item` converts it."""
 
@@ -53,7 +53,7 @@ class Listed(argparse.Action):
             raise argparse.ArgumentError(self, f"invalid {self.item.__name__} value: {text!r}") from None
 
 
-class Maybe(argparse.Action):
+class OptionalValueAction(argparse.Action):
     """A flag with a value, which `fits`, or without one: then it is `const`."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Parser(argparse.ArgumentParser):
             if action is None or "=" in word:
                 flags.append(word)
                 continue
-            if not isinstance(action, Listed):
+            if not isinstance(action, ListAction):
                 flags += with_value(action, word, rest, free)
                 continue
             values = items_at(rest, action.fits if free > 0 else always)
@@ -188,7 +188,7 @@ def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -
     """A flag that is not a list, with its value, which is removed from the front of `rest`."""
     if action.nargs not in (None, 1, "?") or not rest or is_flag(rest[0]):
         return [flag]
-    if isinstance(action, Maybe) and free > 0 and not action.fits(rest[0]):
+    if isinstance(action, OptionalValueAction) and free > 0 and not action.fits(rest[0]):
         return [f"{flag}={action.const}"]
     return [flag, rest.pop(0)]
 
@@ -234,7 +234,7 @@ def add_precisions(parser: argparse.ArgumentParser, default: Sequence[str] | Non
 
     parser.add_argument(
         "--precision",
-        action=Listed,
+        action=ListAction,
         fits=is_precision,
         default=default,
         metavar="PRECISION",

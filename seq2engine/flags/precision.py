@@ -24,7 +24,7 @@ def precisions_from_args(args: argparse.Namespace, bundle: Bundle) -> list[str]:
     return list(dict.fromkeys(args.precision or [default_precision(bundle, args.backend, args.engine)]))
 
 
-def say_precision(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
+def print_default_precision(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
     """One line if there was a choice: the bundle has several precisions and none was named."""
     if args.precision is None and len(bundle.precisions) > 1 and not args.quiet:
         held = ", ".join(bundle.precisions)

@@ -20,11 +20,11 @@ from starlette.routing import Route
 from seq2engine import __version__
 from seq2engine.errors import BusyError, ConfigError, DeadlineError, RequestError, Seq2EngineError, StoppingError
 from seq2engine.runtime.serving.fields import (
-    Asked,
     BadRequestError,
-    asked_from_json,
+    ParsedRequest,
     has_lone_surrogate,
     object_from_json,
+    request_from_json,
 )
 from seq2engine.runtime.serving.service import Pending, TextRequest, TextService, values_of
 from seq2engine.runtime.text.translate import Translated
@@ -149,7 +149,7 @@ class Application:
             raise StatusError(408, f"the body did not arrive in {self.limits.timeout:g} s") from error
         return b"".join(parts)
 
-    def request_of(self, asked: Asked) -> TextRequest:
+    def request_of(self, asked: ParsedRequest) -> TextRequest:
         others = asked.others
         search = {**asked.search, "scores": bool(others.get("scores", False))}
         options = self.service.options(others.get("target_language"), **search)
@@ -160,7 +160,7 @@ class Application:
 
     async def translate(self, request: Request) -> Response:
         started = time.monotonic()
-        asked = asked_from_json(await self.body_of(request))
+        asked = request_from_json(await self.body_of(request))
         texts = self.request_of(asked)
         if asked.others.get("stream"):
             tokens: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
@@ -185,7 +185,7 @@ class Application:
         return JSONResponse({"results": found, "seconds": round(time.monotonic() - started, 6)})
 
     async def events(
-        self, pending: Sequence[Pending], asked: Asked, tokens: asyncio.Queue[Any], started: float
+        self, pending: Sequence[Pending], asked: ParsedRequest, tokens: asyncio.Queue[Any], started: float
     ) -> AsyncIterator[str]:
         """Pieces of every text as they are decoded, then its result. A disconnected client cancels the decode."""
         texts = [self.service.stream() for _ in pending]
@@ -280,7 +280,7 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def result_of(translated: Translated, asked: Asked) -> dict[str, Any]:
+def result_of(translated: Translated, asked: ParsedRequest) -> dict[str, Any]:
     """The JSON of one text."""
     if translated.error is not None:
         return {"error": translated.error.removesuffix("; shorten it or add --truncate")}

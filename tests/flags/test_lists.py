@@ -10,7 +10,7 @@ import pytest
 
 from seq2engine.cli import main as command_line
 from seq2engine.cli.main import parsed
-from seq2engine.flags.lists import Listed, Maybe
+from seq2engine.flags.lists import ListAction, OptionalValueAction
 
 SAMPLES = {  # flag -> two words it takes; any other list takes numbers
     "precision": ("fp32", "fp16"),
@@ -53,11 +53,11 @@ def flags_of(sub):
 def words_of(action):
     """The flag with a value, as a user would type it."""
     flag = max(action.option_strings, key=len)
-    if isinstance(action, Listed):
+    if isinstance(action, ListAction):
         return [flag, *SAMPLES.get(action.dest, ("3", "4"))]
     if action.nargs == 0:
         return [flag]
-    if isinstance(action, Maybe):
+    if isinstance(action, OptionalValueAction):
         return [flag, "encoder:x"]
     return [flag, next(iter(action.choices)) if action.choices else "3"]
 
@@ -91,7 +91,7 @@ def test_pairs_of_flags_stand_anywhere(name):
     sub = commands()[name]
     places = places_of(sub)
     for pair in combinations(flags_of(sub), 2):
-        if not any(isinstance(action, (Listed, Maybe)) for action in pair):
+        if not any(isinstance(action, (ListAction, OptionalValueAction)) for action in pair):
             continue  # argparse tells these apart by itself
         one, other = map(words_of, pair)
         behind = read(name, [*places, *one, *other])
@@ -106,7 +106,7 @@ def test_pairs_of_flags_stand_anywhere(name):
         (name, action.option_strings[0])
         for name, sub in commands().items()
         for action in flags_of(sub)
-        if isinstance(action, Listed)
+        if isinstance(action, ListAction)
     ],
 )
 def test_a_list_has_commas_or_spaces_or_its_flag_again(name, flag):

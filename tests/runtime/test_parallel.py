@@ -25,7 +25,7 @@ from seq2engine.runtime.ort.session import WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
-from seq2engine.runtime.threads import Turns, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
+from seq2engine.runtime.threads import EncoderLock, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
 from seq2engine.runtime.torch_session import TorchSession
 
 MODEL = random_model("tiny", seed=5)
@@ -146,12 +146,12 @@ def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
 
 
 def test_no_worker_goes_on_while_another_waits_for_the_encoder():
-    turns, order = Turns(), []
+    lock, order = EncoderLock(), []
 
     def worker(name, fails=False):
         try:
-            with turns.taken():
-                while not order and turns.waiting < 3:  # the first one, until all three want it
+            with lock.held():
+                while not order and lock.waiting < 3:  # the first one, until all three want it
                     time.sleep(0.001)
                 order.append("in")
                 if fails:

@@ -69,7 +69,7 @@ class Stage:
     values: Any = None
 
 
-class Done:
+class PassedStages:
     """Results of stages that have passed, one file each in OUT/stages. They are removed after the report, and for
     another machine or version (`facts`)."""
 
@@ -119,7 +119,7 @@ def gpu_check(
     flavours = installed() if flavours is None else flavours
     stages = [machine_stage(device, flavours)]
     facts = {name: stages[0].values[name] for name in ("gpu", "capability", *flavours)}
-    done = Done(out / "stages", {**facts, "rehearsal": rehearsal, "precisions": list(precisions)})
+    done = PassedStages(out / "stages", {**facts, "rehearsal": rehearsal, "precisions": list(precisions)})
     for flavour in flavours:
         able = precisions_on(device.capability, flavour, precisions)
         stages += flavour_stages(out / flavour, device, flavour, build, rounds, count, able, done)
@@ -145,7 +145,7 @@ def flavour_stages(
     rounds: int,
     count: int,
     precisions: Sequence[str],
-    done: Done,
+    done: PassedStages,
 ) -> Iterator[Stage]:
     """The shipped model, built, compared and timed with one TensorRT."""
     exported = done.stage(f"{flavour}: export", partial(export_stage, folder, precisions))

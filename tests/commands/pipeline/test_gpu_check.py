@@ -177,7 +177,7 @@ def test_stages_of_another_machine_are_forgotten(tmp_path: Path) -> None:
         return check.Stage("", True, "text", [1])
 
     for facts, expected in (("a", 1), ("a", 1), ("b", 2)):
-        found = check.Done(tmp_path / "stages", facts).stage("one: two", stage)
+        found = check.PassedStages(tmp_path / "stages", facts).stage("one: two", stage)
         assert (found.name, found.values, len(runs)) == ("one: two", [1], expected)
 
 
