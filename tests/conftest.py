@@ -64,7 +64,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that need a GPU say so where there is none."""
+    """Tests that need a GPU are skipped with that reason where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -1,4 +1,4 @@
-"""What an arm costs beside time, taken in processes of their own."""
+"""Memory and build time of an arm, measured in separate processes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Wrapped:
 
 
 class Liar(Wrapped):
-    """Never says the token it thinks is best for the last source."""
+    """Never outputs the best token for the last source."""
 
     def step(self, state, *inputs):
         logits = np.array(self.session.step(state, *inputs).logits)

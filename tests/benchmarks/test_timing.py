@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 class HandClock:
-    """A clock that only moves when an arm says so."""
+    """A clock that only arms advance."""
 
     def __init__(self):
         self.now = 0
@@ -131,7 +131,7 @@ def test_a_verdict_follows_the_interval(rounds):
 
 
 def test_few_rounds_take_no_credit_for_pairs():
-    """Four rounds whose ratios all say 1.1, under noise that both share: the rank-sum test sees two of a kind."""
+    """Four rounds whose ratios are all 1.1, under noise that both share: the rank-sum test sees two of a kind."""
     noise = [1, 9, 2, 30]
     found = ratio_interval(samples(*(1.1 * value for value in noise)), samples(*noise))
     assert found.verdict == "unsure"

@@ -1,4 +1,4 @@
-"""What a new user gets wrong, on every command: one line that says so, exit code 1 or 2, and nothing half-written."""
+"""What a new user gets wrong, on every command: one line of error, exit code 1 or 2, and nothing half-written."""
 
 from __future__ import annotations
 

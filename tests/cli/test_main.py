@@ -45,7 +45,7 @@ def own_bundle(bundle, tmp_path):
 
 
 def assert_refused(result, *parts, exits=1):
-    """One line that says what is wrong, and exit code 1, or 2 where the files do not matter."""
+    """One line of error, and exit code 1, or 2 where the files do not matter."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == exits

@@ -1,4 +1,4 @@
-"""Every command without each package in turn: it works, or one line says what to install."""
+"""Every command without each package in turn: it works, or one line names what to install."""
 
 from __future__ import annotations
 

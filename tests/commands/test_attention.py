@@ -48,7 +48,7 @@ def cli(capsys):
 
 
 def assert_refused(result, *parts, exits=1):
-    """An exit code and one line that says what is wrong."""
+    """An exit code and one line of error."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out) == (exits, "")

@@ -20,7 +20,7 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(bundle, tmp_path_factory):
-    """What PyTorch says greedily is right, but for every fourth word, of which one token is added."""
+    """What PyTorch decodes greedily is right, but for every fourth word, of which one token is added."""
     path = tmp_path_factory.mktemp("files") / "test.tsv"
     with load(bundle, "torch") as model:
         outputs = model.translate(WORDS)

@@ -27,7 +27,7 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoded(bundle):
-    """What the model says to a text that fits."""
+    """The model's output for a text that fits."""
     with load(bundle, threads=1) as model:
         yield lambda text: model.translate(text)
 

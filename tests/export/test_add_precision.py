@@ -26,7 +26,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def bundle(made, tmp_path):
-    """With an engine, a report and files that nobody of ours wrote."""
+    """With an engine, a report and files that we did not write."""
     root = shutil.copytree(made, tmp_path / "bundle")
     (root / "engines" / "mine").mkdir(parents=True)
     (root / "engines" / "mine" / "encoder.engine").write_bytes(b"engine")

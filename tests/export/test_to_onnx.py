@@ -1,4 +1,4 @@
-"""The exported graphs: the contract's, whole, stored once, and saying what PyTorch says at every shape."""
+"""The exported graphs: the contract's, whole, stored once, and computing what PyTorch computes at every shape."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_only_the_new_slots_are_written(cache_form, feeds_for, run_onnx):
 @pytest.mark.parametrize("name", ["sinusoidal post", "rotary pre"])
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 def test_step_by_step_the_graphs_follow_teacher_forcing(name, cache_form, open_onnx):
-    """Two beams that say different things share one cache; each must see its own past only."""
+    """Two beams with different tokens share one cache; each must see its own past only."""
     model = variant(name)
     run = {name: open_onnx(graph) for name, graph in graphs_from_model(model, cache_form).items()}
     rng = np.random.default_rng(0)

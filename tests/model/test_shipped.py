@@ -1,4 +1,4 @@
-"""The shipped checkpoint is what its card says: small, whole, licensed, and able."""
+"""The shipped checkpoint is as its card describes it: small, whole, licensed, and able."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_a_gpu_that_cannot_be_asked(text_package: tuple[Bundle, Path], tmp_path:
 def test_options_that_decode_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so, and the rest of the package is checked all the same."""
+    """It is reported, and the rest of the package is checked nevertheless."""
     bundle = text_bundle(tmp_path, phrases=[[5, 6]])
     put_engines(bundle, flavour="tensorrt", name="one")
     package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))

@@ -1,4 +1,4 @@
-"""A bundle goes to a hub on loopback and comes back: one commit, a card that claims what the reports say, no more."""
+"""A bundle goes to a hub on loopback and comes back: one commit, a card that claims what the reports prove, no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel decodes: the same outputs, in the same order, whoever decodes them; errors that name the right source."""
+"""Parallel decodes: the same outputs, in the same order, on any worker; errors that name the right source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shortlist: what a smaller output projection says is what the whole one says with all other tokens impossible."""
+"""A shortlist: a smaller output projection decodes like the whole one with all other tokens masked."""
 
 from __future__ import annotations
 

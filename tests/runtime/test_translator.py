@@ -209,7 +209,7 @@ class TestLanguages:
 
     @pytest.mark.parametrize("command", ["parity", "bench"])
     def test_parity_and_benchmark(self, cli, multilingual, tmp_path, command):
-        """The references are what the model says in French from English, so no line is wrong."""
+        """The references are the model's outputs in French from English, so no line is wrong."""
         texts = ["hello world", "abc", "zebra fish", "no"]
         right = multilingual.translate(texts, source_language="eng", target_language="fra", beam=4)
         (tmp_path / "right.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, right, strict=True)))

@@ -1,4 +1,4 @@
-"""The tree cache: what the mask says is what a beam has seen, whatever was switched, compacted or dropped."""
+"""The tree cache: the mask is what a beam has seen, whatever was switched, compacted or dropped."""
 
 from __future__ import annotations
 

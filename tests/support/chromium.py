@@ -17,7 +17,7 @@ SOON = 240  # seconds
 
 
 class Chromium:
-    """One page of so many pixels. `problems` are what the page's console and its scripts complain about."""
+    """One page of this size in pixels. `problems` are what the page's console and its scripts complain about."""
 
     def __init__(self, work: Path, width: int, height: int, mobile: bool = False):
         assert BINARY is not None

@@ -1,4 +1,4 @@
-"""Peers as arms: the real libraries of this environment beside ours, and what becomes of one that fails."""
+"""Peers as arms: the real libraries of this environment next to ours, and the handling of one that fails."""
 
 from __future__ import annotations
 

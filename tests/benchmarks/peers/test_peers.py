@@ -1,4 +1,4 @@
-"""Peers say what we say: the real libraries of this environment, in processes of their own, on our weights."""
+"""Peers output what we output: the real libraries of this environment, in processes of their own, on our weights."""
 
 from __future__ import annotations
 

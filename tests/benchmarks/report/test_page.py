@@ -76,7 +76,7 @@ def test_quality_stands_beside_speed():
 
 
 def test_few_rounds_are_never_a_contradiction():
-    """Ten times as fast in five rounds is sure; in three it is not, and no interval says otherwise."""
+    """Ten times as fast in five rounds is sure; in three it is not, and no interval decides."""
     five = result({"torch fp32": samples(*[40] * 5), "onnxruntime fp32": samples(*[4] * 5)})
     assert "onnxruntime fp32 is fastest, 10.00x (10.00 to 10.00) over torch fp32" in bench_table(five)
     three = result({"torch fp32": samples(*[40] * 3), "onnxruntime fp32": samples(*[4] * 3)})

@@ -1,4 +1,4 @@
-"""The measured tables of README and docs/BENCHMARK.md are what the committed results say."""
+"""The measured tables of README and docs/BENCHMARK.md agree with the committed results."""
 
 from __future__ import annotations
 

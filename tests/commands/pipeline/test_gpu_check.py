@@ -65,7 +65,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
 @pytest.mark.slow
 def test_one_report_of_everything(tmp_path: Path, machine: Callable[..., list[check.Stage]]) -> None:
-    """A build that fails takes its parity, its times and the benchmark with it; the rest is told all the same."""
+    """A build that fails takes its parity, its times and the benchmark with it; the rest is reported nevertheless."""
     stages = machine(precisions=("fp32", "fp16", "int8"))
     assert [(stage.name, stage.passed) for stage in stages] == [
         ("machine", True),

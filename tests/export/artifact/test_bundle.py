@@ -1,4 +1,4 @@
-"""A bundle is read back as it was written; anything that is not right is one line with the command that mends it."""
+"""A bundle is read back as it was written; anything that is not right is one line with the command that repairs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From ranges to shapes, for any ranges: hypothesis looks for the ones that do not hold."""
+"""From ranges to shapes, for any ranges: hypothesis searches for counterexamples."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def refusal(*arguments, **options):
     ("targets", "bits"), [((), 0b1111110), (("sm75",), 0b000001), (("sm86",), 0b000100), (("sm80", "sm120"), 0b010010)]
 )
 def test_an_engine_is_built_for_the_targets_that_were_asked_for(targets, bits):
-    """An engine says so in its header, one bit per target from sm75 on; what is portable adds one for the future."""
+    """An engine's header has one bit per target from sm75 on; a portable one has another for future GPUs."""
     engine = build(small_graph(), targets=targets)
     assert engine.startswith(b"vtrt")
     assert int.from_bytes(engine[32:36], "little") == bits
@@ -93,7 +93,7 @@ def test_a_node_without_a_name_is_named_by_its_op():
 
 
 def test_a_graph_without_outputs_is_not_taken_for_a_success():
-    """The parser says yes to an empty message."""
+    """The parser accepts an empty message."""
     assert refusal(onnx.ModelProto()) == "tensorrt_rtx cannot read small.onnx: it gave no reason"
 
 

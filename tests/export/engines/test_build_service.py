@@ -174,7 +174,7 @@ def test_several_profiles_the_widest_first(build, ranges, own_bundle):
 
 
 def test_weights_may_stay_on_the_host(build, own_bundle):
-    """An engine says in its header how many bytes of weights it brings: those that are streamed are not counted."""
+    """An engine's header has the bytes of its weights, without those that are streamed."""
     sizes = []
     for streaming in (False, True):
         passport = build(flags=BuildFlags(weight_streaming=streaming), force=True)

@@ -1,4 +1,4 @@
-"""The shortcut to the best tokens: always the tokens that all logits would name, from a look at few of them."""
+"""The shortcut to the best tokens: always the tokens that all logits would give, computed from few of them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ FEED_FORWARD = [  # the fallback nodes that the planted overflow asks for; in an
 
 @pytest.fixture(scope="module")
 def overflowing():
-    """A model that says the same as before in fp32, though one feed-forward layer is now beyond fp16 inside.
+    """A model that decodes the same as before in fp32, though one feed-forward layer is now beyond fp16 inside.
 
     The first product is 2**16 times as large and the second as much smaller; ReLU lets factors pass.
     """

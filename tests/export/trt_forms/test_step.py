@@ -107,7 +107,7 @@ def test_both_forms_agree_with_each_other(cache_form, beams, portable, feeds_for
 
 @pytest.mark.parametrize("beams", [2, 4])
 def test_beams_do_not_see_each_others_slots(beams, portable, feeds_for, run_onnx):
-    """Beams become heads: were the fold in another order, a beam would look through another's mask."""
+    """Beams become heads: were the fold in another order, a beam would use another's mask."""
     spec = graph_specs(TINY)["decoder_step"]
     form = step_for_tensorrt(portable("tiny", "static"), "static", beams, SLOTS)
     feeds = feeds_for(spec, {"B": 2, "K": beams, "S": 5, "L": SLOTS})

@@ -1,4 +1,4 @@
-"""fairseq checkpoints, written here under its names and options from an nn.Transformer, say what that model says."""
+"""fairseq checkpoints, written here under its names and options from an nn.Transformer, compute the same."""
 
 from __future__ import annotations
 

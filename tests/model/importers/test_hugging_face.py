@@ -1,4 +1,4 @@
-"""Imported models say what the real library says: its states, its logits, its outputs token for token."""
+"""Imported models compute what the real library computes: its states, its logits, its outputs token for token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenNMT-py 3 checkpoints, written here under its names from an nn.Transformer, say what that model says."""
+"""OpenNMT-py 3 checkpoints, written here under its names from an nn.Transformer, compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files make which tokenizer, what a folder without a usable one says, and what reading one costs."""
+"""Which files make which tokenizer, the note on a folder without a usable one, and what reading one costs."""
 
 from __future__ import annotations
 

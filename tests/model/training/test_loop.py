@@ -43,7 +43,7 @@ CONFIG = ModelConfig(
 
 
 def copy_pairs(count, seed=0):
-    """A task that is learnt fast: say the source again."""
+    """A task that is learnt fast: copy the source."""
     rng = random.Random(seed)
     words = [[rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 4))] for _ in range(count)]
     return [([*word, END], [*word, END]) for word in words]

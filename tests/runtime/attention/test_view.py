@@ -1,4 +1,4 @@
-"""Where a model looks: ONNX Runtime and PyTorch agree in every scheme, and on what the formula says."""
+"""Cross-attention weights: ONNX Runtime and PyTorch agree in every scheme, and with the formula."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class TestForcedRuns:
         ],
     )
     def test_count_each_output_up_to_its_own_end(self, three, options):
-        """Though none ends: what counts is what the oracle says when it may."""
+        """Though none ends: the oracle's own outputs count."""
         sources = random_sources(ENDING, 24)
         lengths = [len(nbest[0].tokens) for nbest in generate(three[0], sources, options)]
         level = compare_tensors(*three, sources, range(0, 24, 3), options, 24, 10)

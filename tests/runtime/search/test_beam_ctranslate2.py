@@ -24,7 +24,7 @@ BEAMS = (1, 2, 4, 8)
 
 
 def their_answer(name: str, sources: list[list[int]], options: SearchOptions) -> list[list[Hypothesis]]:
-    """What `translate_batch` says, in our words. Its lengths do not count the end token, as ours do."""
+    """The result of `translate_batch`, in our types. Its lengths do not count the end token, as ours do."""
     answers = pair(name).theirs.translate_batch(
         [[TOKENS[token] for token in source] for source in sources],
         beam_size=options.beam,

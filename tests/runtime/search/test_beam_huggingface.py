@@ -96,7 +96,7 @@ class MarianStep:
 
 
 def library_answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
-    """What `generate` says, in our words."""
+    """The result of `generate`, in our types."""
     config = GenerationConfig(
         num_beams=options.beam,
         num_return_sequences=options.nbest,

@@ -32,7 +32,7 @@ def decode(
 
 
 def ends_after(words: int) -> Script:
-    """A script that says A `words` times and then ends."""
+    """A script that outputs A `words` times and then ends."""
     return from_table({(A,) * words: ONLY_END}, otherwise=ONLY_A)
 
 

@@ -42,7 +42,7 @@ def sampled(
 
 
 def counts(table: list[float], samples: int = 1500, **options: Any) -> np.ndarray:
-    """How often each token comes first in so many samples of one source."""
+    """How often each token comes first in `count` samples of one source."""
     ((*found,),), _, _ = sampled([from_table({}, table)], [[3]], max_length=1, nbest=samples, **options)
     return np.bincount([best.tokens[0] for best in found], minlength=len(table))
 

@@ -1,4 +1,4 @@
-"""Audio files of every kind, and what is no audio: samples at 16 kHz, or one line that says why not."""
+"""Audio files of every kind, and what is no audio: samples at 16 kHz, or one line with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a precision costs: its outputs beside fp32's, shared between precisions, information and not a verdict."""
+"""What a precision costs: its outputs against fp32's, shared between precisions; information, not a verdict."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_edits_are_per_token_of_fp32(bundle):
 
 
 def test_precisions_share_the_decodes_of_fp32(bundle, monkeypatch):
-    """Alone ONNX Runtime decodes them, once for both; beside fp32 PyTorch has done so already, and nobody does."""
+    """Alone ONNX Runtime decodes them, once for both; with fp32, PyTorch has done it already."""
     decoded = []
     kept = cost.outputs_of
     monkeypatch.setattr(

@@ -116,7 +116,7 @@ def torch16(bundle):
 
 class TestExcuse:
     def doubt(self, session, differing, own_differing, count=40):
-        """Of so many sources the candidate differs in the first ones; PyTorch fp16 in those rows."""
+        """Of `count` sources the candidate differs in the first ones; PyTorch fp16 in those rows."""
         sources = random_sources(SMALL, count)
         (options, *_) = searches_of(session, 8, 2)
         outputs = outputs_of(session, sources, range(count), options, 8)

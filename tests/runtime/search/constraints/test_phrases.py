@@ -1,4 +1,4 @@
-"""Phrases: the automaton against plain tuples, outputs that always say them, and the best of all such outputs."""
+"""Phrases: the automaton against plain tuples, outputs that always contain them, and the best of all such outputs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_outputs_contain_every_phrase(
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_a_wide_beam_finds_the_best_output_there_is(seed: int) -> None:
-    """Of all texts of up to 4 of 4 tokens that say both phrases, by trying them."""
+    """Of all texts of up to 4 of 4 tokens that contain both phrases, by trying them."""
     phrases, length = ((2, 3), (3,), (2,)), 4
     script = from_seed(seed, vocab=4)
     logs: dict[tuple[int, ...], np.ndarray] = {}
