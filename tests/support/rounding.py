@@ -64,7 +64,7 @@ def unit(precision: str) -> tuple[float, float]:
 
 
 def apart(roundings: Sequence[tuple[float, float]]) -> float:
-    """How far two computations may lie apart, as a part of the largest number, after `count` roundings by `roundoff` each."""
+    """How far two computations may lie apart, relative to the largest number, after these roundings (count, size)."""
     likely = LAMBDA * math.sqrt(2 * sum(count * roundoff**2 for count, roundoff in roundings))
     return min(likely, 2 * sum(count * roundoff for count, roundoff in roundings))
 
