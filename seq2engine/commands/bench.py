@@ -40,7 +40,10 @@ def add_parser(commands: Commands) -> None:
     renamed = {"--lengths": "--max-length", "--output": "--max-length", "--source": "--source-length"}
     summary = "time encoder, step and whole decodes, outputs compared first"
     sub = add_command(commands, "bench", run_bench, summary, renamed)
-    add_bench_flags(sub)
+    add_arm_flags(sub)
+    add_case_flags(sub)
+    add_run_flags(sub)
+    add_compare_flags(sub)
     add_references(sub, "also measure every arm's error rates on these")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     add_languages(sub)
@@ -53,7 +56,8 @@ def run_bench(args: argparse.Namespace) -> int:
     return compare_benches(args) if args.bundle[0] == COMPARE else run_arms(args)
 
 
-def add_bench_flags(sub: argparse.ArgumentParser) -> None:
+def add_arm_flags(sub: argparse.ArgumentParser) -> None:
+    """What is timed: backends, precisions and other libraries."""
     sub.add_argument(
         "bundle",
         nargs="+",
@@ -77,6 +81,10 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         help="other libraries with the same weights as arms, from .peers (make peers): all, or names such as "
         "'ctranslate2 int8'; of all, one that fails is listed as failed",
     )
+
+
+def add_case_flags(sub: argparse.ArgumentParser) -> None:
+    """The workloads: fixed sizes, a sweep, scenarios, real sentences."""
     sub.add_argument(
         "--case",
         action=ListAction,
@@ -115,6 +123,10 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         help="time the sources of --references, each decoded to its end token, in batches of B with K beams, such as "
         "1x1,32x4; and compare every arm's outputs. Other cases are then timed only if asked for",
     )
+
+
+def add_run_flags(sub: argparse.ArgumentParser) -> None:
+    """How it is timed, and where the report goes."""
     sub.add_argument(
         "--neighbour",
         type=int,
@@ -134,6 +146,9 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder for the report, or its file (.html or .json) (default: BUNDLE/reports/bench-ARMS-DATE-TIME)",
     )
+
+
+def add_compare_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--slower", type=float, default=1.05, help="compare: fails beyond this ratio (default: %(default)s)"
     )
