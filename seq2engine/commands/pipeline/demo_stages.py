@@ -79,7 +79,7 @@ def demo(out: Path, progress: Progress) -> str:
     return "\n\n".join(
         [
             launch_table(engines),
-            text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
+            text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), pronunciations(bundle)),
             "\n".join(verdict for verdict, _ in verdicts),
             bench_table(bench),
             text_table(("made", "where"), made),
@@ -117,6 +117,6 @@ def launch_table(engines: list[tuple[str, Passport]]) -> str:
     return text_table((f"TensorRT engine for {TARGET}", "launches", "fused attentions"), rows)
 
 
-def spoken(bundle: Bundle) -> list[tuple[str, str]]:
+def pronunciations(bundle: Bundle) -> list[tuple[str, str]]:
     with load(bundle, threads=THREADS) as model:
         return list(zip(WORDS, model.translate(WORDS, beam=BEAM), strict=True))
