@@ -125,7 +125,7 @@ def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> Sources:
 
 
 def audio_prompt(config: ModelConfig) -> tuple[int, ...]:
-    """What the decoder of such a model is fed behind its start token: English text without timestamps."""
+    """What the decoder of such a model is fed after its start token: English text without timestamps."""
     layout = layout_of(config.target_vocab) if config.takes_audio else None
     return () if layout is None else tuple(speech_from_layout(layout, ()).prompt())
 

@@ -50,7 +50,7 @@ class Environment:
     libraries: dict[str, str]
     governor: str | None = None  # how the clock rate is chosen; None where the system has no such file
     neighbours: int = 0  # busy processes that were started beside the arms, each on a core of its own
-    commit: str | None = None  # of this package's sources, "-dirty" behind it if they were changed; None if unknown
+    commit: str | None = None  # of this package's sources, with "-dirty" appended if they were changed; None if unknown
 
     @property
     def busy(self) -> bool:

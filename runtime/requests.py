@@ -28,7 +28,7 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
             f"{what} asked for, but the session keeps no cross-attention weights; open it with attention=True"
         )
     if options.max_length + len(options.prompt) > limits.target:
-        behind = f" behind a prompt of {len(options.prompt)} tokens" if options.prompt else ""
+        behind = f" after a prompt of {len(options.prompt)} tokens" if options.prompt else ""
         problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
         if options.max_length + len(options.prompt) <= config.max_target:
             beyond["target"] = options.max_length + len(options.prompt)

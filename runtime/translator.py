@@ -308,7 +308,7 @@ class Translator(Transcriber):
     ) -> TargetScore | list[TargetScore]:
         """The log-probability of every token of one target for each source.
 
-        A target of text is scored with its end token, behind the first token of every output where the model has one;
+        A target of text is scored with its end token, after the forced first token where the model has one;
         ids are taken as they are.
         """
         if isinstance(sources, str) != isinstance(targets, str):

@@ -2,7 +2,7 @@
 
 Every step appends K slots to a source's cache. When beams switch, only rows of the mask are copied; nothing in the
 cache moves. Slots that no beam descends from are dead. When the cache is full, compaction gathers the live slots to the
-front and leaves `slack` free slots behind them.
+front and leaves `slack` free slots after them.
 
     slots   0 1 2 | 3 4 5 | 6 7 8        K = 3; beam 0 continued slot 4, which continued slot 0
     beam 0  x . . | . x . | x . .
@@ -240,7 +240,7 @@ class TreeStep:
     def replace(self, rows: np.ndarray, newcomers: State, width: int, plan: GreedyPlan | None = None) -> None:
         """From the next call on these rows [N] are the newcomers' sources, at their first step, by this plan.
 
-        In a growing cache they begin behind all slots, and the mask hides those before from them.
+        In a growing cache they begin after all slots, and the mask hides those before from them.
         """
         assert not self.waiting, "rows change only between two runs ahead of the session"
         if self.plan is not None and plan is not None:

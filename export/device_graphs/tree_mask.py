@@ -5,7 +5,7 @@
 
 A parent of -1 is an empty row: its source begins again. `beam` is 0, 1, ..., K-1, sent once, so that no node computes a
 shape. A model with relative positions also knows at which position each slot was written. All slots from `write_index`
-on get the current one; those behind the K new ones are not attended to and get theirs when they are written.
+on get the current one; those after the K new ones are not attended to and get theirs when they are written.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def kernels_from_engine(engine: bytes) -> KernelProgram:
 
 
 def kernels_by_profile(engine: bytes, profiles: int) -> list[KernelProgram]:
-    """The program of every profile, in their order: each is a long block, and the short ones of its fusions behind."""
+    """The program of every profile, in their order: each is a long block, followed by short ones of its fusions."""
     blocks = blocks_of(engine)
     longest = sorted(range(len(blocks)), key=lambda i: len(blocks[i]), reverse=True)[:profiles]
     starts = sorted(longest)

@@ -124,7 +124,7 @@ def fairseq(about: Any) -> Tokenizer:
 
 
 def dictionary(path: Path) -> list[str]:
-    """The words of a file that has one a line, each with a count and a mark behind it."""
+    """The words of a file that has one a line, each followed by a count and a mark."""
     lines = path.read_bytes().decode().rstrip("\n").split("\n")
     return [line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in lines]
 

@@ -53,7 +53,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def stored_types(model: onnx.ModelProto) -> dict[str, str]:
-    """Product -> the type its weight is stored in, behind DequantizeLinear, Transpose and Cast.
+    """Product -> the type its weight is stored in, before DequantizeLinear, Transpose and Cast.
 
     Products of two activations are left out.
     """

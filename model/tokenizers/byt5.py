@@ -1,4 +1,4 @@
-"""ByT5's tokenizer: the bytes of a text in UTF-8, three special tokens before them and sentinels behind; no file.
+"""ByT5's tokenizer: the bytes of a text in UTF-8, three special tokens before them and sentinels after them; no file.
 
 <pad> 0, </s> 1, <unk> 2, bytes 3 to 258, <extra_id_0> 259, <extra_id_1> 260, ...
 """

@@ -79,7 +79,7 @@ def tsv_column(file: Path, column: str | None) -> str | None:
 
 
 def text_blocks(file: Path, first: int, lines: int, column: str | None) -> Iterator[Block]:
-    """Cuts behind every newline byte whose number is a multiple of `lines`, in one pass over the file."""
+    """Cuts after every newline byte whose number is a multiple of `lines`, in one pass over the file."""
     begin, seen, local, position, last = 0, 0, 1, 0, b""
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK):

@@ -193,7 +193,7 @@ def batches_of(sources: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def sources_from_corpus(path: Path, coder: Coder) -> list[list[int]]:
-    """The sources of a file: one a line, up to a tab where targets stand behind it."""
+    """The sources of a file: one a line, up to a tab if targets follow it."""
     try:
         lines = [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -115,7 +115,7 @@ def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
 def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """array[rows]; in place if most rows stay and in their order, so that no new pages have to be cleared.
 
-    Rows behind all old ones may repeat some of them: the batch grows.
+    Rows after all old ones may repeat some of them: the batch grows.
     """
     kept = resized(array, (len(rows), *array.shape[1:]))
     if kept is None or 2 * len(rows) < len(array) or (np.diff(rows[: len(array)]) <= 0).any():

@@ -194,7 +194,7 @@ class SpeculativeSession(Session):
             state.draft = self.draft_state(state.target)
         verified, started = state.verified, time.perf_counter()
         positions = position[:, None] + np.arange(count)
-        if slot_position is not None:  # each draft stands in the slot behind the one before
+        if slot_position is not None:  # each draft is in the slot after the previous one
             slot_position = slot_position.copy()
             slot_position[0, write_index.item() :][:count] = positions[0]
         drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, slot_position, count)

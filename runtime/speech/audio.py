@@ -134,7 +134,7 @@ def imported(name: str, wanted_by: str) -> Any:
 def speech_from(audio: Audio, bands: int, window: int = WINDOW_SAMPLES) -> Speech:
     """The features of an audio. If it is no longer than a window, it is one window, filled up with silence.
 
-    Audio that is longer is not padded: frames behind its end are zeros, as in OpenAI's code.
+    Audio that is longer is not padded: frames after its end are zeros, as in OpenAI's code.
     """
     beginning = np.zeros(0, dtype=np.float32)
     for block in audio.blocks():

@@ -120,7 +120,7 @@ class FeatureStream:
     """Features of an audio of any length, window by window, forwards; only a little more than a window is held.
 
     `blocks` is called once for each time that the audio is read: twice if it has more than `most_held` frames. Frames
-    behind the end are zeros.
+    after the end are zeros.
     """
 
     def __init__(self, blocks: Callable[[], Blocks], bands: int, most_held: int = HELD):

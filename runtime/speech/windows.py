@@ -86,7 +86,7 @@ class Listener:
 
     @property
     def window_frames(self) -> int:
-        """Frames of the next window that are not behind the end of the features."""
+        """Frames of the next window that are not after the end of the features."""
         return min(self.size, self.speech.features.frames - self.place)
 
     def take(self, window: Window, output: WindowOutput) -> list[Segment]:

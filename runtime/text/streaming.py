@@ -12,7 +12,7 @@ REPLACEMENT = "\ufffd"  # what a decoder returns for incomplete bytes of a chara
 def settled(text: str) -> str:
     """The beginning of a text that further tokens cannot change.
 
-    Tokenizers put the text of a token behind the text before it. What may still change is the end: bytes that become a
+    Tokenizers append the text of a token to the text before it. What may still change is the end: bytes that become a
     character with the next token, and a space that only stands before another word.
     """
     return text.rstrip(f"{REPLACEMENT} ")

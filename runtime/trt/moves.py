@@ -65,7 +65,7 @@ def gather_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], s
 
 
 def put_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], coming: Slab, coming_shape: Shape) -> None:
-    """array[rows] = coming of every tensor of the slab; where sources are longer than those that come: zeros behind."""
+    """array[rows] = coming of every tensor of the slab, padded with zeros to the slab's source length."""
     axis = slab.axes.index("S")
     width, count = slab.row_bytes(shape), len(slab.names)
     if shape[1:] == coming_shape[1:]:
@@ -83,7 +83,7 @@ def put_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], comi
 
 
 def set_length(device: Device, slab: Slab, shape: Shape, length: int, spare: Memory) -> Shape:
-    """Every tensor of the slab with sources of another length, zeros behind the old ones; its shape afterwards."""
+    """Every tensor of the slab with sources of another length, padded with zeros; its shape afterwards."""
     axis = slab.axes.index("S")
     result = (*shape[:axis], length, *shape[axis + 1 :])
     size = math.prod(result) * itemsize_of(slab.dtype)

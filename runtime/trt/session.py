@@ -300,7 +300,7 @@ class TrtSession(Session):
         state.moved()
 
     def move_rows(self, state: TrtState, rows: np.ndarray) -> None:
-        """Rows of sources that stay come first; behind them may be rows of some that left, as padding."""
+        """Rows of sources that stay come first; rows of some that left may follow as padding."""
         count = self.rows_for(len(rows), physical_rows(state)) if self.static else len(rows)
         for slab in self.slabs_of(state):
             shape = state[slab.names[0]].shape
@@ -313,7 +313,7 @@ class TrtSession(Session):
         return [*state.memory.kept, *([] if reserved is None else state.memory.holding(reserved))]
 
     def move_slots(self, state: TrtState, slots: np.ndarray) -> None:
-        """These slots [B,L'] come first. A static cache keeps its length: what is behind them repeats one of them."""
+        """These slots [B,L'] come first. A static cache keeps its length: the slots after them repeat one of them."""
         engine, first = self.opened("gather_slots"), state[self.cache[0].name]
         count, length = physical_rows(state), first.shape[2] if self.static else slots.shape[1]
         index = padded_slots(slots, count, length)

@@ -136,7 +136,7 @@ def ordered(tokens: np.ndarray, logits: np.ndarray, wanted: int, vocab: int) -> 
 
 def fill(window: np.ndarray, value: np.ndarray) -> None:
     """Copies an input of a step into the engine's memory. Padding rows and beams get token 0 at position 0 with an
-    all-true mask; in the masks of all others, slots behind the value's last are false."""
+    all-true mask; in the masks of all others, slots after the value's last are false."""
     padding = window.dtype == bool
     if window.shape != value.shape:
         window[...] = padding

@@ -76,13 +76,13 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.add_argument(
-        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities behind it"
+        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities after it"
     )
     sub.add_argument(
         "--alignments",
         action="store_true",
         default=None,
-        help="print source-output pairs of tokens behind each output, such as 0-0 2-1, from cross-attention",
+        help="print source-output pairs of tokens after each output, such as 0-0 2-1, from cross-attention",
     )
 
 

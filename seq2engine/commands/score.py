@@ -38,7 +38,7 @@ def add_score_flags(sub: argparse.ArgumentParser) -> None:
 def run_score(args: argparse.Namespace) -> int:
     """Prints total log-probability, tokens and perplexity of every line, and of the corpus to the error output.
 
-    A target of text is scored with its end token, behind the first token of every output where the model has one; ids
+    A target of text is scored with its end token, after the forced first token where the model has one; ids
     are taken as they are. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.artifact.bundle import open_bundle

@@ -57,7 +57,7 @@ def report_files(
 
 
 def free_stem(stem: Path) -> Path:
-    """`stem`, or with a number behind it where there is such a report already (two in one second)."""
+    """`stem`, or with a number appended if there is such a report already (two in one second)."""
     number, free = 1, stem
     while any(free.with_name(free.name + suffix).exists() for suffix in SUFFIXES):
         number += 1

@@ -1,4 +1,4 @@
-"""Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words behind it.
+"""Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words after it.
 
 argparse would give a flag with several values every word up to the next flag, so that a bundle could not come after
 it. Here the words after a list flag are its values as long as they look like its items; after a command's last

@@ -3,7 +3,7 @@
 out/  README.md  requirements.txt         what to run, and what that needs
       package.json                        what is what: shapes of every input, hashes of all files, budgets
       graphs/{encoder,decoder_step}.onnx  as TensorRT gets them, with their weights
-      graphs/candidates.onnx              behind a step: the best tokens, so that logits stay on the GPU
+      graphs/candidates.onnx              after a step: the best tokens, so that logits stay on the GPU
       engines/<flavour>/                  what was built here, or what build.py builds there
       samples/*.npz                       inputs, and what the model in fp64 makes of them
       tokenizer/                          as the bundle has it; where it has one

@@ -1,6 +1,6 @@
 """Every token id of both vocabularies and every position is looked up once, in the form that ONNX Runtime runs.
 
-The graph is cut behind its tables (embeddings with their scale and positions; rotary angles; biases of distances), so
+The graph is cut after its tables (embeddings with their scale and positions; rotary angles; biases of distances), so
 that tens of thousands of ids need no layer to run. They are compared with the same modules in PyTorch.
 """
 

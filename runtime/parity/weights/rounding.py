@@ -33,7 +33,7 @@ def rounding_fault(ours: np.ndarray, theirs: np.ndarray, what: str) -> tuple[str
 
 
 def in_mantissa(array: np.ndarray, bits: int) -> np.ndarray:
-    """fp32 numbers to the nearest with that many bits behind the first, halves to even."""
+    """fp32 numbers to the nearest with that many bits after the first, halves to even."""
     parts, exponents = np.frexp(array)
     return np.ldexp(np.rint(np.ldexp(parts, bits + 1)), exponents - bits - 1).astype(np.float32)
 
