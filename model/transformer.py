@@ -203,7 +203,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[KeyValue]]:
         """One token for each of K beams of B sources.
 
-        tokens [B,K], position [B] (the K beams of a source stand at the same one), write_index [B], self_mask [B,K,L]
+        tokens [B,K], position [B] (the same for the K beams of a source), write_index [B], self_mask [B,K,L]
         (which slots are a beam's ancestors or itself), source_mask [B,S] -> logits [B,K,V] and the cache.
 
         A model with relative positions also takes the position of the token in every slot, slot_position [B,L], the

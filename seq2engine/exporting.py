@@ -1,6 +1,6 @@
 """Model to bundle, calibrated: the one function behind the command, Python, the demo and the GPU check.
 
-It stands above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
+It is above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def reading(nodes: list[NodeProto]) -> list[NodeProto]:
     """Moves the scale before the split into heads, and removes the transpose of the keys."""
     makers = makers_of(nodes)
     unread: list[NodeProto] = []
-    early: dict[str, NodeProto] = {}  # scales, by the node that they now stand before
+    early: dict[str, NodeProto] = {}  # scales, by the node that they now precede
     for product in nodes:
         transpose = makers.get(product.input[1]) if product.op_type == "MatMul" else None
         if transpose is None or transpose.op_type != "Transpose" or not transpose.input[0].startswith(KEYS):

@@ -50,7 +50,7 @@ def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
 
 
 def position_nodes(graph: onnx.GraphProto, beams: int) -> list[onnx.NodeProto]:
-    """slot_position [B,L] -> [B,L+K]: the new slots stand where the step does. None for absolute positions."""
+    """slot_position [B,L] -> [B,L+K]: the new slots have the step's position. None for absolute positions."""
     if not any(value.name == "slot_position" for value in graph.input):
         return []
     new, joined = "trt/new_position", "trt/slot_position"

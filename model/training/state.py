@@ -34,7 +34,7 @@ BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where training stands: the slot that holds the last whole step, and the batch that comes next."""
+    """The progress of a training: the slot that holds the last whole step, and the batch that comes next."""
 
     slot: int = 0
     step: int = 0

@@ -54,7 +54,7 @@ class SearchOptions(OptionFields):
     possible outputs: after each of its prefixes only tokens that continue it are allowed, and the end token where a
     sequence ends. It starts after `forced_bos`.
 
-    `timestamps` are tokens that stand in pairs around pieces of text, by the rules of Whisper (timestamps.py). With
+    `timestamps` are tokens in pairs around pieces of text, by the rules of Whisper (timestamps.py). With
     `allowed_log_probs`, the log-probabilities of a hypothesis are those among the tokens that the rules leave, not the
     model's own; beam search still adds up the model's own.
 

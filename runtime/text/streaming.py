@@ -13,7 +13,7 @@ def settled(text: str) -> str:
     """The beginning of a text that further tokens cannot change.
 
     Tokenizers append the text of a token to the text before it. What may still change is the end: bytes that become a
-    character with the next token, and a space that only stands before another word.
+    character with the next token, and a space that only precedes another word.
     """
     return text.rstrip(f"{REPLACEMENT} ")
 

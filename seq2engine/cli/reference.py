@@ -8,7 +8,7 @@ from seq2engine.cli.main import make_parser
 
 OPENING = """# Command line
 
-Flags stand before or after the other arguments. Lists take commas or spaces, and flags may be repeated.
+Flags may come before or after the other arguments. Lists take commas or spaces, and flags may be repeated.
 Every reporting command has `--json`.
 Exit codes: 0 done, 1 an error or a failed parity or comparison, 2 wrong usage, 130 interrupted, 141 closed pipe.
 """

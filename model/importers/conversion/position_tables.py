@@ -32,7 +32,7 @@ def m2m_positions(length: int, width: int, pad_id: int) -> Tensor:
     """[length, width] of M2M100 and NLLB: tensor2tensor's sinusoids; angles in fp32.
 
     Position 0 reads row pad_id + 1 of their table. There, positions are counted over the tokens that are not padding;
-    padding comes after a source and is masked, so the tokens before it stand at 0, 1, 2, ...
+    padding comes after a source and is masked, so the tokens before it have positions 0, 1, 2, ...
     """
     half = width // 2
     rates = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))

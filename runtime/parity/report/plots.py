@@ -35,7 +35,7 @@ class Line:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its name and the CSS background that stands for it."""
+        """Its name and its CSS background."""
         striped = f"repeating-linear-gradient(90deg,var({self.colour}) 0 4px,transparent 4px 7px)"
         return self.name, striped if self.dashes else f"var({self.colour})"
 

@@ -176,7 +176,7 @@ def screening_problems(graph: StoredGraph) -> Iterator[tuple[str, str]]:
 
 
 def screened_bias_problems(graph: StoredGraph, bias: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[str, str]]:
-    """The screening's own bias must be the projection's; what stands for it in bounds, at least what rounding does."""
+    """The screening's own bias must be the projection's; in the bounds it must cover at least its rounding."""
     wide = BIAS_ROUNDINGS * 2.0**-24 * np.abs(bias.astype(np.float64))
     if not np.array_equal(graph.array("screening/bias"), bias[None]):
         yield "screening/bias", "it is not the bias of the output projection"
