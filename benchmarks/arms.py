@@ -1,4 +1,4 @@
-"""Our arms: a session for every backend in every precision, what it loaded, and what it costs beside time."""
+"""Our arms: a session for every backend in every precision, with its size, memory and build times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sessions = dict[str, Session]  # by the name of their arm
 
 @dataclasses.dataclass(frozen=True)
 class Arms:
-    """Sessions that are open, and what is known of each."""
+    """Open sessions, and what is known of each."""
 
     sessions: Sessions
     about: dict[str, Arm]
@@ -39,20 +39,20 @@ class Arms:
         return [name for name, arm in self.about.items() if arm.draft is not None]
 
     def for_case(self, case: Case) -> Sessions:
-        """The arms of a case: with several rows speculative decoding changes nothing, so it is left out there."""
+        """The arms of a case, without speculative decoding where a step has several rows: it changes nothing there."""
         if case.batch * case.beam == 1:
             return self.sessions
         return {name: session for name, session in self.sessions.items() if self.about[name].draft is None}
 
 
 def open_arms(stack: ExitStack, plan: Plan, progress: Progress) -> Arms:
-    """Opens all sessions, which the stack closes, and notes what each loaded and how long that took."""
+    """Opens all sessions, which the stack closes, and records size and loading time of each."""
     arms = Arms({}, {})
     for backend, precision, draft in wanted_arms(plan):
         provider = provider_of(plan, backend)
         name = " ".join(filter(None, (backend, provider, precision, draft and f"draft {draft}")))
         progress(f"bench: load {name}", 0.0)
-        # Importing the library is not loading the model, and would be charged to the first arm alone.
+        # Imports must not count as the first arm's loading time.
         import_module(f"seq2engine.runtime.{BACKENDS[backend]}")
         started = time.perf_counter()
         with blaming(name, "loading"):
@@ -88,7 +88,7 @@ def provider_of(plan: Plan, backend: str) -> str | None:
 
 
 def largest_of(plan: Plan) -> Workload:
-    """What an engine must take to be timed on all cases."""
+    """The largest sizes of all cases, which an engine must take."""
     sizes = ("batch", "beam", "source", "target")
     natural = plan.options.natural
     most = {
@@ -132,7 +132,7 @@ def costs_of_arms(plan: Plan, arms: Arms, progress: Progress) -> dict[str, Arm]:
 
 
 def quality_of_arms(plan: Plan, sessions: Sessions, progress: Progress) -> dict[str, tuple[Quality, ...]]:
-    """Error rates of every arm on the references, with the beams of every case; nothing without references."""
+    """Error rates of every arm on the references, with the beams of every case; empty without references."""
     references = plan.options.references
     if references is None:
         return {}

@@ -43,7 +43,7 @@ CASES = (
 
 
 def cases_for(config: ModelConfig) -> tuple[Case, ...]:
-    """The default workloads, cut to the lengths a model takes."""
+    """The default workloads, limited to the lengths that a model takes."""
     return tuple(
         dataclasses.replace(case, source=source_length(config, case.source), target=min(case.target, config.max_target))
         for case in CASES
@@ -82,13 +82,13 @@ def cases_from_grid(config: ModelConfig, grid: Mapping[str, Sequence[int]]) -> t
 
 
 def cases_at_lengths(cases: Sequence[Case], lengths: Sequence[int]) -> tuple[Case, ...]:
-    """Every case once for each output length, for curves of what a token costs; cases that are the same are one."""
+    """Every case at each output length, for curves of the time per token; duplicates are merged."""
     sizes = dict.fromkeys((case.batch, case.beam, case.source, length) for case in cases for length in lengths)
     return tuple(Case("x".join(map(str, each)), *each) for each in sizes)
 
 
 def size_problems(cases: Sequence[Case]) -> list[str]:
-    """What is wrong with these cases for any model."""
+    """Problems of these cases with any model."""
     found = [] if cases else ["no case to time"]
     names = [case.name for case in cases]
     found += [f"two cases are called {name}" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -100,7 +100,7 @@ def size_problems(cases: Sequence[Case]) -> list[str]:
 
 
 def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
-    """What keeps a model from running these cases."""
+    """Problems of these cases with this model."""
     found = []
     for case in cases:
         if config.takes_audio and case.source != config.max_source:
@@ -125,11 +125,11 @@ def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> Sources:
 
 
 def audio_prompt(config: ModelConfig) -> tuple[int, ...]:
-    """What the decoder of such a model is fed behind its start token: English text without timestamps."""
+    """What the decoder of such a model is fed after its start token: English text without timestamps."""
     layout = layout_of(config.target_vocab) if config.takes_audio else None
     return () if layout is None else tuple(speech_from_layout(layout, ()).prompt())
 
 
 def ordinary_ids(config: ModelConfig) -> np.ndarray:
-    """Source ids that are no special token."""
+    """Source ids that are not special tokens."""
     return np.setdiff1d(np.arange(config.source_vocab), [config.pad_id, config.start_id, config.end_id])

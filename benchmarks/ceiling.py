@@ -1,4 +1,4 @@
-"""What the machine could do at best, measured in the same run, and how near to that an arm comes.
+"""The machine's upper bound (roofline), measured in the same run, and how close an arm comes to it.
 
 A decoder step must read every weight once, whatever the batch, and multiply it with every row; it takes at least as
 long as the slower of the two:
@@ -7,12 +7,12 @@ long as the slower of the two:
             and half of the self K/V, once per source, for beams may share all but their last slots
     flops   two for every weight and row, and attention's products
 
-How fast bytes are read depends on whether they lie in a cache: a small model is read from there in every step. So
-reading is measured for working sets from `BUFFERS[0]` up, and a step is held to the rate of its own. The peak of
-products is measured in fp32; numbers of a quarter of the width may be multiplied four times as fast. A single beam's
-best token can be found with an output projection in int8 (export/ort_forms/screened_argmax.py), so that is what is
-counted for it. An encoder is counted in the same way. The bound end to end is the encoder's and `target` times the
-step's.
+Read bandwidth depends on the cache level: a small model is read from the processor's cache in every step. So bandwidth
+is measured for working sets from `BUFFERS[0]` up, and a step is compared with the rate of its own working set. Peak
+compute is measured for fp32 matmuls; types of a quarter of the width count as four times as fast. With a single beam
+the output projection counts as int8, because the best token can be found that way
+(export/ort_forms/screened_argmax.py). An encoder is counted in the same way. The bound end to end is the encoder's plus
+`target` times the step's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .cases import Case
 
 BUFFERS = tuple(2**power for power in range(18, 29, 2))  # bytes: 256 KB to 256 MB, more than any cache holds
 STEP = 4  # from one buffer to the next
-READ = 2**24  # bytes that are read at a time, over and over where a buffer is smaller
-SIZES = (512, 1024)  # of square products; one of them suits every machine
+READ = 2**24  # bytes read per measurement; smaller buffers are read repeatedly
+SIZES = (512, 1024)  # sizes of square matmuls; the best one counts
 TRIES = 5
 WIDTHS = {
     "fp32": 4.0,
@@ -48,7 +48,7 @@ SCREENED = 1.0  # bytes of a weight of the output projection that a search for o
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best that was seen of this machine, with the threads an arm gets.
+    """The best measured rates of this machine, with the threads of an arm.
 
     `cached` are the rates of reading buffers of a size in bytes, read repeatedly; smallest first.
     """
@@ -58,14 +58,14 @@ class Ceiling:
     cached: tuple[tuple[int, float], ...] = ()
 
     def read_rate(self, size: float) -> float:
-        """Bytes per second at most for a working set of that size: the best from the next smaller one measured up."""
+        """The read bandwidth for a working set of that size: the best from the next smaller measured size on."""
         fitting = [rate for buffer, rate in self.cached if buffer > size / STEP]
         return max([*fitting, self.read_bytes_per_second])
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a computation cannot do without; products of narrower numbers count as fewer flops."""
+    """The minimal bytes and flops of a computation; matmuls of narrower types count as fewer flops."""
 
     bytes: float
     flops: float
@@ -94,12 +94,12 @@ def reading_rate(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
     def seconds(chunk: np.ndarray) -> float:
         return best_seconds(lambda: list(pool.map(read, np.array_split(chunk, threads))), tries=1)
 
-    # Of a large buffer the best piece counts: a short one is more likely to be read without a pause.
+    # For a large buffer the best part counts: short reads are more likely to be uninterrupted.
     return READ / min(seconds(chunk) for _ in range(TRIES) for chunk in chunks)
 
 
 def square_product(size: int, threads: int) -> Callable[[], object]:
-    """A product of two fp32 matrices in ONNX Runtime, which every install has and torch is not."""
+    """A matmul of two fp32 matrices in ONNX Runtime, which every install has, unlike torch."""
     import onnxruntime as ort
     from onnx import TensorProto, helper
 
@@ -132,7 +132,7 @@ def least_ms(case: Case, model: dict[str, Any], precision: str, part: str, ceili
 
 
 def narrower(width: float) -> float:
-    """Peak speed of products of numbers of that width, relative to fp32: a register holds more of narrower ones."""
+    """Peak matmul speed for a type of that width, relative to fp32: a register holds more narrow numbers."""
     return 4 / max(width, 1.0)
 
 

@@ -1,6 +1,6 @@
 """All problems of a benchmark request, found before anything is loaded or timed.
 
-Some of it is wrong whatever the bundle holds (`usage_problems`), so the command line finds it before it opens one.
+Problems that do not depend on the bundle (`usage_problems`) are found before it is opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two benchmark results against each other: which differences are real, by interval and not by eye."""
+"""Compares two benchmark results: which differences are significant, by confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .report.tables import LABELS, interval_text, number
 from .result import PARTS, BenchResult
 from .timing import Ratio, Samples, ratio_with
 
-SLOWER = 1.05  # times as long: what is slower than that for sure fails a comparison
-Timed = tuple[Samples, Samples | None]  # an arm, and the one beside it that it is taken against
+SLOWER = 1.05  # ratio of times beyond which a significant slowdown fails a comparison
+Timed = tuple[Samples, Samples | None]  # an arm, and the arm that it is relative to
 COMPARED_HEAD = ("case", "part", "arm", "before, ms", "after, ms", "times as long", "verdict")
 
 
@@ -34,23 +34,23 @@ class Difference:
     ratio: Ratio
 
     def verdict(self, slower: float) -> str:
-        """slower, where the whole interval is beyond that many times as long; faster; or no sure difference."""
+        """slower, if the whole interval is beyond the limit; faster; or no significant difference."""
         if self.ratio.above(slower):
             return "SLOWER"
         if self.ratio.below(1):
             return "faster"
         if self.ratio.above(1):
             return f"slower, {'within' if self.ratio.below(slower) else 'perhaps beyond'} the limit"
-        return "no sure difference"
+        return "no significant difference"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """True where nothing is slower for sure. `warnings` are reasons why times may differ though the code does not."""
+    """True if nothing is significantly slower. `warnings` are other reasons why times may differ."""
 
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...]
-    only: tuple[str, ...]  # what one result alone has
+    only: tuple[str, ...]  # present in one result only
     slower: float
 
     def __bool__(self) -> bool:
@@ -85,13 +85,13 @@ def compare_results(
     """Every part of every case and arm that both have; cases are the same if their sizes are.
 
     Results of other models or machines are refused unless they are to be compared `anyway`. With `relative`, an arm's
-    time is taken against the first arm's of the same run: a slow day, which hits both, is then no difference.
+    time is relative to the first arm of the same run, so that a slower machine, which affects both, does not count.
     """
-    if not 1 <= slower < math.inf:  # nor what is no number: nothing would ever be slower than that
+    if not 1 <= slower < math.inf:  # NaN is refused, too: nothing would ever be slower than that
         raise UsageError(f"--slower {slower:g}, expected at least 1")
     strange, warnings = other_models_or_machines(before, after), other_conditions(before, after)
     if strange and not anyway:
-        raise UsageError(f"cannot compare: {'; '.join(strange)}; compare all the same with: --anyway")
+        raise UsageError(f"cannot compare: {'; '.join(strange)}; to compare anyway: --anyway")
     old, new = timed(before), timed(after)
     if not old.keys() & new.keys():
         raise UsageError("the two results have no case and arm in common; measure both with the same cases and arms")
@@ -171,7 +171,7 @@ def other_models_or_machines(before: BenchResult, after: BenchResult) -> list[st
 
 
 def other_conditions(before: BenchResult, after: BenchResult) -> list[str]:
-    """What else may make times differ though the code does not."""
+    """Other conditions that may change times."""
     here, there = before.environment, after.environment
     found = []
     if before.model == after.model and before.checkpoint_sha256 != after.checkpoint_sha256:
@@ -204,8 +204,8 @@ def comparison_table(comparison: Comparison) -> str:
         for found in comparison.differences
     ]
     lost = len(comparison.regressions)
-    summary = f"{lost} of {len(rows)} measurements take surely more than {comparison.slower:g} times as long"
+    summary = f"{lost} of {len(rows)} measurements are significantly slower than {comparison.slower:g}x"
     if lost:
-        summary += f" (chance alone would name {TAIL * len(rows):.2g} of them on average, or fewer)"
+        summary += f" (expected by chance: at most {TAIL * len(rows):.2g} on average)"
     lines = [text_table(COMPARED_HEAD, rows), "", *comparison.only]
     return "\n".join([*lines, *(f"warning: {text}" for text in comparison.warnings), summary])

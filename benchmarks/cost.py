@@ -1,4 +1,4 @@
-"""What an arm costs beside time: the peak memory of a process that does nothing else, and the time to export it again.
+"""Costs of an arm besides time: the peak memory of a process that only runs it, and the time of its export.
 
 As a program (`python -m seq2engine.benchmarks.cost REQUEST`) it is that process.
 """
@@ -28,7 +28,7 @@ from .timed_decode import case_options, fixed_length
 
 
 def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
-    """Peak bytes of a fresh process that opens the arm's session and decodes every case, as a user would and timed."""
+    """Peak bytes of a new process that opens the arm's session and decodes every case, with free and fixed length."""
     request = {
         "bundle": str(plan.bundle.root),
         "backend": arm.backend,
@@ -51,7 +51,7 @@ def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class NaturalBatch:
-    """The batch of a workload over real sentences that takes most memory."""
+    """The batch of a natural workload that takes the most memory."""
 
     beam: int
     sources: list[list[int]]

@@ -1,4 +1,4 @@
-"""Exact intervals of a ratio of times, and how few rounds can decide at all.
+"""Exact confidence intervals of a ratio of times, and the fewest rounds that can decide.
 
 Timings have no known distribution, so the intervals count ranks only. Under "both take equally long" every order of the
 samples is equally likely, which makes the chance of the most extreme order a count:

@@ -1,4 +1,4 @@
-"""The machine a measurement was taken on; a time means little without it."""
+"""The machine that a measurement was taken on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPIN = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, [int(sys.argv[1])])
-while os.getppid() == int(sys.argv[2]):  # it must not outlive who started it
+while os.getppid() == int(sys.argv[2]):  # ends with the process that started it
     for _ in range(1000000):
         pass
 """
@@ -50,7 +50,7 @@ class Environment:
     libraries: dict[str, str]
     governor: str | None = None  # how the clock rate is chosen; None where the system has no such file
     neighbours: int = 0  # busy processes that were started beside the arms, each on a core of its own
-    commit: str | None = None  # of this package's sources, "-dirty" behind it if they were changed; None if unknown
+    commit: str | None = None  # of this package's sources, with "-dirty" appended if they were changed; None if unknown
 
     @property
     def busy(self) -> bool:
@@ -79,7 +79,7 @@ def environment(threads: int, load_before: float | None, neighbours: int = 0) ->
 
 @contextmanager
 def busy_neighbours(count: int) -> Iterator[None]:
-    """So many processes that do nothing but take their cores, one each, while the block runs."""
+    """Busy processes, each on a core of its own, while the block runs."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     with ExitStack() as stack:
         for number in range(count):
@@ -94,7 +94,7 @@ def governor(setting: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_
 
 
 def commit(sources: Path = SOURCES) -> str | None:
-    """What git calls these sources; None where they are no working copy, or there is no git."""
+    """The git commit of these sources; None if they are not a working copy, or without git."""
     if not (sources / ".git").exists() or shutil.which("git") is None:
         return None
     command = ["git", "-C", str(sources), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -122,6 +122,6 @@ def processor(listing: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ..
     fields: dict[str, str] = {}
     for line in listing.read_text().splitlines():
         name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())  # the first processor speaks for all
+        fields.setdefault(name.strip(), value.strip())  # all processors are alike
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     return fields.get("model name") or platform.machine(), tuple(name for name in FEATURES if name in flags)

@@ -1,4 +1,4 @@
-"""What a benchmark times, and how: one object for the command line, the demo, the GPU check and Python."""
+"""The options of a benchmark, the same for the command line, the demo, the GPU check and Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BenchOptions:
     `peers`: other libraries with the same weights, timed end to end: names, or "all". Of all, those that fail are
         listed as failed. `environments` is the folder that holds them (`make peers`).
     `references`: source texts and right outputs. Every arm decodes them, with the beams of every case, and its error
-        rates stand beside its times.
+        rates are reported with its times.
     `source_language`, `target_language`: of the references, and the first token of every output, as the model names
         them; None is the model's own.
     `natural`: batches and beams with which the sources of the references are decoded, each to its own end, and timed;

@@ -26,7 +26,7 @@ AXES = ("batch", "beam", "source", "target")
 
 @dataclass(frozen=True)
 class Measure:
-    """One part of one case on one arm. `tokens` is what a call works off: source tokens (encoder) or output tokens."""
+    """One part of one case on one arm. `tokens` are processed per call: source tokens (encoder) or output tokens."""
 
     samples: Samples
     tokens: int
@@ -39,10 +39,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One arm in one case. Of its sources, `equal` have the first arm's tokens when decoded as a user would, and
+    """One arm in one case. Of its sources, `equal` have the first arm's tokens with the model's own stopping, and
     `equal_timed` in the decode of fixed length that is timed. `split` are the pieces of the end to end times.
 
-    A peer is only seen from outside: it has the part end to end, no cache and no split. `setting` is its best one.
+    A peer is timed only end to end: it has no cache and no split. `setting` is its best one.
     """
 
     equal: int
@@ -63,13 +63,13 @@ class CaseResult:
     arms: dict[str, ArmResult]
 
     def same(self, arm: str) -> bool:
-        """Did this arm give the first arm's tokens for every source, both times?"""
+        """Whether this arm gave the first arm's tokens for every source, in both decodes."""
         return self.arms[arm].equal == self.arms[arm].equal_timed == self.case.batch
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What an output token costs on an arm, end to end, as one size grows and the others stay: ms by that size."""
+    """Milliseconds per output token on an arm, end to end, by one size; the others are fixed."""
 
     axis: str  # batch, beam, source or target
     others: dict[str, int]
@@ -83,7 +83,7 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """How many times as much a token costs at the largest size as at the smallest."""
+        """Time per token at the largest size over that at the smallest."""
         return self.costs[max(self.costs)] / self.costs[min(self.costs)]
 
 
@@ -113,7 +113,7 @@ class BenchResult:
     model: dict[str, Any]  # the fields of its config
     cache_form: str
     arms: dict[str, Arm]
-    failed: dict[str, str]  # peers that did not run, or not to the end, and why
+    failed: dict[str, str]  # failed peers and their errors
     cases: tuple[CaseResult, ...]
     quality: dict[str, tuple[Quality, ...]]  # of every arm on the references, if there were any
     ceiling: Ceiling | None
@@ -125,7 +125,7 @@ class BenchResult:
     made_at: str
     format: int = FORMAT
     natural: tuple[NaturalResult, ...] = ()  # real sentences, each decoded to its own end
-    interrupted: str = ""  # how far a run came that did not come to its end
+    interrupted: str = ""  # progress of an interrupted run
 
     @property
     def first(self) -> str:
@@ -149,7 +149,7 @@ class BenchResult:
         return tuple(found)
 
     def of_ceiling(self, case: CaseResult, arm: str, part: str) -> float | None:
-        """The shortest time the machine could take over the time that it took.
+        """The machine's lower bound over the measured time.
 
         None where no ceiling was measured, and for speculative decoding, which saves an unknown number of steps.
         """
@@ -194,7 +194,7 @@ def cost_of_token(arm: ArmResult) -> float:
 
 
 def slots_of_greedy(case: Case, cache: CacheCounts) -> float:
-    """The cache that a case had at most against greedy search's, which in the end has a slot for every token."""
+    """The most cache slots of a case over those of greedy search, which needs one slot per token."""
     return cache.most_slots / case.target
 
 
@@ -259,7 +259,7 @@ def scenario_from_dict(values: dict[str, Any]) -> Scenario:
 
 
 def case_from_dict(values: dict[str, Any], first: str) -> CaseResult:
-    """Speedups are taken of the samples once more, so that a result of another version is judged by the same rule."""
+    """Speedups are computed again from the samples, so that results of older versions are judged by the same rule."""
     base = {part: samples_of(measure) for part, measure in values["arms"][first]["parts"].items()}
     arms = {
         name: ArmResult(

@@ -21,7 +21,7 @@ def result_from_path(path: Path) -> BenchResult:
 
 
 def latest_in(folder: Path) -> Path:
-    """A bundle's latest report; else the newest that lies in the folder itself, where --out has put it."""
+    """A bundle's latest report; else the newest in the folder itself, where --out has put it."""
     lying = sorted(folder.glob("bench-*.json"), key=age_of)
     found = latest_report(folder, "bench") or (lying[-1] if lying else None)
     if found is None:
@@ -34,7 +34,7 @@ def result_from_file(path: Path) -> BenchResult:
         raise UsageError(f"{path} is the page of a report, expected its data: {path.with_suffix('.json')}")
     values = json_from_file(path)
     if not isinstance(values, dict) or not {"format", "arms", "cases"} <= values.keys():
-        raise UsageError(f"{path} is JSON, but no benchmark result; {EXPECTED}; {NEXT}")
+        raise UsageError(f"{path} is JSON, but not a benchmark result; {EXPECTED}; {NEXT}")
     try:
         return result_from_dict(values)
     except ConfigError as error:  # of another format

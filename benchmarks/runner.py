@@ -1,4 +1,4 @@
-"""A bundle's backends against each other: the same decode on every arm, outputs compared, then timed in turns.
+"""Times a bundle's backends: the same decode on every arm, outputs compared first, calls interleaved.
 
 encoder      session.encode: once per batch of sources
 step         session.step as it is halfway through a decode: once per token
@@ -49,8 +49,8 @@ from .timers.natural import NaturalTimer
 from .timing import Samples, interleaved, ratio_interval
 
 WARMUP = 2
-LEAD = {"encoder": 3, "step": 3, "end_to_end": 0}  # right after another arm a short call takes twice its usual time
-REST = 0.05  # seconds; ONNX Runtime's idle workers spin for some 40 ms and would slow down the arm that comes next
+LEAD = {"encoder": 3, "step": 3, "end_to_end": 0}  # untimed calls: right after another arm a call takes longer
+REST = 0.05  # seconds of rest: ONNX Runtime's idle threads spin for some 40 ms and would slow down the next arm
 
 
 def bench_bundle(
@@ -75,7 +75,7 @@ def bench_bundle(
         stack.enter_context(busy_neighbours(asked.neighbours))
         peers = stack.enter_context(open_peers(asked.peers, opened, plan.threads, progress, asked.environments))
         arms = open_arms(stack, plan, progress)
-        # Without worker threads nobody spins, so nobody has to wait.
+        # Without worker threads no thread spins, so there is nothing to wait for.
         rest = REST if plan.threads > 1 and len(arms.sessions) + len(peers.running) > 1 else 0.0
         timer = CaseTimer(plan, peers, rest, progress)
         natural = NaturalTimer(plan, arms, peers, rest, progress)
@@ -102,7 +102,7 @@ def bench_bundle(
 
 
 def empty_result(plan: Plan) -> BenchResult:
-    """What is known before anything is timed, the machine's ceiling included."""
+    """A result without measurements: model, machine, ceiling."""
     load = load_average()
     return BenchResult(
         bundle=str(plan.bundle.root),
@@ -129,7 +129,7 @@ def now_text() -> str:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What every arm decodes in a case: as a user would, to the fixed length, and how far peers agree."""
+    """The outputs of every arm in a case: with free and with fixed length, and the agreement of peers."""
 
     usual: dict[str, Tokens]
     fixed: dict[str, FixedDecode]
@@ -227,7 +227,7 @@ class CaseTimer:
 def agreement(
     theirs: dict[str, PeerDecode], session: Session, sources: Sources, options: SearchOptions
 ) -> dict[str, tuple[int, int]]:
-    """For how many sources each peer outputs what we do with its beam search: as a user would, and at the fixed length.
+    """For how many sources each peer's output equals ours with its beam search: with free and with fixed length.
 
     No peer can ignore the end token; at a fixed length it is forbidden until the last position instead, and of audio
     at that one, too.

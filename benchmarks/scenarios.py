@@ -1,4 +1,4 @@
-"""How a model is used, after MLPerf LoadGen's definitions, on sources of mixed lengths, each decoded to its end token.
+"""Usage scenarios after MLPerf LoadGen, on sources of mixed lengths, each decoded to its end token.
 
     single    one query after another, the next as soon as the last is done: time to the first token, per token, in all
     offline   all sources are there at once: sources and tokens per second, with the batch kept full
@@ -6,7 +6,7 @@
               rate at which 99 % of them are done within a bound, counted from their arrival
 
 All arms decode the same sources, in turns. A server's queries are drawn from the times of these real decodes, and only
-their waiting is computed: a rate can be looked for without waiting for it, and arms meet the very same arrivals.
+their waiting is computed: rates can be searched without waiting, and all arms get the same arrivals.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ def offline(
 def server_figures(service: Samples, bound_ms: float, seed: int) -> dict[str, float]:
     """The largest rate whose p99 keeps the bound, and the latencies at it; rate 0 where no rate does."""
     generator = np.random.default_rng(seed)
-    gaps = generator.exponential(1.0, DRAWN)  # at one query a second; a rate makes them shorter
+    gaps = generator.exponential(1.0, DRAWN)  # arrivals at one query per second, scaled by the rate
     work = generator.choice(np.array(service.nanoseconds) / 1e9, DRAWN)  # seconds
-    low, high = 0.0, 1 / float(work.mean())  # a worker that gets more than it can do is late for ever
+    low, high = 0.0, 1 / float(work.mean())  # upper bound: above it the queue grows without limit
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         late = float(np.percentile(latencies(gaps / middle, work), 99)) * 1000 > bound_ms

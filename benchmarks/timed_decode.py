@@ -1,4 +1,4 @@
-"""What is timed: `generate` itself, to a fixed output length, through a session that watches the clock.
+"""Times `generate` itself, to a fixed output length, through a session that measures its calls.
 
     encoder      session.encode
     step         session.step: the graph, and the copies into and out of its buffers
@@ -6,7 +6,7 @@
     copies       all other moves of the cache: reserve, rows that leave the batch, rows that are replaced
     search       everything else in `generate`
 
-Wrappers pass every call on to the session that they wrap, so the decode is the one that users run.
+Wrappers forward every call to the session, so the decode is the one that users run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def best_tokens(hypotheses: list[list[Hypothesis]]) -> Tokens:
 def case_options(session: Session, case: Case, defaults: bool = True, forced_bos: int | None = None) -> SearchOptions:
     """How a case is decoded: tokens without scores, with the model's own rules unless `defaults` is false.
 
-    Peers get the weights of a model and nothing else, so beside them its rules and the target language's token
+    Peers get only the weights of a model, so in comparisons with them its rules and the target language's token
     (`forced_bos`) are left out; a prompt, which a model of audio does not decode without, stays.
     """
     if not defaults:
@@ -57,7 +57,7 @@ def case_options(session: Session, case: Case, defaults: bool = True, forced_bos
 
 
 def fixed_length(options: SearchOptions) -> SearchOptions:
-    """The same options, but every output has the maximum length: every arm does the same work, whatever it outputs."""
+    """The same options, but every output has the maximum length, so that every arm does the same work."""
     return dataclasses.replace(options, ignore_eos=True)
 
 
@@ -147,7 +147,7 @@ def timed_decode(session: Session, sources: Sources, options: SearchOptions) -> 
 
 @dataclass
 class CacheCounts:
-    """What a decode did with the cache of a source."""
+    """Cache statistics of a decode, for one source."""
 
     steps: int = 0
     compactions: int = 0  # dead slots dropped
@@ -266,7 +266,7 @@ def repeated_step(
     state, before, inputs = recorded.given
 
     def again() -> StepOutput:
-        if recorded.growing:  # the tensors that come out are longer: every call starts from the same
+        if recorded.growing:  # outputs are longer: every call starts from the same tensors
             state.update(before)
         return session.step(state, *inputs)  # a static cache gets the same slots again
 

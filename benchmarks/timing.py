@@ -37,7 +37,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """How far apart the middle four fifths of the samples are, against the median: 0.1 is ten percent."""
+        """p90 - p10 relative to the median: 0.1 is ten percent."""
         return (self.p90 - self.p10) / self.median
 
     def percentile(self, percent: float) -> float:
@@ -46,7 +46,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast (or as long) one is as another, with the interval that the rounds leave open.
+    """A speedup (or slowdown) with its confidence interval.
 
     Verdicts, here and in every report, come from the interval alone. It is None where the rounds are too few for one.
     """
@@ -69,7 +69,7 @@ class Ratio:
 
 
 def ratio_with(value: float, interval: Interval | None, rounds: int) -> Ratio:
-    """The interval is that of a typical ratio; it is widened to the ratio of medians, which is what is shown."""
+    """The interval is that of the ratio per round, widened to include the ratio of medians, which is shown."""
     if interval is None:
         return Ratio(value, None, None, rounds)
     return Ratio(value, min(interval[0], value), max(interval[1], value), rounds)
@@ -87,7 +87,7 @@ def interleaved(
     clock: Callable[[], int] = time.perf_counter_ns,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Samples]:
-    """Times every arm once per round, A B C, B C A, C A B, ..., so that a slow minute hits all of them alike.
+    """Times every arm once per round, A B C, B C A, C A B, ..., so that a slow minute affects all of them alike.
 
     Before its timed call an arm rests (seconds; worker threads of the arm before it may still be spinning) and makes
     `lead` calls that are not timed (its weights and code were pushed out of the processor's caches by the others).
@@ -120,8 +120,8 @@ def interleaved(
 def ratio_interval(a: Samples, b: Samples) -> Ratio:
     """How many times as fast b is as a: the ratio of their medians with its exact interval.
 
-    Both come from the same rounds, so that a slow minute hits both, and it is the ratio of a round that counts. Rounds
-    too few for that are taken as two separate runs, which can decide with fewer; what both share only widens that.
+    Both come from the same rounds, so that a slow minute affects both, and the ratio per round counts. Rounds
+    too few for that are treated as two separate runs, which can decide with fewer; this only widens the interval.
     """
     one, other = (np.array(samples.nanoseconds, dtype=np.float64) for samples in (a, b))
     interval = paired_interval(one / other) or separate_interval(one, other)

@@ -1,4 +1,4 @@
-"""Does a graph keep the contract? Names, types, axes, op set, weights stored once; and nothing baked in."""
+"""Checks a graph against the contract: names, types, axes, op set, weights stored once, no baked-in sizes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from seq2engine.errors import ExportError
 from .contract import GraphSpec, TensorSpec
 from .precision.census import SMALL, dtype_of, without_weight_data
 
-# Sizes that no layer has and that differ from each other and between the two sets: an axis that was baked in as a
-# constant cannot agree with both. The second set is large, because a cut to some length shows only beyond it.
+# Sizes that no layer has and that differ from each other and between the two sets: an axis that was exported as a
+# constant cannot match both. The second set is large, because truncation to some length shows only beyond it.
 PROBES = (
     {"B": 2, "K": 3, "S": 5, "F": 10, "L": 23, "M": 26},
     {"B": 1009, "K": 97, "S": 10007, "F": 20014, "L": 100003, "M": 100100},
@@ -69,14 +69,14 @@ def node_problems(model: onnx.ModelProto) -> list[str]:
 
 
 def weight_problems(model: onnx.ModelProto) -> list[str]:
-    """Large weights must not be stored twice, nor once more transposed, as a tied head easily is."""
+    """Large weights must not be stored twice, not even transposed, as happens easily with a tied head."""
     first: dict[tuple[int, int], onnx.TensorProto] = {}
     problems = []
     for weight in model.graph.initializer:
         if len(weight.raw_data) < SMALL:
             continue  # such constants may repeat
         array = numpy_helper.to_array(weight)
-        total = int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64))  # cheap, and the same in any order
+        total = int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64))  # cheap, and independent of the order
         twin = first.setdefault((len(weight.raw_data), total), weight)
         if twin is not weight and same_weights(array, numpy_helper.to_array(twin)):
             problems.append(f"{weight.name} stores the same weights as {twin.name}")

@@ -28,13 +28,13 @@ PRECISIONS = {
 HALF = ("float16", "bfloat16")  # types that a model is not exported in before calibration
 DEFAULT_PRECISIONS = ("fp32", "fp16")  # what an export writes
 STORED = {**PRECISIONS, "int8": "int8", "w8a8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
-# What embeddings and the output projection have, often one table and what decides between tokens: no less than int8.
+# Type of embeddings and output projection, often one table, which decides between tokens: at least int8.
 VOCABULARY = {**STORED, "int4": "int8"}
 QUANTISED = tuple(name for name, stored in STORED.items() if stored != PRECISIONS[name])
 FOR_CPUS = ("w8a8",)  # no engines are built of these
 CACHE_FORMS = tuple(OPSET)
 GRAPHS = ("encoder", "decoder_step")
-# Cache form -> tiny graphs without weights that engines have beside these (export/device_graphs/).
+# Cache form -> device graphs without weights that engines have in addition (export/device_graphs/).
 DEVICE_GRAPHS = {
     "static": ("candidates", "gather_slots", "next_greedy", "next_greedy_unscored", "tree_mask"),
     "growing": ("candidates", "gather_slots"),
@@ -84,7 +84,7 @@ class GraphSpec:
 
 
 def attention_name(layer: int) -> str:
-    """The decoder step's output of one layer's cross-attention weights, in sessions that have it."""
+    """The name of the output with one layer's cross-attention weights, in sessions that have it."""
     return f"cross_attention.{layer}"
 
 
@@ -111,7 +111,7 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
         inputs=(
             TensorSpec("tokens", "int64", ("B", "K")),
             TensorSpec("position", "int64", ("B",)),
-            # The growing cache appends, so it has no use for a place to write to.
+            # The growing cache appends, so it needs no write index.
             *([TensorSpec("write_index", "int64", ("B",))] if cache_form == "static" else []),
             TensorSpec("self_mask", "bool", ("B", "K", attended)),
             # The position of the token in every slot, the new ones included: distances are relative positions.

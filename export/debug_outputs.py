@@ -1,4 +1,4 @@
-"""Inner tensors of the two graphs, to locate errors: ONNX graphs with more outputs, PyTorch run call by call.
+"""Inner tensors of the two graphs, to locate errors: ONNX graphs with additional outputs, and PyTorch run call by call.
 
 model --torch.fx--> calls --lowering--> ONNX tensors        the same trace names both sides, so that
         |                     |                             `decoder.1.self_attn/Softmax` of a file is compared
@@ -40,7 +40,7 @@ def exposed_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelPro
 
 
 def cut_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Only what these tensors are made of, with them as outputs; weights stay where they are."""
+    """The subgraph that computes these tensors, with them as outputs; weights stay external."""
     wanted = list(names)
     types = element_types(model)
     needed: set[str] = set(wanted)
@@ -102,7 +102,7 @@ class ReferenceGraph:
         self.names = {node: name for name, node in self.calls.items()}
 
     def module(self, tensor: str) -> str:
-        """The module that makes a tensor; one made between modules belongs to where its first operand comes from."""
+        """The module that computes a tensor; one between modules belongs to the module of its first operand."""
         node: fx.Node = self.calls[tensor]
         while not (path := node.target if node.op in ("call_module", "get_attr") else module_path(node)):
             if not node.all_input_nodes:

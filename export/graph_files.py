@@ -1,6 +1,6 @@
-"""Reads ONNX files: one function for all of them, which believes nothing that the file says about itself.
+"""Reads ONNX files: one function for all of them, which trusts nothing that a file claims about itself.
 
-External weights are read by ourselves: the library refuses a data file with several hard links, as `cp -al` makes.
+We read external weights ourselves: onnx refuses a data file with several hard links, as `cp -al` makes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKED: dict[int, int] = {TensorProto.INT4: 2, TensorProto.UINT4: 2}  # numbers 
 
 
 def graph_from_file(path: Path, weights: bool = False) -> onnx.ModelProto:
-    """The graph of a file, with its external weights in it or left where they are; refused unless it is whole."""
+    """The graph of a file, with its external weights loaded or left external; raises if it is incomplete."""
     model = unchecked_graph(path)
     try:
         onnx.checker.check_model(without_external_weights(model))
@@ -41,8 +41,8 @@ def graph_from_file(path: Path, weights: bool = False) -> onnx.ModelProto:
 
 
 def unchecked_graph(path: Path) -> onnx.ModelProto:
-    """The graph of a file whose weights are all there, but whose nodes may be anything: parity holds it against the
-    right graph node by node, which says more than ONNX's checker would."""
+    """The graph of a file whose weights are complete, but whose nodes are not checked: parity compares it with the
+    right graph node by node, which finds more than ONNX's checker would."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(read_regular(path, LARGEST))
@@ -54,7 +54,7 @@ def unchecked_graph(path: Path) -> onnx.ModelProto:
 
 
 def without_external_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with inputs in their place: the checker would look for them by its own rules."""
+    """The graph with external weights replaced by inputs, because the checker would look for their files."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     kept = [weight for weight in model.graph.initializer if weight.data_location != TensorProto.EXTERNAL]
@@ -69,9 +69,9 @@ def without_external_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def unusable(path: Path, error: Exception) -> GraphError:
-    told = error.strerror if isinstance(error, OSError) else str(error)
-    reason = "it is no ONNX file" if isinstance(error, DecodeError) else " ".join(str(told).split())[:200]
-    named = NODE.search(str(told))
+    message = error.strerror if isinstance(error, OSError) else str(error)
+    reason = "it is not an ONNX file" if isinstance(error, DecodeError) else " ".join(str(message).split())[:200]
+    named = NODE.search(str(message))
     message = f"{path} cannot be used as a graph ({reason}); export the checkpoint again"
     return GraphError(message, path.stem, named[1] if named else "")
 
@@ -86,7 +86,7 @@ def check_weight(weight: TensorProto, folder: Path) -> None:
         return
     location, offset, length = external_of(weight)
     if Path(location).name != location:
-        raise ValueError(f"weight {name} lies in {shortened(location)}, expected a file beside the graph")
+        raise ValueError(f"weight {name} is in {shortened(location)}, expected a file next to the graph")
     path = folder / location
     size = path.stat().st_size if path.is_file() else 0
     if length != expected or not 0 <= offset <= size - length:
@@ -133,8 +133,8 @@ def array_of(weight: TensorProto, folder: Path) -> np.ndarray:
 
 @contextmanager
 def graph_of_ours(path: Path) -> Iterator[None]:
-    """Around passes over a graph, which go by the structure that our export gives it: what they do not find there is
-    an error of the file, whose hash may have been changed with it."""
+    """Wraps passes that rely on the structure of our exports: if they do not find it, the file
+    is at fault, even if its hash matches."""
     try:
         yield
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:

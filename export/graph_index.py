@@ -1,4 +1,4 @@
-"""Makers and readers of tensors, copies of graphs, and the few edits that every pass over a graph is made of."""
+"""Producers and consumers of tensors, copies of graphs, and the basic edits that all graph passes use."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def names_read(nodes: Iterable[NodeProto]) -> set[str]:
 
 
 def rename_inputs(nodes: Iterable[NodeProto], renamed: Mapping[str, str]) -> None:
-    """Lets nodes read other tensors, in place: old name -> new name."""
+    """Renames inputs of nodes, in place: old name -> new name."""
     for node in nodes:
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
 
 def rename_outputs(nodes: Iterable[NodeProto], renamed: Mapping[str, str]) -> None:
-    """Lets nodes make tensors of other names, in place: old name -> new name."""
+    """Renames outputs of nodes, in place: old name -> new name."""
     for node in nodes:
         node.output[:] = [renamed.get(name, name) for name in node.output]
 

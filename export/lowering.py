@@ -1,8 +1,8 @@
-"""PyTorch modules to ONNX nodes: a traced module is read op by op, and a literal table maps each to its ONNX form.
+"""Lowers PyTorch modules to ONNX nodes: a traced module is read op by op, and a table maps each op to its ONNX form.
 
     model --torch.fx--> graph of calls --this table--> ONNX nodes, named after the module they come from
 
-Nothing is run and no example input exists, so no size can be baked in by accident; sizes are symbolic from the start.
+Nothing is run and there is no example input, so no size can be baked in by accident; sizes are symbolic from the start.
 Weights keep their names and are stored once, however often they are used. An op without an entry is an error that
 names it.
 """
@@ -225,7 +225,7 @@ def chunk(w: GraphWriter, x: Value, chunks: int, dim: int) -> list[Value]:
 
 
 def reshape(w: GraphWriter, x: Value, shape: tuple[Size, ...]) -> Value:
-    """Sizes that stay where they are become 0 (copy), so that a dynamic axis is never written down."""
+    """Unchanged sizes become 0 (copy), so that a dynamic axis is never written as a number."""
     sizes = [size if isinstance(size, int) else 0 for size in shape]
     kept = [i for i, size in enumerate(sizes) if size == 0]
     assert all(x.shape[i : i + 1] == (shape[i],) for i in kept), "a dynamic axis may not move"
@@ -340,7 +340,7 @@ def onnx_from_module(module: nn.Module, spec: GraphSpec, opset: int) -> onnx.Mod
 
 
 class LeafTracer(fx.Tracer):
-    """Modules of the table are single calls, those of a class made from one of them too."""
+    """Modules of the table, and of their subclasses, are traced as single calls."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, tuple(MODULES)) or super().is_leaf_module(m, module_qualified_name)

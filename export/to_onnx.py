@@ -1,4 +1,4 @@
-"""Model to bundle: the two graphs of the contract in every asked precision, checked before they are kept."""
+"""Model to bundle: the two graphs of the contract in every requested precision, checked before they are kept."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ def onnx_from_model(
 ) -> Bundle:
     """Writes a bundle as `seq2engine.exporting` asks for it, which is how bundles for use are made, and opens it.
 
-    A bundle that is there gets the precisions it lacks, if it is of the same weights. With `force` it is replaced: what
-    an export writes, that is. Engines, reports and whatever else lies there stay; engines of other graphs than the new
-    ones are stale, and none is run.
+    An existing bundle of the same weights gets the missing precisions. With `force` it is replaced: only what
+    an export writes. Engines, reports and other files stay; engines of other graphs than the new
+    ones are stale and are not run.
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. `calibrate` runs
     the fp32 graphs (runtime/ort/calibration.py) where a precision computes in fp16 or bf16: nodes whose numbers
@@ -200,14 +200,14 @@ def add_precisions(
 def added(
     bundle: Bundle, model: Transformer, precisions: Sequence[str], progress: Progress, calibrate: Calibrate | None
 ) -> Bundle:
-    """The same for a model that was read. The manifest is written last: until then the bundle is what it was."""
+    """The same for a loaded model. The manifest is written last: until then the bundle is unchanged."""
     lacking = [precision for precision in precisions if precision not in bundle.precisions]
     if not lacking:
         return bundle
     made = graphs_in(model, lacking, bundle.cache_form, progress, calibrate)
     entries = dict(bundle.manifest.graphs)
     for precision in made.precisions:
-        # What is there without being in the manifest was left when an export was killed.
+        # Files that are not in the manifest were left by a killed export.
         with new_folder(bundle.place("onnx", precision), force=True, marker=f"{GRAPHS[0]}.onnx") as beside:
             entries[precision] = made.write(precision, beside)
     manifest = dataclasses.replace(
@@ -218,10 +218,10 @@ def added(
 
 
 def bundle_of(model: Transformer, folder: Path, cache_form: str) -> Bundle | None:
-    """The bundle in a folder, if it is of this very model."""
+    """The bundle in a folder, if it is of the same model."""
     if not (folder / MANIFEST).is_file():
         return None
-    with suppress(BundleError):  # one that cannot be used is nobody's
+    with suppress(BundleError):  # one that cannot be used is ignored
         bundle = open_bundle(folder)
         if bundle.config == model.config and bundle.cache_form == cache_form:
             with tempfile.TemporaryDirectory() as beside:
@@ -284,28 +284,28 @@ def graphs_in(
     half = any(PRECISIONS[precision] in HALF for precision in precisions)
     if half and calibrate is None and model.config.norm_kind == "rms":  # T5's residual leaves fp16's range
         raise ExportError(
-            f"{' '.join(precisions)} of a T5 without calibration: nobody knows which of its numbers fp16 can hold; "
+            f"{' '.join(precisions)} of a T5 without calibration: it is not known which of its values fp16 can hold; "
             "export it with seq2engine.onnx_from_model or: seq2engine export CHECKPOINT DIR"
         )
     found = calibrate(fp32) if calibrate is not None and needs_calibration(precisions) else None
     if found is not None and (lost := not_numbers(found)):
-        raise ExportError(f"{lost} is no number when the model decodes {found.corpus} in fp32; check its weights")
+        raise ExportError(f"{lost} is not finite when the model decodes {found.corpus} in fp32; check its weights")
     fp32_nodes = {
         name: fp32_nodes_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
     }
     calibration = {"corpus": found.corpus, "sources": found.sources, "steps": found.steps} if found else {}
-    once = tuple(dict.fromkeys(precisions))  # one asked for twice is written once
+    once = tuple(dict.fromkeys(precisions))  # each precision is written once
     channels = {name: found.channels[name] if found else {} for name in GRAPHS}
     return Graphs(model.config, cache_form, once, fp32, fp32_nodes, channels, calibration, progress)
 
 
 def needs_calibration(precisions: Sequence[str]) -> bool:
-    """Whether magnitudes matter: fp16 may not hold them, and smoothing for int8 activations looks at channels."""
+    """Whether magnitudes matter: fp16 may not hold them, and smoothing for int8 activations needs those of channels."""
     return any(PRECISIONS[precision] in HALF or precision in SMOOTHED for precision in precisions)
 
 
 def not_numbers(calibration: Calibration) -> str:
-    """A tensor that was infinite or not a number in fp32 already; '' if none was."""
+    """A tensor that was infinite or NaN in fp32 already; '' if there is none."""
     measured = (
         (f"{graph} {name}", size) for graph, found in calibration.largest.items() for name, size in found.items()
     )
@@ -323,7 +323,7 @@ def write_graph(
     saved = onnx.ModelProto()
     saved.CopyFrom(graph)  # saving moves the weights out of the message
     onnx.save_model(saved, path, save_as_external_data=True, location=data.name, size_threshold=1024)
-    data.touch()  # of a model so small that all its weights stay in the graph
+    data.touch()  # of a model so small that all its weights are in the graph
     onnx.checker.check_model(path, full_check=True)
     return GraphEntry(
         path=f"onnx/{precision}/{path.name}",

@@ -1,7 +1,7 @@
 """Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled.
 
 Companions may be in the folder and go wherever the model goes: `generation.json`, the model's own decoding defaults
-(fields of `SearchOptions`), `speech.json` of a model that takes audio, and `tokenizer/`. `origin.json` is where an
+(fields of `SearchOptions`), `speech.json` of a model that takes audio, and `tokenizer/`. `origin.json` records where an
 imported model comes from: its name on the hub, the commit, the licence.
 """
 
@@ -34,8 +34,8 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 GENERATION = "generation.json"
 ORIGIN = "origin.json"
-SMALL, SMALL_LAYERS = 2**20, 16  # numbers of a weight and layers that cost nothing to make in vain
-GAIN = 1.5  # of random weights against the variance-keeping 1.0; with 3.0 a deep model amplifies rounding 300-fold
+SMALL, SMALL_LAYERS = 2**20, 16  # elements and layers that are cheap to allocate even for a damaged file
+GAIN = 1.5  # gain of random weights, 1.0 keeps the variance; with 3.0 a deep model amplifies rounding 300-fold
 
 
 def tied_names(config: ModelConfig) -> set[str]:
@@ -57,7 +57,7 @@ def save_checkpoint(model: Transformer, folder: str | os.PathLike[str], force: b
 
 
 def write_checkpoint(model: Transformer, folder: Path) -> None:
-    """Writes config.json and model.safetensors into a folder that is there."""
+    """Writes config.json and model.safetensors into an existing folder."""
     tied = tied_names(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     (folder / CONFIG).write_text(model.config.to_json())
@@ -65,7 +65,7 @@ def write_checkpoint(model: Transformer, folder: Path) -> None:
 
 
 def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file. The library reports a refusal of the system as text only; here it is an OSError."""
+    """Writes a safetensors file. The library reports system errors as text only; here they are OSErrors."""
     try:
         save_file(weights, path, metadata=metadata)
     except SafetensorError as error:
@@ -93,7 +93,7 @@ def write_origin(origin: Mapping[str, str], folder: Path) -> None:
 
 
 def read_origin(folder: Path | None) -> dict[str, str]:
-    """Where the model of a checkpoint folder comes from; empty where nobody has written it down."""
+    """Where the model of a checkpoint folder comes from; empty where it is not recorded."""
     if folder is None or not (folder / ORIGIN).is_file():
         return {}
     try:
@@ -139,7 +139,7 @@ def read_config(path: Path) -> ModelConfig:
 def model_from_weights(config: ModelConfig, weights: dict[str, Tensor], where: str) -> Transformer:
     """A model that holds exactly these weights; every name or shape that does not fit is listed."""
     stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    refuse(problems_with_sizes(config, stored), where)  # before anything of the config's sizes is made
+    refuse(problems_with_sizes(config, stored), where)  # before anything of the config's sizes is allocated
     model = build_model(config)
     tied = tied_names(config)
     expected = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -162,8 +162,8 @@ def refuse(problems: list[str], where: str) -> None:
 
 
 def problems_with_sizes(config: ModelConfig, stored: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Where a config asks for much more than the weights have. They bound what a model takes: layers by their count,
-    and each width, vocabulary and length by the one weight named here that has it."""
+    """Problems of a config that is much larger than the weights. They bound the size of a model: layers by their count,
+    and each width, vocabulary and length by one weight named here."""
     problems = []
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         there = {name.split(".")[1] for name in stored if re.fullmatch(rf"{stack}\.\d+\..*", name, re.DOTALL)}
@@ -200,11 +200,11 @@ def build_model(config: ModelConfig) -> Transformer:
 def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
     """A model with seeded random weights: the same seed gives the same model on every machine.
 
-    Norms and biases are random too, so that no weight can be swapped for another without a test noticing. And decodes
-    wander and end at various lengths instead of repeating one token for ever: branches are strong against the skip
-    connection, the source's influence is weak, the end token's row is long, and the feed-forward's output is centred,
+    Norms and biases are random too, so that tests notice when one weight is swapped for another. And decodes
+    vary and end at various lengths instead of repeating one token forever: branches are strong against the skip
+    connection, the source's influence is weak, the end token's row is large, and the feed-forward's output is centred,
     because the mean of its activations would push every state the same way. Where scores are not scaled, queries are
-    small instead, or a deep model would amplify rounding.
+    small instead, because a deep model would amplify rounding.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}, expected one of {', '.join(PRESETS)}")

@@ -1,4 +1,4 @@
-"""What a model is, as one frozen value: sizes, variants, limits and special tokens."""
+"""The config of a model, as one frozen value: sizes, variants, limits and special tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOICES = {
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "front_end": ("tokens", "mel"),
 }
-# Fields that came after the first release: a file from before lacks them and means their defaults.
+# Fields added after the first release: older files lack them and mean the defaults.
 LATER = (
     "d_kv",
     "norm_kind",
@@ -30,7 +30,7 @@ LATER = (
     "front_end",
     "mels",
 )
-# The largest values that make sense. Beyond, a file is damaged or hostile: nothing is allocated or looped for it.
+# The largest sensible values. A file with larger ones is damaged or hostile: nothing is allocated for it.
 LARGEST = {
     **dict.fromkeys(("encoder_layers", "decoder_layers", "heads"), 1024),
     **dict.fromkeys(("d_model", "d_kv"), 2**17),
@@ -38,7 +38,7 @@ LARGEST = {
     **dict.fromkeys(("source_vocab", "target_vocab"), 2**24),
     "mels": 2**12,
 }
-LARGEST_TABLE = 2**27  # numbers of a table of positions that is computed, so that no file's size bounds it
+LARGEST_TABLE = 2**27  # elements of a computed position table, which no file size bounds
 FRAMES = 2  # frames of audio features that become one position of the encoder
 
 
@@ -58,9 +58,9 @@ class ModelConfig:
     target_vocab: int = 32000
     d_kv: int = 0  # width of a head; 0: d_model / heads
     norm: str = "post"
-    norm_kind: str = "layer"  # rms: nothing is centred and there is no bias, as in T5
+    norm_kind: str = "layer"  # rms: no centring and no bias, as in T5
     positions: str = "sinusoidal"
-    max_distance: int = 128  # relative positions: whatever is further away counts as this far
+    max_distance: int = 128  # relative positions: larger distances count as this one
     distances_per_layer: bool = False  # relative positions: every layer has a table of its own, as in UMT5
     activation: str = "relu"
     gated: bool = False  # the feed-forward is down(activation(gate(x)) * up(x)), as in T5 v1.1
@@ -137,7 +137,7 @@ def _problems(config: ModelConfig) -> list[str]:
         if type(value) is not wanted:
             found.append(f"{field.name} is {shortened(value)}, expected {wanted.__name__}")
     if found:
-        return found  # the rules below would only trip over the same values again
+        return found  # the checks below would report the same values again
 
     for name in ("encoder_layers", "decoder_layers", "heads", "d_model", "d_ff", "max_source", "max_target"):
         if getattr(config, name) < 1:
@@ -233,7 +233,7 @@ PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
         d_ff=128,
         source_vocab=256,
         target_vocab=256,
-        tie_output=False,  # so that seeded random weights wander through the vocabulary
+        tie_output=False,  # so that random weights give varied outputs
         max_source=64,
         max_target=64,
     ),

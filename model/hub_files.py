@@ -1,4 +1,4 @@
-"""Which files of a repository on the Hugging Face hub are a checkpoint's, and where a checkpoint comes from.
+"""Selects the files of a checkpoint in a Hugging Face hub repository, and records where it comes from.
 
 A repository may hold the same weights for five libraries; only the files that are read are downloaded.
 """

@@ -21,7 +21,7 @@ KeyValue = tuple[Tensor, Tensor]  # [B,H,L,E] each
 Store = Callable[[Tensor, Tensor, Tensor], Tensor]  # (cache, new slots, write index) -> cache to attend to
 
 # What a masked score becomes: the lowest number fp16 has, in every precision, so that a precision pass changes nothing
-# here. Not -inf: a row with nothing to look at then averages over everything, which is finite, where -inf makes NaN.
+# here. Not -inf: a fully masked row then averages over everything, which is finite, whereas -inf gives NaN.
 MASKED = -65504.0
 
 
@@ -88,20 +88,20 @@ class SelfAttention(Attention):
         x: Tensor,
         mask: Tensor,
         rotary: Tensor | None,
-        remember: Callable[[Tensor, Tensor], KeyValue] | None = None,
+        append: Callable[[Tensor, Tensor], KeyValue] | None = None,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """x [B,Q,D], mask [B,1,Q or 1,L] -> [B,Q,D] and the keys and values attended to.
 
         Positions are the angles of `rotary`, the `bias` of distances [B or 1,H,Q or 1,L], or in x already.
 
-        `remember` puts the new keys and values [B,H,Q,E] into a cache and returns the whole of it.
+        `append` puts the new keys and values [B,H,Q,E] into a cache and returns all of it.
         """
         q, k, v = split_heads(self.qkv(x), 3 * self.heads).chunk(3, dim=1)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        if remember is not None:
-            k, v = remember(k, v)
+        if append is not None:
+            k, v = append(k, v)
         return self.attend(q, k, v, mask, bias), (k, v)
 
 
@@ -145,9 +145,9 @@ class FeedForward(nn.Module):
 
 
 class DistanceBias(nn.Module):
-    """Relative positions: what each head adds to a score, by how many positions the key stands before the query.
+    """Relative positions: the bias that each head adds to a score, by how many positions the key is before the query.
 
-    One table for all layers, or one for each. Only the encoder looks ahead, at negative distances.
+    One table for all layers, or one for each. Only the encoder attends ahead, at negative distances.
     """
 
     def __init__(self, config: ModelConfig, layers: int, ahead: bool):

@@ -1,4 +1,4 @@
-"""Parallel text as people keep it: a TSV, or two aligned files."""
+"""Reads parallel text: a TSV, or two aligned files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file. Only a newline ends one: a line separator or a form feed may well stand in a text."""
+    """The lines of a file. Only a newline ends a line: a text may contain other separators, such as form feeds."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:

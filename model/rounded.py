@@ -1,7 +1,7 @@
 """A model at another precision over the same weights.
 
-In parity, PyTorch is oracle, reference and baseline of one set of weights. They share one copy of the large tables, in
-fp32; each converts a block of a table when it is used. A block stays in the processor's cache, so this costs little
+In parity, PyTorch is oracle, reference and baseline with the same weights. They share one copy of the large tables in
+fp32; each converts a block of a table when it is used. A block fits the processor's cache, so this costs little
 more than the product itself, and memory does not grow with the number of precisions.
 """
 
@@ -26,7 +26,7 @@ class Rounded:
     rounded_to: torch.dtype
 
     def reset_parameters(self) -> None:
-        """Nothing: the weight is filled already. PyTorch would import its compiler, for seconds, to fill none."""
+        """Does nothing: the weight exists already. PyTorch's own would import its compiler, which takes seconds."""
 
 
 class RoundedLinear(Rounded, nn.Linear):

@@ -1,4 +1,4 @@
-"""The checkpoint that comes with the package: English spelling to phonemes, trained on the CMU dictionary."""
+"""The checkpoint that is part of the package: English spelling to phonemes, trained on the CMU dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decoding speech needs of a model beyond search options: its special tokens and alignment heads.
+"""The settings of a speech model beyond search options: its special tokens and alignment heads.
 
 It is speech.json of a checkpoint or a bundle. Start and end tokens, mel bands and positions are in the model's config.
 """
@@ -22,7 +22,7 @@ SECONDS_PER_TIMESTAMP = 0.02  # one position of the encoder, and the step betwee
 class SpeechConfig:
     """Token ids of a Whisper model, and which heads show where in the audio a token is.
 
-    A prompt is `start_of_previous`, text of before, then the start token, a language and a task (in models with several
+    A prompt is `start_of_previous`, previous text, then the start token, a language and a task (in models with several
     languages) and `no_timestamps`, if no timestamps are wanted. `suppressed` tokens are never emitted,
     `first_suppressed` not as first token after the prompt.
     """

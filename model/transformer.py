@@ -1,6 +1,6 @@
 """The Transformer of "Attention is all you need", written to be exported.
 
-Three verbs over the same layers: `encode` once per source, `decode_step` once per token, `forward` for teacher
+Three methods over the same layers: `encode` once per source, `decode_step` once per token, `forward` for teacher
 forcing. The cache comes in and goes out as arguments. Shapes: B sources, K beams, S source length, T target length,
 L cache slots, H heads, E head dim, D model, V vocab.
 """
@@ -133,10 +133,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """x [B,Q,D], masks [B,1,Q,L] and [B,1,1,S] -> x [B,Q,D] and the cache with Q new slots."""
 
-        def remember(k: Tensor, v: Tensor) -> KeyValue:
+        def append(k: Tensor, v: Tensor) -> KeyValue:
             return store(cache[0], k, write_index), store(cache[1], v, write_index)
 
-        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, remember, bias)
+        attended, updated = self.self_attn(self.self_residual.enter(x), self_mask, rotary, append, bias)
         x = self.self_residual.leave(x, attended)
         x = self.cross_residual.leave(x, self.cross_attn(self.cross_residual.enter(x), *cross, source_mask))
         return self.feed_residual.leave(x, self.feed_forward(self.feed_residual.enter(x))), updated
@@ -203,7 +203,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[KeyValue]]:
         """One token for each of K beams of B sources.
 
-        tokens [B,K], position [B] (the K beams of a source stand at the same one), write_index [B], self_mask [B,K,L]
+        tokens [B,K], position [B] (the same for the K beams of a source), write_index [B], self_mask [B,K,L]
         (which slots are a beam's ancestors or itself), source_mask [B,S] -> logits [B,K,V] and the cache.
 
         A model with relative positions also takes the position of the token in every slot, slot_position [B,L], the
@@ -252,27 +252,7 @@ class Transformer(nn.Module):
         store: Store,
         slot_position: Tensor | None,
     ) -> tuple[Tensor, list[KeyValue]]:
-        x, updated = self._states(
-            ids, positions, write_index, self_mask, source_mask, cross, cache, store, slot_position
-        )
-        states = self.decoder_norm(x)
-        if self.output_scale != 1.0:
-            states = states * self.output_scale
-        return self.output(states), updated
-
-    def _states(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        write_index: Tensor,
-        self_mask: Tensor,
-        source_mask: Tensor,
-        cross: Sequence[KeyValue],
-        cache: Sequence[KeyValue],
-        store: Store,
-        slot_position: Tensor | None,
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """The last layer's output [B,Q,D] and the cache."""
+        """ids [B,Q] -> logits [B,Q,V] and the cache."""
         x = self.target_embedding(ids, positions)
         rotary, distances = self.rotations(positions), self.decoder_distances
         biases = [None] * len(self.decoder) if distances is None else distances(positions, slot_position)
@@ -282,4 +262,7 @@ class Transformer(nn.Module):
         for layer, bias, own, layer_cross in zip(self.decoder, biases, cache, cross, strict=True):
             x, own = layer(x, rotary, bias, self_mask, own, write_index, store, source_mask, layer_cross)
             updated.append(own)
-        return x, updated
+        states = self.decoder_norm(x)
+        if self.output_scale != 1.0:
+            states = states * self.output_scale
+        return self.output(states), updated

@@ -1,4 +1,4 @@
-"""OpenAI's two Whisper vocabularies: which ids are special, and which tokens are never spoken.
+"""OpenAI's two Whisper vocabularies: special ids, and suppressed tokens.
 
     text tokens, end, start, languages, translate, transcribe, start of language model, start of previous, no speech,
     no timestamps, 0.00 s ... 30.00 s

@@ -1,8 +1,8 @@
 """`--precision auto`: the fastest precision of a bundle on this machine whose outputs are close to those of fp32.
 
-    fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, in turns -> the fastest
+    fp32, fp16, w8a8 of the bundle -> those without a failed parity report -> short decodes, interleaved -> the fastest
 
-The fastest depends on the instructions, the cores and the model, so it is measured, once on a machine.
+The fastest depends on the instruction set, the cores and the model, so it is measured once per machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .search.options import SearchOptions
 from .session import Session
 from .text.sources import random_sources
 
-CANDIDATES = ("fp32", "fp16", "w8a8")  # the most precise first; others save memory or are for GPUs
-ON_CPU = ("w8a8",)  # products of int8 numbers, which only ONNX Runtime on the CPU has here
+CANDIDATES = ("fp32", "fp16", "w8a8")  # the most precise first; other precisions save memory or are for GPUs
+ON_CPU = ("w8a8",)  # int8 matmuls, which only ONNX Runtime on the CPU has here
 NOT_KEPT = Measured(None, {})
 ROUNDS, SOURCES, STEPS = 5, 4, 8
 
@@ -50,7 +50,7 @@ def open_fastest(
     with ExitStack() as opened:
         sessions = {name: opened.enter_context(open_precision(name)) for name in names}
         times = decode_times(sessions) if len(sessions) > 1 else dict.fromkeys(names, 0.0)
-        fastest = min(times, key=lambda name: times[name])  # of equals the most precise
+        fastest = min(times, key=lambda name: times[name])  # of equally fast ones the most precise
         session = sessions.pop(fastest)
         opened.pop_all()
         for other in sessions.values():
@@ -94,7 +94,7 @@ def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
                 return typed_from_json(bool, values.get("verdict"), "verdict")
         except (OSError, ValueError) as error:
             raise SessionError(
-                f"{path} is no parity report ({error}), and precision auto goes by it; delete it, or run again: "
+                f"{path} is not a parity report ({error}), which precision auto reads; delete it, or run again: "
                 f"seq2engine parity {shlex.quote(str(bundle.root))} --precision {precision}"
             ) from error
     return None
@@ -107,11 +107,11 @@ def decode_times(sessions: Mapping[str, Session]) -> dict[str, float]:
     options = SearchOptions(steps, min_length=steps, scores=False)
     sources = random_sources(config, SOURCES, longest=16)
     best = dict.fromkeys(sessions, float("inf"))
-    for turn in range(ROUNDS + 1):
+    for number in range(ROUNDS + 1):
         for name, session in sessions.items():
             started = time.perf_counter()
             generate(session, sources, options)
-            best[name] = min(best[name], time.perf_counter() - started) if turn else best[name]
+            best[name] = min(best[name], time.perf_counter() - started) if number else best[name]
     return best
 
 

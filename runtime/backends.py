@@ -22,7 +22,7 @@ BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
 }
 AUTO = "auto"  # speculative decoding in fp32, as long as it is faster
 QUANTISED = "quantised"  # the draft is the fp32 model itself with its weights in 8 and 4 bits
-WITH_ATTENTION = ("torch", "onnxruntime")  # those that can put out their cross-attention weights
+WITH_ATTENTION = ("torch", "onnxruntime")  # those that can output their cross-attention weights
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def check_speculative(options: SessionOptions) -> None:
 
 
 def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, Any]) -> Measured:
-    """What was measured of this bundle with these options before, on this machine."""
+    """Earlier measurements of this bundle with these options on this machine."""
     graphs = {
         precision: {name: entry.sha256 for name, entry in entries.items()}
         for precision, entries in bundle.manifest.graphs.items()

@@ -1,5 +1,5 @@
-"""What the encoder reads of a batch of sources: padded token ids, or log-mel features of audio, and a mask; and which
-sources are best encoded together.
+"""The encoder's inputs for a batch of sources (padded token ids or log-mel features, and a mask), and which
+sources to encode together.
 
 A source of audio is an array [mels, frames]; inside it is an `AudioSource`, which has a length as a list of tokens has.
 """
@@ -15,13 +15,13 @@ import numpy as np
 from seq2engine.errors import RequestError
 from seq2engine.model.config import FRAMES, ModelConfig
 
-CALL = 32  # tokens in whose time a call of the encoder reads its weights
+CALL = 32  # fixed cost of an encoder call, in tokens: it reads all weights
 
 
 class AudioSource(Sequence[int]):
     """Log-mel features [mels, frames] of one source, as a sequence of as many numbers as the encoder has positions.
 
-    The numbers stand in place of token ids where sources are told apart: equal features have equal ones.
+    The numbers replace token ids where sources are compared: equal features have equal numbers.
     """
 
     def __init__(self, features: np.ndarray):
@@ -94,7 +94,7 @@ def padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray,
 
 
 def groups_by_padding(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
-    """Groups of neighbours in length, the longest first, with the fewest tokens: padding, and `call` for each group."""
+    """Groups of similar length, longest first, that minimise padded tokens plus `call` for each group."""
     places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     least = [0]  # tokens for the first n places
     starts = []  # where the last group of the first n begins

@@ -1,4 +1,4 @@
-"""Tensors of sources that are put together: their lengths made the same."""
+"""Makes tensors of different source lengths the same length."""
 
 from __future__ import annotations
 

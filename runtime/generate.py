@@ -34,7 +34,7 @@ def decode(
 ) -> Search:
     """The decode loop as a generator of steps; it returns the n-best hypotheses of every source.
 
-    With `logits`, whoever runs it may read the logits of every step that it emits.
+    With `logits`, the caller may read the logits of every step.
     """
     rows = listed_sources(sources, session.config)
     check_request(session.limits, session.config, rows, options, prefixes=prefixes, prompts=prompts)
@@ -49,7 +49,7 @@ def decode_checked(
     prompts: Sequence[Sequence[int]] | None = None,
     logits: bool = False,
 ) -> Search:
-    """The same for a request that was checked, or a part of one."""
+    """The same for a checked request, or a part of one."""
     state = session.encode(*encoder_inputs(sources, session.config))
     return (yield from decode_encoded(session, state, sources, options, prefixes, prompts, logits))
 
@@ -108,7 +108,7 @@ def special_of(config: ModelConfig, options: SearchOptions) -> Special:
 def plan_from_options(
     session: Session, options: SearchOptions, batch: int, prefixes: Sequence[Sequence[int]] | None
 ) -> GreedyPlan | None:
-    """By what a session may choose tokens by itself; None if it cannot, or not with these options."""
+    """The plan by which a session chooses tokens itself; None if it cannot, or not with these options."""
     ahead, config = session.ahead, session.config
     if options.prompt:  # a plan counts from position 0
         return None
@@ -120,7 +120,7 @@ def plan_from_options(
 
 def form_from_options(options: SearchOptions, config: ModelConfig, logits: bool = False) -> StepForm:
     """What these options read of a step's output: their shortlist, and only candidates where no score is asked for, or
-    where nobody reads `logits` beside the search."""
+    where the search alone reads the `logits`."""
     shortlist = None
     if options.shortlist is not None:
         shortlist = Shortlist(tuple(sorted({*options.shortlist, config.end_id})), config.target_vocab)
@@ -148,13 +148,13 @@ def generate(
     Without `options`, the model's own defaults apply (its bundle's generation.json); `options_from_session` changes
     parts of them. SearchOptions that are given are taken as they are.
 
-    `on_step` sees every step as it is done; if it reads their logits, say so with `logits`, as some sessions leave them
+    `on_step` sees every step as it is done; if it reads their logits, set `logits`, because some sessions leave them
     on a device otherwise, where they may also be some steps ahead. It stops the decode by raising: its exception comes
     out of here, the decode's state is dropped, and the session is ready for the next call. `prefixes`, one for every
     source (an empty one for none), are forced like the options' `prefix`. `prompts`, one for every source, are all that
     the decoder is fed before it emits anything, in place of the start token and the options' `prompt`; a prompt is read
-    in one call where the session can, and is no part of the output. A large batch may be decoded by parallel workers if
-    there is no `on_step`.
+    in one call where the session can, and is not part of the output. A large batch may be decoded by parallel workers
+    if there is no `on_step`.
     """
     options = options or options_from_session(session)
     if on_step is not None:

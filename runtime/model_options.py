@@ -1,6 +1,6 @@
 """The search options of a decode: the model's own defaults, with what is asked for in their place.
 
-`run`, the Translator, parity and the benchmark all get their options here.
+`run`, the Translator, parity and the benchmark all get their options from here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def options_from_session(
 
 
 def check_fields(names: Iterable[str]) -> None:
-    """Refuses a name that is no field of SearchOptions, and says which it may have been."""
+    """Refuses a name that is not a field of SearchOptions, and suggests the one that may have been meant."""
     known = [field.name for field in dataclasses.fields(SearchOptions)]
     for name in names:
         if name not in known:

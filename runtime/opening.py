@@ -1,4 +1,4 @@
-"""Opens a bundle on a backend, in one precision or the fastest of them."""
+"""Opens a bundle on a backend, in a given or the fastest precision."""
 
 from __future__ import annotations
 

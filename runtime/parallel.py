@@ -1,7 +1,7 @@
 """Parallel decodes: the sources of one batch are divided among workers of one thread each.
 
-Threads that share one product wait for each other at the end of each of some hundred nodes a step. With enough rows
-for all of them, each is faster with a decode of its own. Decodes are batch-invariant, so only the time changes.
+Threads that share one matmul synchronise at the end of each of some hundred nodes per step. With enough rows
+for all of them, separate decodes are faster. Decodes are batch-invariant, so only the time changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 
 def workers_for(session: Session, sources: int, rows: int) -> tuple[Session, ...]:
-    """The sessions that decode so many sources, rows of them in all, at the same time: workers, or this one alone."""
+    """The sessions that decode this many sources with `rows` rows in all at the same time: workers, or this one."""
     return (session.workers.for_batch(sources, rows) if session.workers is not None else ()) or (session,)
 
 
@@ -29,11 +29,11 @@ def in_parallel(
 ) -> list[tuple[list[int], Found]]:
     """Calls `decode` with a session and the numbers of its sources: once, or once for each worker at the same time.
 
-    An error that names a source names it by its number here.
+    Errors name a source by its number in the whole batch.
     """
     workers = workers_for(session, len(sources), len(sources) * width)
     by_length = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    parts = [sorted(by_length[first :: len(workers)]) for first in range(len(workers))]  # short and long ones in each
+    parts = [sorted(by_length[first :: len(workers)]) for first in range(len(workers))]  # short and long ones for each
 
     def run(worker: Session, part: list[int]) -> Found:
         try:

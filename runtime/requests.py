@@ -15,9 +15,9 @@ from .session import Limits
 
 
 def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFields) -> list[str]:
-    """What these options ask for beyond a session's limits, whatever the sources."""
+    """What these options need beyond a session's limits, independent of the sources."""
     problems = problems_with_model(options, config.target_vocab, config.end_id)
-    beyond: dict[str, int] = {}  # what another engine of the model could do
+    beyond: dict[str, int] = {}  # the command that builds a larger engine
     if limits.beam is not None and options.width > limits.beam:
         beyond["beam"] = options.width
         name = "nbest" if options.sample else "nbest times beam" if options.alternatives else "beam"
@@ -28,7 +28,7 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
             f"{what} asked for, but the session keeps no cross-attention weights; open it with attention=True"
         )
     if options.max_length + len(options.prompt) > limits.target:
-        behind = f" behind a prompt of {len(options.prompt)} tokens" if options.prompt else ""
+        behind = f" after a prompt of {len(options.prompt)} tokens" if options.prompt else ""
         problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
         if options.max_length + len(options.prompt) <= config.max_target:
             beyond["target"] = options.max_length + len(options.prompt)
@@ -54,7 +54,7 @@ def check_request(
     prefixes: Sequence[Sequence[int]] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Refuses what the graphs could not run, with every problem in one message, before anything is run.
+    """Raises before anything runs if the graphs could not run the request; one message has every problem.
 
     The first five sources that cannot be decoded are named; `first` is the number of the first source, where these are
     part of a longer list. `prefixes` are what the output of each begins with, `prompts` what the decoder is fed
@@ -62,7 +62,7 @@ def check_request(
     """
     problems = problems_with_limits(limits, config, options)
     if prefixes is not None and options.prefix:
-        problems.append("a prefix of all sources and one of each, expected either")
+        problems.append("a prefix for all sources and one for each, expected one of the two")
     if prefixes is not None and len(prefixes) != len(sources):
         problems.append(f"{len(prefixes)} prefixes for {len(sources)} sources, expected one for each")
     if prompts is not None and len(prompts) != len(sources):

@@ -1,4 +1,4 @@
-"""A session: a model opened on one backend. All backends look alike from here on.
+"""A session: a model opened on one backend, with the same interface for all backends.
 
 Arrays at the edge are numpy. What a session keeps between calls (cross-attention keys and values, the KV cache) is in a
 `State`, which only the session that made it reads.
@@ -27,10 +27,10 @@ State = Any  # of one batch: named tensors of the backend's own kind, and what b
 
 @dataclass(frozen=True)
 class StepForm:
-    """What a decode reads of its steps' output. A session may compute less where less is read.
+    """What a decode reads from the output of its steps, so that a session can compute less.
 
-    With `candidates`, the normaliser of an output is a number where the model's logits are numbers, but not the one
-    that makes probabilities of them.
+    With `candidates`, the normaliser of an output is finite exactly if the logits are, but it is not the one
+    that gives probabilities.
     """
 
     shortlist: Shortlist | None = None  # the only tokens that have logits; None: the whole vocabulary
@@ -52,19 +52,19 @@ class Limits:
     slots: int | None = None
     attention: bool = False  # whether its states have the cross-attention weights of the latest step
     least_beams: int = 1  # a decode with fewer beams is padded, and the spare beams need cache slots too
-    # Of engines: the command that builds one for so much more, by the names of these fields.
+    # For engines: the build command for larger values, by the names of these fields.
     larger: Callable[[Mapping[str, int]], str] | None = field(default=None, compare=False, repr=False)
 
     def slots_for(self, beams: int) -> int | None:
-        """Cache length of a decode with so many beams where that is fixed (engines), else None."""
+        """Cache length of a decode with this many beams where that is fixed (engines), else None."""
         return None if self.slots is None else self.slots - max(0, self.least_beams - beams)
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """How a session chooses tokens by itself, greedily: so many between two waits, looking at so many candidates.
+class RunAhead:
+    """How a session chooses tokens by itself, greedily: tokens between two waits of the host, and candidates per step.
 
-    A plan (search/greedy_plan.py) tells it beforehand what the rules say; `length` is how many tokens that may have.
+    A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers.
     """
 
     tokens: int
@@ -81,20 +81,20 @@ class Session(AbstractContextManager["Session"], Protocol):
     config: ModelConfig
     limits: Limits
     deterministic: bool = False  # bitwise batch-invariant: no bit of an output depends on other sources
-    defaults: Defaults = Defaults()  # the model's own decoding options; what its bundle says, if it was opened from one
-    chosen: str = ""  # which precision `auto` has chosen, and why
+    defaults: Defaults = Defaults()  # the model's own decoding options, from its bundle if it was opened from one
+    chosen: str = ""  # the precision that `auto` chose, and why
     prefills: bool = False  # whether it has `prefill`; else a prompt is fed by steps
-    prefills_rows: bool = False  # whether that can be of one source alone, while others are decoded
+    prefills_rows: bool = False  # whether `prefill` can read one source alone while others are decoded
     workers: Workers[Session] | None = None  # for parallel decodes of one batch, where they pay (parallel.py)
-    ahead: Ahead | None = None  # where its steps can choose tokens by themselves
-    keeps_mask: bool = False  # the mask stays on its device between steps, and `descend` is of use to it
+    ahead: RunAhead | None = None  # where its steps can choose tokens by themselves
+    keeps_mask: bool = False  # the mask stays on its device between steps, so `descend` is called
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
         """ids int64 [B,S] or features float32 [B,mels,2S] of a model that takes audio, and mask bool [B,S] -> a state
         with `source_mask`, `cross_k/v.i` and `encoder_states`."""
 
     def reserve(self, state: State, slots: int, form: StepForm = EVERYTHING) -> None:
-        """Puts an empty cache of that many slots, all zero, into the state; its steps then have this form."""
+        """Allocates an empty cache of that many zero slots in the state; its steps then have this form."""
 
     def step(
         self,
@@ -107,7 +107,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     ) -> StepOutput:
         """One `decoder_step`: tokens [B,K], position [B], write_index [B], self_mask [B,K,M] -> its output in fp32.
 
-        A model with relative positions also needs slot_position [B,M]: where the token of every slot stands.
+        A model with relative positions also needs slot_position [B,M], the position of the token in every slot.
         The state's cache then holds the K new slots. The output is valid until the next call.
         """
 
@@ -115,8 +115,8 @@ class Session(AbstractContextManager["Session"], Protocol):
         """Announces how the mask of the next step follows from that of the latest one, so that it need not be sent.
 
         Row k of source b becomes row parents[b,k] of the latest mask (-1: an empty row), and slot write_index[b] + k is
-        added to it. Called right before a step, only where `keeps_mask`, and never after `reserve` or `select`: a step
-        without it brings a mask of its own. The step gets the whole mask in either case.
+        added to it. Called right before a step, only where `keeps_mask`, and never after `reserve` or `select`: then
+        the step sends a new mask. The step gets the whole mask in either case.
         """
         return None
 
@@ -135,30 +135,30 @@ class Session(AbstractContextManager["Session"], Protocol):
 
         With `row`, only where `prefills_rows`, they are tokens of that source alone: B is 1, and nothing of the others
         is read or written."""
-        raise SessionError(f"a session of {self.backend} reads a prompt by steps")
+        raise SessionError(f"a session of {self.backend} reads a prompt step by step")
 
     def choose(
         self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
     ) -> list[StepOutput]:
-        """Only where `ahead`: so many steps of one beam, each fed with what the one before it chose.
+        """Only where `ahead`: some steps of one beam, each fed with the token that the one before it chose.
 
         tokens [B,1] and position [B] are those of the first of them; what a source has cached is at slots 0 to its
         position. The outputs have one candidate: the token that was chosen. A source that is done, or at the limit of
-        the plan, stays there; its outputs are numbers that mean nothing.
+        the plan, stays there; its outputs are meaningless.
         """
         raise SessionError(f"{self.backend} chooses no tokens by itself")
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are).
 
-        A batch grows where all sources are kept and some are named again behind them: rows for others (`replace`).
+        To grow a batch, all sources are kept and some repeated after them, as rows for others (`replace`).
         """
 
     def replace(self, state: State, rows: np.ndarray, newcomers: State, width: int) -> None:
         """Gives these rows [N] to the sources of another state, which stays as it is, and makes all S `width` long.
 
-        What was decoded of that state is not taken. `width` holds every source that still matters. The caches of these
-        rows keep what the sources before left there: finite numbers, which the mask hides.
+        The KV cache of that state is not copied. `width` fits every source that is still decoded. The caches of these
+        rows keep the old values: finite numbers, which the mask hides.
         """
 
     def tensor(self, state: State, name: str) -> np.ndarray:

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 from seq2engine.model.config import ModelConfig
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "max 100000" no limit
-THREAD_WORK = 500_000  # multiplications of a row that make a thread worth its synchronisation
-WORKER_WORK = 64_000_000  # multiplications of a step from which on Python's lock no longer holds workers up
+THREAD_WORK = 500_000  # multiplications per row for which a further thread pays
+WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
 
@@ -35,7 +35,7 @@ def row_work(config: ModelConfig) -> int:
 
 
 def sensible_threads(config: ModelConfig) -> int:
-    """How many threads to decode with: a small model's products end before many threads have started."""
+    """How many threads to decode with: the matmuls of a small model end before many threads have started."""
     return min(usable_cores(), max(2, row_work(config) // THREAD_WORK))
 
 
@@ -64,23 +64,23 @@ class Workers(Generic[Opened]):
         return (self.opened[0],) * self.count
 
 
-class Turns:
-    """Workers that share an encoder use it one after another, and none goes on before all that wait have used it.
+class EncoderLock:
+    """A lock for workers that share an encoder: none continues before all waiting ones have used it.
 
-    One that went on would decode on a core that the encoder's threads are using for the next.
+    A worker that continued would decode on a core that the encoder's threads use for the next.
     """
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.changed = threading.Condition()
         self.waiting = 0
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         with self.changed:
             self.waiting += 1
         try:
-            with self.turn:
+            with self.lock:
                 yield
         finally:
             with self.changed:

@@ -1,7 +1,7 @@
 """The reference model as a session: the same protocol over plain PyTorch, in fp64, fp32, fp16 or bf16 on the CPU.
 
-In a precision with quantised weights the reference has the weights of that precision's graphs and computes in fp16; the
-oracle (`fp64:int8`) has them, too.
+For a precision with quantised weights the reference has the weights of its graphs and computes in fp16; the
+oracle (`fp64:int8`) has the same weights.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def model_with_weights_of(bundle: Bundle, weights: str) -> Transformer:
 
 
 def smoothing_of(bundle: Bundle) -> dict[str, np.ndarray]:
-    """What the w8a8 graphs multiply inputs of products by, by product."""
+    """The smoothing factors of the w8a8 graphs, by linear layer."""
     found: dict[str, np.ndarray] = {}
     for graph in GRAPHS:
         path = bundle.graph_path("w8a8", graph)
@@ -280,7 +280,7 @@ def smoothing_of(bundle: Bundle) -> dict[str, np.ndarray]:
 
 
 def round_rows(model: Transformer, smoothing: Mapping[str, np.ndarray]) -> None:
-    """Has every product round its input row by row, as the int8 products of the CPU form do."""
+    """Makes every linear layer round its input row by row, like the int8 matmuls of the CPU form."""
     kinds = {nn.ReLU: STEPS_OF["Relu"], nn.GELU: STEPS_OF["Gelu"], nn.SiLU: STEPS_OF["Silu"]}
     activated = {
         f"{path}.down": kinds[type(module.activation)]

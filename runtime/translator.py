@@ -61,7 +61,7 @@ def load(
 ) -> Translator:
     """Opens a bundle for text: session, tokenizer and the model's own decoding defaults. All but `ids` is as in
     `open_session`, with speculative decoding where it is faster (`draft=None`: without). What is measured for that, or
-    for precision "auto", is kept in the user's cache folder (`profile=False`: measured anew, and not kept).
+    for precision "auto", is kept in the user's cache folder (`profile=False`: measured again, and not kept).
 
     With `attention`, outputs can have alignments and a coverage penalty; a model whose own defaults ask for them gets
     it anyway. With `ids`, texts are lines of token ids such as "17 4 250", as they are where the bundle has no
@@ -202,7 +202,7 @@ class Translator(Transcriber):
         """The best output of every line, in input order, of input of any length, such as an open file.
 
         Lines are read in a thread, ahead of the decode, and an output does not wait for lines that have not come. A
-        line break at the end of a line is no part of it. Errors are as in `translate`.
+        line break at the end of a line is not part of it. Errors are as in `translate`.
         """
         asked = dataclasses.replace(self._asked(options, target_language, fields), scores=False)
         texts = (line.removesuffix("\n").removesuffix("\r") for line in lines)
@@ -308,7 +308,7 @@ class Translator(Transcriber):
     ) -> TargetScore | list[TargetScore]:
         """The log-probability of every token of one target for each source.
 
-        A target of text is scored with its end token, behind the first token of every output where the model has one;
+        A target of text is scored with its end token, after the forced first token where the model has one;
         ids are taken as they are.
         """
         if isinstance(sources, str) != isinstance(targets, str):

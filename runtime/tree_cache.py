@@ -2,7 +2,7 @@
 
 Every step appends K slots to a source's cache. When beams switch, only rows of the mask are copied; nothing in the
 cache moves. Slots that no beam descends from are dead. When the cache is full, compaction gathers the live slots to the
-front and leaves `slack` free slots behind them.
+front and leaves `slack` free slots after them.
 
     slots   0 1 2 | 3 4 5 | 6 7 8        K = 3; beam 0 continued slot 4, which continued slot 0
     beam 0  x . . | . x . | x . .
@@ -51,21 +51,21 @@ class TreeStep:
         elif self.fixed_slots is not None:
             self.capacity = self.fixed_slots
         elif plan is not None:
-            self.capacity = rounded(max_steps)  # who chooses tokens by itself is not stopped for a larger cache
+            self.capacity = rounded(max_steps)  # running ahead is not interrupted for a larger cache
         else:
             self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
         self.position: np.ndarray  # [B] steps that each source has done
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
-        # Of the token in every slot [B,L], for models with relative positions; what the mask hides may be anything.
+        # Position of the token in every slot [B,L], for models with relative positions; arbitrary where masked.
         self.slot_position = np.zeros((batch, self.capacity), dtype=np.int64) if session.config.relative else None
         self.opening: np.ndarray | None = None  # [B] the last token of a prompt, fed in place of the start token
         self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         self.announces = session.keeps_mask and not self.growing
-        # With a plan the session chooses tokens some steps ahead of the search, which is given its outputs one by one.
+        # With a plan the session runs some steps ahead of the search, which gets the outputs one by one.
         self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
         self.waiting: list[StepOutput] = []
-        self.staying: np.ndarray | None = None  # rows that are left, if some have gone since the session chose
-        self.begun: np.ndarray | None = None  # [B] rows that begin anew in the next step; None: it brings a whole mask
+        self.staying: np.ndarray | None = None  # remaining rows, if some have left since the session chose
+        self.begun: np.ndarray | None = None  # [B] rows that restart in the next step; None: the whole mask is sent
         session.reserve(state, self.capacity, form)
 
     def feed(
@@ -102,7 +102,7 @@ class TreeStep:
         most: int,
         alone: int | None = None,
     ) -> dict[int, np.ndarray]:
-        """Reads prompts in calls of at most so many tokens; with `alone`, of that row and no other."""
+        """Reads prompts in calls of at most `most` tokens; with `alone`, of that row only."""
         found = {}
         longest = max(map(len, prompts)) - 1
         counts = np.zeros(len(self.mask), dtype=np.int64)
@@ -153,7 +153,7 @@ class TreeStep:
         return output
 
     def advance(self, steps: np.ndarray, slots: np.ndarray) -> None:
-        """Rows [B] have done so many steps and written so many slots more."""
+        """Advances rows [B] by a number of steps and of slots written."""
         self.set_positions(self.position + steps, self.used + (0 if self.growing else slots))
 
     def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
@@ -171,7 +171,7 @@ class TreeStep:
         self.mask.put(self.next, True)
         if self.announces:
             self.announce(parents)
-        if self.slot_position is None:  # as `step`, without its call: this is done for every token
+        if self.slot_position is None:  # inlined `step`: this runs for every token
             output = self.session.step(self.state, tokens, self.position, self.used, self.mask)
         else:
             output = self.step(tokens, self.mask)
@@ -186,7 +186,7 @@ class TreeStep:
         return self.session.step(self.state, tokens, self.position, self.used, mask, self.slot_position)
 
     def grow(self, slots: int) -> None:
-        """A growing cache gets so many slots at its end, which the next call writes."""
+        """Adds slots at the end of a growing cache, which the next call writes."""
         self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, slots)))
         if self.slot_position is not None:
             self.slot_position = np.pad(self.slot_position, ((0, 0), (0, slots)))
@@ -194,13 +194,13 @@ class TreeStep:
         self.capacity += slots
 
     def announce(self, parents: np.ndarray) -> None:
-        """Tells a session that keeps the mask how the next one follows from it, if it does."""
+        """Announces to a session that keeps the mask how the next one is derived from it, if possible."""
         if self.begun is not None:
             self.session.descend(self.state, np.where(self.begun[:, None], -1, parents))
         self.begun = np.zeros(len(parents), dtype=bool)
 
     def chosen(self, tokens: np.ndarray, plan: GreedyPlan) -> StepOutput:
-        """The next of the steps that the session has done by itself; it does some more when all were given out.
+        """The next of the steps that the session ran ahead; runs more when all were consumed.
 
         Rows that left in between leave the session only then.
         """
@@ -240,16 +240,16 @@ class TreeStep:
     def replace(self, rows: np.ndarray, newcomers: State, width: int, plan: GreedyPlan | None = None) -> None:
         """From the next call on these rows [N] are the newcomers' sources, at their first step, by this plan.
 
-        In a growing cache they begin behind all slots, and the mask hides those before from them.
+        In a growing cache they begin after all slots, and the mask hides those before from them.
         """
-        assert not self.waiting, "rows are given away between two times that the session chooses tokens"
+        assert not self.waiting, "rows change only between two runs ahead of the session"
         if self.plan is not None and plan is not None:
             self.plan = self.settled(self.plan).put(rows, plan)
         self.session.replace(self.state, rows, newcomers, width)
         self.restart(rows)
         if not self.growing and not self.batch_invariant and self.fixed_slots is None and self.plan is None:
             live = self.live_slots()
-            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed so many slots are gone
+            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed these slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
@@ -270,7 +270,7 @@ class TreeStep:
         than the addition itself.
         """
         batch, beams, slots = self.mask.shape
-        self.rows = np.arange(batch)[:, None]  # to index with
+        self.rows = np.arange(batch)[:, None]  # as an index
         own = np.arange(beams)[:, None]
         following = (self.rows.T * beams + own) * slots + own + used  # [K, B] in the mask as one row
         self.places = np.concatenate((position[None], used[None], following))  # [2 + K, B]
@@ -285,7 +285,7 @@ class TreeStep:
         self.mask = self.mask[self.rows, parents]
 
     def free_slots(self) -> None:
-        """Makes sure of K free slots for every source: dead slots are dropped first, then the cache grows."""
+        """Ensures K free slots for every source: dead slots are dropped first, then the cache grows."""
         if self.batch_invariant:
             self.free_slots_deterministic()
         if self.most_used + self.beams <= self.capacity:
@@ -314,7 +314,7 @@ class TreeStep:
             self.compact(rounded(used + slack(self.beams, used)), np.zeros_like(due))
 
     def fitting_capacity(self, live: int) -> int:
-        """The next capacity. The current one is kept where it will do, so that only slots that move are copied."""
+        """The next capacity. The current one is kept if it suffices, so that only slots that move are copied."""
         wanted = slack(self.beams, live)
         if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
             return self.capacity

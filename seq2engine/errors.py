@@ -1,4 +1,4 @@
-"""Every failure a user can cause, as one sentence: what is wrong, what was expected, what to run next."""
+"""Errors that a user can cause, each one sentence: what is wrong, what was expected, what to run next."""
 
 # Import name of a package -> what `pip install` is given for it. The first ten are extras, as is TensorRT, of which
 # there are two (common/tensorrt_module.py); the others come with every install, but an environment may have lost them.
@@ -37,7 +37,7 @@ class ConfigError(Seq2EngineError):
 
 
 class UsageError(ConfigError):
-    """Options that cannot work whatever is in the files they name; the CLI exits with 2."""
+    """Options that are wrong regardless of the files they name; the CLI exits with 2."""
 
 
 class CheckpointError(Seq2EngineError):
@@ -69,9 +69,9 @@ class SessionError(Seq2EngineError):
 
 
 class GraphError(SessionError):
-    """A graph or an engine that a runtime cannot take, open or run. `node` is where, as far as that is known.
+    """A graph or an engine that a runtime cannot open or run. `node` is the place in it, if known.
 
-    It is a fault of the artifact, not of the machine or the request: parity makes a finding of it.
+    The artifact is at fault, not the machine or the request: parity reports it as a finding.
     """
 
     def __init__(self, message: str, graph: str = "", node: str = ""):
@@ -96,7 +96,7 @@ class DeadlineError(Seq2EngineError):
 
 
 def missing_package(error: ModuleNotFoundError, wanted_by: str) -> MissingPackageError | None:
-    """What to tell the user about a failed import; None where the module is none of ours to install, which is a bug."""
+    """The error for a failed import; None if the module is not one that we install, which is a bug."""
     package = (error.name or "").partition(".")[0]
     if isinstance(error, MissingPackageError) or package not in INSTALLED_BY:
         return None

@@ -1,6 +1,6 @@
 """Model to bundle, calibrated: the one function behind the command, Python, the demo and the GPU check.
 
-It stands above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
+It is above export and runtime, because calibration decodes with ONNX Runtime, and export cannot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def export_checkpoint(
     note: Callable[[str], None] = lambda text: None,
 ) -> Bundle:
     """Writes a bundle of a checkpoint by name: a folder of ours, anything that `import_checkpoint` reads, shipped:g2p,
-    or random:PRESET. The rest is as in `onnx_from_model`. `note` gets what the import could not take along.
+    or random:PRESET. The rest is as in `onnx_from_model`. `note` is called with what the import could not carry over.
     """
     with opened_checkpoint(os.fspath(checkpoint), progress, note) as (model, companions):
         return onnx_from_model(model, folder, precisions, cache_form, force, progress, companions, calibrate)
@@ -54,7 +54,7 @@ def onnx_from_model(
 
     `companions` is the checkpoint's folder: its generation.json and its tokenizer go into the bundle. Where a precision
     computes in fp16 or rounds activations to int8, the fp32 graphs decode the source lines of `calibrate` (None: random
-    sources). Nodes whose numbers fp16 could not hold stay in fp32; channels too large for int8 beside the others are
+    sources). Nodes whose values fp16 cannot hold stay in fp32; channels that are too large for int8 are
     smoothed.
     """
     calibration = calibration_for(model.config, precisions, cache_form, progress, companions, calibrate)
@@ -81,7 +81,7 @@ def calibration_for(
     companions: Path | None,
     calibrate: Path | None,
 ) -> to_onnx.Calibrate | None:
-    """The calibration: it decodes a corpus, with the checkpoint's tokenizer, or random sources; None: no need."""
+    """The calibration, which decodes a corpus with the model's tokenizer, or random sources; None if not needed."""
     for precision in precisions:
         check_choices(precision, cache_form)
     if not to_onnx.needs_calibration(precisions):

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # the same for the proce
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads_of_sessions():
-    """Sessions compute on at least so many threads, also those that a test opens with one.
+    """Sessions compute on at least this many threads, also those that a test opens with one.
 
     And on no more where a test leaves it open: threads that wait in a busy loop take the cores of other tests.
     """
@@ -64,7 +64,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that need a GPU say so where there is none."""
+    """Tests that need a GPU are skipped with that reason where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

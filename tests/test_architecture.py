@@ -133,12 +133,12 @@ def test_a_folder_is_small():
     assert not {str(path.relative_to(ROOT)): count for path, count in folders.items() if count > MOST_MODULES}
 
 
-def test_a_folder_says_what_lives_in_it():
+def test_a_folder_has_a_docstring_of_one_sentence():
     for name, path in FILES.items():
         if path.name != "__init__.py":
             continue
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        assert re.fullmatch(r"[^\n]+\.", said), f"seq2engine.{name} does not say in a sentence what it holds"
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert re.fullmatch(r"[^\n]+\.", docstring), f"seq2engine.{name} does not say in a sentence what it holds"
 
 
 def test_one_function_reads_onnx_files():

@@ -61,7 +61,7 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     [(page, line) for page in PAGES if page.name not in ("LOG.md", "CHANGELOG.md") for line in commands(page)],
     ids=lambda given: given.name if isinstance(given, Path) else given[:60],
 )
-def test_commands_have_the_flags_that_the_docs_say(page, line):
+def test_commands_have_the_flags_of_the_docs(page, line):
     from seq2engine.cli.main import parsed
 
     words = shlex.split(line.split(" < ")[0].split(" > ")[0])

@@ -58,7 +58,7 @@ def test_nothing_is_decoded_where_nothing_is_measured(overflowing, tmp_path):
     assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32",)).manifest.calibration == {}
 
 
-def test_nobody_in_front_exports_past_it():
+def test_all_commands_export_through_it():
     for path in ROOT.glob("*.py"):
         names = [
             f"{node.module}.{alias.name}"

@@ -1,6 +1,6 @@
-"""What the loop costs around the graph, on the shipped model, for pytest-benchmark: it is small, so its loop shows.
+"""The cost of the decode loop around the graph, on the shipped model, which is small; for pytest-benchmark.
 
-Timed is a whole decode; `extra_info` has, from the same runs, the loop beside a step in percent: all that is neither
+A whole decode is timed; `extra_info` has the loop in percent of a step, from the same runs: all that is neither
 encoder nor session.step, which is search, compaction and copies.
 
 Run with: pytest benchmarks/micro/bench_loop.py --benchmark-only -o python_files='bench_*.py'

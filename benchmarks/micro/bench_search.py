@@ -1,4 +1,4 @@
-"""Search without a model, for pytest-benchmark: what the loop itself costs at real vocabulary sizes.
+"""Search without a model, for pytest-benchmark: the cost of the loop at real vocabulary sizes.
 
 Run with: pytest benchmarks --benchmark-only -o python_files='bench_*.py'
 """
@@ -20,8 +20,8 @@ VOCAB, LENGTH = 32000, 8
 SPECIAL = Special(start=1, end=-1)  # no source ends early
 
 
-class RecitedStep:
-    """A Step that reads out logits made beforehand, so that next to nothing but the search is timed."""
+class PrecomputedStep:
+    """A Step that returns precomputed logits, so that only the search is timed."""
 
     def __init__(self, batch: int, beam: int):
         shape = (2, batch, beam, VOCAB)
@@ -41,13 +41,13 @@ class RecitedStep:
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_greedy(benchmark: Any, batch: int) -> None:
-    step, options = RecitedStep(batch, 1), SearchOptions(max_length=LENGTH)
+    step, options = PrecomputedStep(batch, 1), SearchOptions(max_length=LENGTH)
     found = benchmark(lambda: drain(greedy_search(step, batch, SPECIAL, options)))
     assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_beam(benchmark: Any, batch: int) -> None:
-    step, options = RecitedStep(batch, 4), SearchOptions(max_length=LENGTH, beam=4)
+    step, options = PrecomputedStep(batch, 4), SearchOptions(max_length=LENGTH, beam=4)
     found = benchmark(lambda: drain(beam_search(step, batch, SPECIAL, options)))
     assert [len(nbest[0].tokens) for nbest in found] == [LENGTH] * batch

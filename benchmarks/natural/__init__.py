@@ -1,1 +1,1 @@
-"""Real sentences decoded to their own ends: speed and quality of every arm side by side."""
+"""Real sentences, each decoded to its end token: speed and quality of every arm."""

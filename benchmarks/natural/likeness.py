@@ -1,4 +1,4 @@
-"""How much of a first arm's outputs another arm keeps, and how good both are."""
+"""How similar an arm's outputs are to the first arm's and to the references."""
 
 from __future__ import annotations
 

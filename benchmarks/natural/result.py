@@ -20,7 +20,7 @@ FEWEST_CALLS, SINGLE_CALLS = 12, 64  # of batches, and of single sources: as man
 
 @dataclass(frozen=True)
 class Workload:
-    """So many sentences a call, decoded together with so many beams."""
+    """Sentences per call, decoded together, and beams."""
 
     batch: int
     beam: int
@@ -78,9 +78,9 @@ def workload_problems(texts: Sequence[str]) -> list[str]:
 
 
 def whole_ratio(a: Samples, b: Samples) -> Ratio:
-    """How many times as fast b is as a in all calls together; the interval is that of a call's ratio.
+    """The speedup of b over a in all calls together; the interval is that of the ratio per call.
 
-    Sentences differ in length, so a median of calls would say little of the whole.
+    Sentences differ in length, so a median of calls would not describe the whole.
     """
     one, other = (np.array(samples.nanoseconds, dtype=np.float64) for samples in (a, b))
     interval = paired_interval(one / other) or separate_interval(one, other)
@@ -88,7 +88,7 @@ def whole_ratio(a: Samples, b: Samples) -> Ratio:
 
 
 def natural_from_dict(values: dict[str, Any], first: str) -> NaturalResult:
-    """A result from parsed JSON; speedups are taken of the samples once more."""
+    """A result from parsed JSON; speedups are computed again from the samples."""
     samples = {name: Samples(tuple(arm["samples"]["nanoseconds"])) for name, arm in values["arms"].items()}
     arms = {
         name: NaturalArm(
@@ -104,7 +104,7 @@ def natural_from_dict(values: dict[str, Any], first: str) -> NaturalResult:
 
 
 def natural_values(result: NaturalResult) -> dict[str, Any]:
-    """All fields, and beside the raw samples what they come to."""
+    """All fields, and derived values besides the raw samples."""
     values = dataclasses.asdict(result)
     for name, arm in result.arms.items():
         times = arm.samples

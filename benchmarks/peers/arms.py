@@ -20,14 +20,14 @@ from .processes import ENVIRONMENTS, Peer, PeerKind, Worker, open_worker, peers_
 
 Found = TypeVar("Found")
 Tokens = list[tuple[int, ...]]
-WIDTHS = {"float32": "fp32", "bf16": "bf16", "int8": "int8"}  # their names of precisions -> ours
+WIDTHS = {"float32": "fp32", "bf16": "bf16", "int8": "int8"}  # peers' names of precisions -> ours
 
 
 @dataclass
 class Peers:
     """The peers that run, and those that do not, with the reason.
 
-    Where all were asked for, one that fails is put among the failed; one that was named ends the run.
+    With "all", a peer that fails is listed as failed; one that was named ends the run.
     """
 
     tolerant: bool = False
@@ -55,7 +55,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class PeerDecode:
-    """What a peer output in a case, and its best worker, which is ready to decode it again."""
+    """A peer's outputs in a case, and its best worker, ready to decode it again."""
 
     worker: Worker
     beam_style: str
@@ -97,7 +97,7 @@ def open_peers(
 
 
 def loaded_peer(name: str, kind: PeerKind, folder: Path, environments: Path) -> Peer:
-    """The first process converts the model, where a peer has to; it goes, as its memory is not that of decoding."""
+    """The first process converts the model if needed and ends, because its memory is not that of decoding."""
     open_worker(name, kind, kind.settings[0], folder, environments).__exit__()
     workers: list[Worker] = []
     try:

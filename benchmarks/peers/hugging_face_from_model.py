@@ -1,8 +1,8 @@
 """Our weights as a Hugging Face model folder, the form that every peer can read.
 
 A model with relative positions becomes a T5, one that takes audio a Whisper. Of the others a post-norm model becomes a
-Marian, a pre-norm one a Pegasus: of all families these two have what ours have, and nothing besides. Two vocabularies
-become one, with the source's ids out of reach of the output: a peer's token is ours plus `Ids.target`.
+Marian, a pre-norm one a Pegasus: these two families have the same structure as ours. Two vocabularies
+become one, in which the source's ids are never output: a peer's token is ours plus `Ids.target`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNREACHABLE = -1e9  # a logit that never wins, and is a number in every precisio
 
 @dataclass(frozen=True)
 class Family:
-    """How a model becomes one of theirs: what they lack, and the settings, ids and weights of the one they get."""
+    """The conversion to a family: its missing features, and settings, ids and weights of the converted model."""
 
     problems: Callable[[ModelConfig], list[str]]
     ids: Callable[[ModelConfig], Ids]

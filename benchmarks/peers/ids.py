@@ -1,4 +1,4 @@
-"""Our token ids as a peer has them, and our weights under a library's names."""
+"""Conversion of our token ids and weights for a peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seq2engine.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Ids:
-    """What a peer adds to our ids, its special tokens, and what it is fed behind the start token."""
+    """What a peer adds to our ids, its special tokens, and what it is fed after the start token."""
 
     source: int
     target: int
@@ -25,7 +25,7 @@ class Ids:
 
 
 def ids_of(config: ModelConfig) -> Ids:
-    """Two vocabularies become one, the target's ids behind the source's."""
+    """Two vocabularies become one, the target's ids after the source's."""
     shift = 0 if config.share_embeddings else config.source_vocab
     return Ids(
         source=0,

@@ -1,4 +1,4 @@
-"""Peers as subprocesses: each in its own environment (`make peers`), asked over a pipe, one request after another."""
+"""Peers as subprocesses: each in its own environment (`make peers`), with requests over a pipe."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TRIALS = 2  # decodes with every setting of a peer, to find its best
 
 @dataclass(frozen=True)
 class PeerKind:
-    """A peer in a precision. `settings` are all worth trying; the best of them is what it is timed with."""
+    """A peer in a precision. All `settings` are tried; it is timed with the best."""
 
     worker: str
     environment: str
     precision: str
-    beam_style: str  # whose beam search it has
+    beam_style: str  # its style of beam search
     settings: tuple[dict[str, Any], ...]
 
 

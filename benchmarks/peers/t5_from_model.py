@@ -103,7 +103,7 @@ def t5_weights(model: Transformer, ids: Ids) -> dict[str, Tensor]:
 def rows_by_bucket(config: ModelConfig, ahead: bool) -> Tensor:
     """The row of our table for every bucket of the library.
 
-    In the encoder its first half are keys at and before the query, from near to far, and its second half those behind.
+    In the encoder its first half are keys at and before the query, from near to far, and its second half those after.
     """
     most, half = config.max_distance, buckets_of(config) // 2
     if not ahead:

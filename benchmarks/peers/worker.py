@@ -353,14 +353,14 @@ def answer_to(request: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Libraries print what they like; only answers may reach the pipe.
+    # Libraries may print; only our responses may reach the pipe.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peers: dict[str, Any] = {}
     for line in sys.stdin:
         try:
             answer = answer_to(json.loads(line), peers)
-        except Exception as error:  # the benchmark gets whatever a peer raises, and ends the run with it
+        except Exception as error:  # any error of a peer is sent to the benchmark
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -57,6 +57,6 @@ def weights_from_ctranslate2(path: Path) -> dict[str, np.ndarray]:
 
 
 def in_fp32(name: str, stored: dict[str, np.ndarray]) -> np.ndarray:
-    """A stored scale is what a row was multiplied by before it was rounded."""
+    """The stored scale is the factor by which a row was multiplied before rounding."""
     weight, scale = stored[name].astype(np.float32), stored.get(f"{name}_scale")
     return weight if scale is None else weight / scale[:, None]

@@ -90,7 +90,7 @@ def write_hugging_face(package: Path, hf: Path) -> None:
 
 
 def hugging_face_weights(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Under Marian's names; one padding token is added behind the vocabulary."""
+    """Under Marian's names; one padding token is appended to the vocabulary."""
     table = weights["decoder/embeddings/weight"]
     yield "model.shared.weight", np.concatenate([table, np.zeros((1, WIDTH), np.float32)])
     yield "final_logits_bias", np.append(weights["decoder/projection/bias"], np.float32(NEVER))[None].astype(np.float32)

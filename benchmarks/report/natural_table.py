@@ -1,4 +1,4 @@
-"""The measured table of a result on real sentences: speed with quality beside it, for README."""
+"""The measured table of a result on real sentences, for README: speed and quality."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .tables import interval_of, number
 
 
 def natural_table(result: BenchResult, title: str, ours: str, theirs: dict[str, str]) -> list[str]:
-    """A row for every workload and precision: our fastest arm of it against the fastest peer of the like precision."""
+    """A row for every workload and precision: our fastest arm against the fastest peer of a comparable precision."""
     head = [title, "ours", "tokens/s", "best peer", "tokens/s", "times as fast", "equal to fp32, chrF: ours", "peer"]
     precisions = list(dict.fromkeys(arm.precision for arm in result.arms.values() if arm.backend == ours))
     rows = []
@@ -54,7 +54,7 @@ def quality_text(likeness: Likeness) -> str:
 
 
 def natural_conditions(result: BenchResult) -> list[str]:
-    """What the lines below the table say of how it was measured, and of the quality on the references."""
+    """The lines below the table: how it was measured, and the quality on the references."""
     lines = [
         "Real sentences, each decoded to its own end, tokens without scores. Times as fast: all calls together, with",
         "the 95 % interval of a call's ratio; every peer with its best setting. chrF is against fp32's outputs.",

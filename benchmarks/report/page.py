@@ -1,4 +1,4 @@
-"""A benchmark in words and pictures: a table for the terminal, JSON for programs, one HTML file for people."""
+"""The reports of a benchmark: a table for the terminal, JSON, and one HTML file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench_table(result: BenchResult) -> str:
 
 
 def bench_html(result: BenchResult) -> str:
-    """The report as one HTML file that needs nothing else."""
+    """The report as one self-contained HTML file."""
     curves = curve_charts(result.curves())
     values: dict[str, object] = {
         "title": f"Benchmark of {Path(result.bundle).name}",

@@ -1,4 +1,4 @@
-"""The measured tables of README and docs/BENCHMARK.md, made of committed results: `make readme` writes them anew.
+"""The measured tables of README and docs/BENCHMARK.md, made of committed results: `make readme` writes them again.
 
 A comment on the page names the result of each table: <!-- measured: benchmarks/results/base.json, random weights -->
 """
@@ -18,7 +18,7 @@ from .tables import interval_of, number
 PAGES = (SOURCES / "README.md", SOURCES / "docs" / "BENCHMARK.md")
 MEASURED = re.compile(r"(<!-- measured: (\S+), (.*?) -->\n).*?(<!-- end of measured -->\n)", flags=re.DOTALL)
 OURS = "onnxruntime"
-THEIRS = {"w8a8": "int8"}  # a precision of ours -> what peers call the like of it
+THEIRS = {"w8a8": "int8"}  # our precision -> peers' name of a comparable one
 
 
 def readme_text(result: BenchResult, weights: str) -> str:
@@ -95,7 +95,7 @@ def conditions(result: BenchResult) -> list[str]:
 
 
 def with_tables(page: str, folder: Path = SOURCES) -> str:
-    """The page with every measured table made anew from its result, which lies in the folder."""
+    """The page with every measured table made again from its result in the folder."""
 
     def table(found: re.Match[str]) -> str:
         begin, result, weights, end = found.groups()

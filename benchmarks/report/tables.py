@@ -1,4 +1,4 @@
-"""The words and numbers of a benchmark's reports, the same on the terminal and on the page."""
+"""The texts and numbers of a benchmark's reports, shared by terminal and page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..timing import Ratio
 LABELS = {"encoder": "encoder", "step": "decoder step", "end_to_end": "end to end"}
 AXIS_LABELS = {"batch": "batch size", "beam": "beams", "source": "source length", "target": "output length"}
 HEAD = ("part", "arm", "median ms", "p90", "p99", "spread", "tokens/s", "of ceiling")
-SPLIT_HEAD = ("arm", *PIECES, "compactions", "live slots", "slots", "of greedy's")
+SPLIT_HEAD = ("arm", *PIECES, "compactions", "live slots", "slots", "slots vs greedy")
 CURVE_HEAD = ("ms per token against", "at", "arm", "costs", "growth")
 ARM_HEAD = ("arm", "on disk", "load", "peak memory", "export", "build", "version")
 
@@ -41,7 +41,7 @@ def measures(result: BenchResult, case: CaseResult) -> Iterable[tuple[str, str, 
 
 
 def fraction_text(fraction: float | None) -> str:
-    """A time below the measured bound is not more than all: the bound was taken while the machine did other work."""
+    """A time below the measured bound is "reached": the bound was measured while the machine was busy."""
     return "" if fraction is None else "reached" if fraction > 1 else f"{fraction:.0%}"
 
 
@@ -97,11 +97,12 @@ SCENARIO_FIGURES = {
 
 NO_RATE = "none"  # however few the queries
 SCENARIO_NOTES = (
-    "Sources of ragged lengths that end where they end, with the sizes of the first case; definitions after MLPerf "
-    "LoadGen. Single stream: the next query comes as soon as the last is done. Offline: all sources are there at once.",
-    "Server: queries come at random to one worker that takes them one by one; queries per second are the largest rate "
-    "at which 99 % are done within the bound, which is the same for all arms; “none” where single decodes take longer "
-    "than that. Waiting is computed from the times of real decodes.",
+    "Sources of mixed lengths, each decoded to its end token, with the sizes of the first case; definitions after "
+    "MLPerf LoadGen. Single stream: the next query starts when the last is done. Offline: all sources are available at "
+    "once.",
+    "Server: queries arrive at random (Poisson) and one worker serves them in order; queries per second are the "
+    "largest rate at which 99 % finish within the bound, the same for all arms; “none” if single decodes take longer "
+    "than that. Waiting times are computed from the times of real decodes.",
 )
 
 
@@ -119,7 +120,7 @@ def figure_text(name: str, value: float) -> str:
 
 
 NATURAL_HEAD = (
-    "sentences to their ends",
+    "real sentences",
     "arm",
     "tokens/s",
     "p50, ms",
@@ -127,14 +128,14 @@ NATURAL_HEAD = (
     "p99",
     "times as fast",
     "equal outputs",
-    "chrF to them",
+    "their chrF",
     "BLEU",
     "chrF",
     "BLEU of references",
     "best setting",
 )
 NATURAL_NOTE = (
-    "Real sentences in the order of their file, each decoded to its own end; a call decodes one batch, and arms take "
+    "Real sentences in file order, each decoded to its end token; a call decodes one batch, and arms take "
     "turns after every call. Times as fast: all calls together, with the interval of a call's ratio. Equal outputs, "
     "chrF and BLEU are against the first arm's outputs, then chrF and BLEU against the references."
 )
@@ -163,7 +164,7 @@ def likeness_scores(likeness: Likeness) -> tuple[float, ...]:
 
 
 def arm_rows(result: BenchResult) -> list[tuple[str, ...]]:
-    """Under ARM_HEAD: what an arm costs beside time."""
+    """Under ARM_HEAD: size, memory and build times of an arm."""
     return [
         (
             name,
@@ -179,7 +180,7 @@ def arm_rows(result: BenchResult) -> list[tuple[str, ...]]:
 
 
 def settings_text(case: CaseResult) -> str:
-    """The settings that won the trials of every peer, in one sentence; nothing where there is no peer."""
+    """The best settings of every peer, in one sentence; empty without peers."""
     chosen = [f"{name} with {arm.setting}" for name, arm in case.arms.items() if arm.setting]
     return f"best settings: {'; '.join(chosen)}" if chosen else ""
 
@@ -246,29 +247,29 @@ def quality_rows(result: BenchResult) -> list[tuple[str, ...]]:
 
 def explanation(result: BenchResult) -> tuple[str, ...]:
     return (
-        "Arms take turns, once per round, in an order that rotates. Times are milliseconds per call over "
-        f"{result.rounds} rounds, so p99 lies close to the slowest call. Bars are medians, whiskers reach from p10 to "
-        "p90, and spread is that reach against the median. One arm against another is a ratio of medians, more than 1 "
-        f"being faster, with its exact {COVERAGE:.0%} interval (of the rounds' ratios by the sign test; of fewer than "
-        f"six rounds by the rank-sum test; of fewer than {fewest_rounds()} there is none). The verdict is “unsure” "
-        "unless that interval excludes 1. Tokens per second are source tokens for the encoder, and tokens of the best "
-        "hypotheses otherwise.",
-        f"Outputs are compared with those of {result.first} before anything is timed, twice: decoded as a user would, "
-        "and to the fixed length that is timed end to end, where no source may end early so that every arm does the "
-        "same work. Decodes follow the model's own defaults but for the number of beams; beside peers, which get the "
-        "weights alone, they do not. The decoder step is the one halfway through a decode, repeated.",
-        "A decode end to end is one call of `generate`. It splits into the encoder, the decoder steps, compaction "
-        "(living slots of the KV cache are gathered, or moved to a longer cache), other copies of caches, and the "
-        "search, which is all the rest. Slots are those of one source: alive, and allocated at most; greedy search has "
-        "one for every output token in the end.",
-        "A peer is another library with the same weights in a process of its own, with the best of its settings for "
-        "each case. It is timed end to end only, and its outputs are compared with ours under its own style of beam "
-        "search. No peer can ignore the end token, so at the fixed length it is forbidden until the last position.",
-        "The ceiling is the shortest time this machine could take: every weight read once per step, at the bandwidth "
-        "measured for a working set of that size (what fits in a cache is read from there), or multiplied with every "
-        "row at the peak of products measured, whichever takes longer. “Reached” is a time below that bound, which "
-        "happens where the machine was slowed down while it was measured.",
-        "Peak memory is that of a process of its own: ours decodes every case twice in it, a peer's is the one timed.",
+        f"Arms take turns, once per round, in rotating order. Times are milliseconds per call over {result.rounds} "
+        "rounds, so p99 is close to the slowest call. Bars are medians, whiskers p10 to p90; spread is p90 - p10 "
+        "relative to the median. An arm against another is a ratio of medians (above 1 is faster) with its exact "
+        f"{COVERAGE:.0%} confidence interval: by the sign test on the ratios per round; with fewer than six rounds "
+        f"by the rank-sum test; none with fewer than {fewest_rounds()}. The verdict is “unsure” unless the interval "
+        "excludes 1. Tokens per second are source tokens for the encoder, else tokens of the best hypotheses.",
+        f"Outputs are compared with those of {result.first} before anything is timed: once with the model's own "
+        "stopping, and once at the fixed length that is timed end to end, where no source ends early, so that every"
+        " arm does the same work. Decodes use the model's own defaults except for the number of beams; in "
+        "comparisons with peers, which get only the weights, they do not. The decoder step is the one halfway "
+        "through a decode, repeated.",
+        "End to end is one call of `generate`. It consists of the encoder, the decoder steps, compaction (live "
+        "slots of the KV cache are gathered, or moved to a longer cache), other copies of caches, and the search, "
+        "which is the rest. Slots are the most of one source, live and allocated; greedy search needs one for every"
+        " output token.",
+        "A peer is another library with the same weights in its own process, with its best settings for each case. "
+        "It is timed end to end only, and its outputs are compared with ours in its own style of beam search. No "
+        "peer can ignore the end token, so at the fixed length it is forbidden until the last position.",
+        "The ceiling is the shortest possible time on this machine: every weight read once per step at the "
+        "bandwidth measured for a working set of that size (or from the processor's cache), or multiplied with "
+        "every row at the measured peak of matmuls, whichever takes longer. “Reached” is a time below that bound, "
+        "which happens if the machine was slower while the bound was measured.",
+        "Peak memory is that of a separate process: ours decodes every case twice in it; a peer's is the one timed.",
     )
 
 
@@ -285,7 +286,7 @@ def busy_text(result: BenchResult) -> str:
     machine = result.environment
     return (
         f"the machine was busy when the run began (load {machine.load_before} on {machine.cores} cores): "
-        "compare arms with each other, and trust no number alone"
+        "compare arms with each other; single times are unreliable"
     )
 
 
@@ -296,7 +297,7 @@ def model_text(result: BenchResult) -> str:
 
 
 def about_rows(result: BenchResult) -> list[tuple[str, str]]:
-    """What a reader has to know before the first number."""
+    """The rows at the top of the report."""
     machine = result.environment
     versions = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
     return [
@@ -330,7 +331,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter: 0.0123, 0.123, 1.23, 12.3, 123, 1234; nothing is 0."""
+    """Three significant digits: 0.0123, 0.123, 1.23, 12.3, 123, 1234; 0 or less is 0."""
     if value <= 0:
         return "0"
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

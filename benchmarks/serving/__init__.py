@@ -1,1 +1,1 @@
-"""Load on a server: throughput and latency of continuous batching beside batches that are decoded as a whole."""
+"""Load tests: throughput and latency of continuous batching compared with whole batches."""

@@ -1,4 +1,4 @@
-"""Ways to serve the same requests: one at a time, whole batches of what waits, and continuous batching."""
+"""Ways to serve requests: one at a time, whole batches of waiting requests, and continuous batching."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from seq2engine.runtime.tree_cache import TreeStep
 
 ROWS = 32
 Tokens = tuple[int, ...]
-Done = Callable[[Tokens], None]
+OnDone = Callable[[Tokens], None]
 
 
 class Arm(Protocol):
-    """Something that requests are sent to; `done` gets the tokens of one, in any thread."""
+    """A server under test; `done` is called with the tokens of a request, in any thread."""
 
-    def ask(self, source: Sequence[int], done: Done) -> None: ...
+    def ask(self, source: Sequence[int], done: OnDone) -> None: ...
 
     def close(self) -> None: ...
 
 
 class WholeBatches:
-    """As a server's dynamic batcher does it: takes what waits, at most `rows`, and decodes it to its end.
+    """Like a server's dynamic batcher: takes waiting requests, at most `rows`, and decodes them to the end.
 
     Sources that are done leave the batch, as in any decode of ours, but are answered with the last of it, and nothing
     joins meanwhile. With one row it is one request at a time.
@@ -41,11 +41,11 @@ class WholeBatches:
 
     def __init__(self, session: Session, options: SearchOptions, rows: int = ROWS):
         self.session, self.options, self.rows = session, options, rows
-        self.waiting: queue.Queue[tuple[Sequence[int], Done] | None] = queue.Queue()
+        self.waiting: queue.Queue[tuple[Sequence[int], OnDone] | None] = queue.Queue()
         self.thread = threading.Thread(target=self.work, name="whole batches")
         self.thread.start()
 
-    def ask(self, source: Sequence[int], done: Done) -> None:
+    def ask(self, source: Sequence[int], done: OnDone) -> None:
         self.waiting.put((source, done))
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class WholeBatches:
     def work(self) -> None:
         ending = False
         while not ending:
-            batch: list[tuple[Sequence[int], Done]] = []
+            batch: list[tuple[Sequence[int], OnDone]] = []
             while len(batch) < self.rows and (not batch or not self.waiting.empty()):
                 one = self.waiting.get()
                 if one is None:
@@ -83,7 +83,7 @@ class KeptRows(WholeBatches):
 
 
 class _AllRows:
-    """A step of all rows of a batch, whoever is done."""
+    """A step of all rows of a batch, finished ones included."""
 
     def __init__(self, tree: TreeStep, batch: int):
         self.tree, self.rows = tree, np.arange(batch)
@@ -113,7 +113,7 @@ class Continuous:
         self.options = options
         self.scheduler = Scheduler(session, rows, queue=1 << 20)
 
-    def ask(self, source: Sequence[int], done: Done) -> None:
+    def ask(self, source: Sequence[int], done: OnDone) -> None:
         (ticket,) = self.scheduler.submit(Request(source, self.options))
         ticket.future.add_done_callback(lambda future: done(future.result()[0].tokens))
 

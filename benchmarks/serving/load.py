@@ -1,7 +1,7 @@
-"""An open-loop client with Poisson arrivals: a request is sent when it is due, whatever became of those before.
+"""An open-loop client with Poisson arrivals: a request is sent when it is due, independent of earlier ones.
 
 Time is the CPU time of this process, decode and clients together, so that other work on the machine does not count: on
-an idle machine it is the time of a clock, with one thread. While nothing is to do, it jumps to the next arrival.
+an idle machine it equals wall-clock time, with one thread. When idle, the clock jumps to the next arrival.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from .arms import Arm, Tokens
 
-POLL = 0.0005  # seconds between two looks at the time
+POLL = 0.0005  # seconds between two reads of the clock
 
 
 class CpuClock:

@@ -1,4 +1,4 @@
-"""A random model whose outputs have lengths as translations have: short ones and long ones, by their source."""
+"""A random model whose output lengths vary with the source, like translations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = dataclasses.replace(
 
 
 class RaggedSession(OrtSession):
-    """Ends every output after 0.6 to 1.4 times the length of its source, by the source's tokens."""
+    """Ends every output after 0.6 to 1.4 times its source's length, determined by the source's tokens."""
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
         state = super().encode(source, source_mask)

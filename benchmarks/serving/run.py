@@ -55,7 +55,7 @@ class LoadResult:
     steps: dict[str, StepCount] = dataclasses.field(default_factory=dict)  # of all requests at once
 
     def rate_within(self, arm: str, limit: float) -> float:
-        """The largest throughput of an arm with a p99 of at most so many seconds, on the line between two rates."""
+        """The largest throughput of an arm with a p99 of at most this many seconds, interpolated between two rates."""
         points = sorted((run.percentile(99), run.throughput) for run in self.runs[arm])
         below = [(p99, rate) for p99, rate in points if p99 <= limit]
         above = [(p99, rate) for p99, rate in points if p99 > limit]
@@ -131,7 +131,7 @@ def result_of_arms(
         equal.append(sum(own == other for own, other in pairs) / len(pairs))
         return found
 
-    run(WHOLE, math.inf, 0, len(sources))  # the outputs to compare with; and everything is warm
+    run(WHOLE, math.inf, 0, len(sources))  # outputs to compare with, and warm-up
     for turn in range(rounds):
         for name in arms if turn % 2 else (*reversed(arms),):
             count = len(sources) // 4 if name == ONE else len(sources)
@@ -224,7 +224,7 @@ def report_html(result: LoadResult, config: ModelConfig, precision: str, count: 
 
 
 def arguments_parser(about: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     parser.add_argument("out", type=Path, help="report, .html; a .json beside it")
     parser.add_argument("--bundle", type=Path, help="another model than a small random one; outputs keep their lengths")
     parser.add_argument("--precision", default="fp32", help="of the bundle (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Counts decoder steps and rows of each way to serve the same requests: what does not depend on a machine's speed."""
+"""Counts decoder steps and rows of each way to serve the same requests, independent of the machine's speed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def counted(session: Session, name: str, sources: Sequence[Sequence[int]], optio
 
 
 def decode_all(session: Session, name: str, sources: Sequence[Sequence[int]], options: SearchOptions) -> None:
-    """In batches that are full from the first, however quick this process is to ask."""
+    """In batches that are full from the start, independent of this process's speed."""
     arm = ARMS[name](session, options)
     try:
         if isinstance(arm, WholeBatches):

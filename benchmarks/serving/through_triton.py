@@ -1,8 +1,8 @@
 """The same load through a real Triton server: python -m seq2engine.benchmarks.serving.through_triton OUT.html
 
 One server holds all models (triton_models.py), each with one thread; a client process sends Poisson arrivals over gRPC.
-Time is that of a clock, clients and the server's own work included, so run it on a machine that does nothing else;
-requests a second of the server's CPU time stand beside it, which other work hardly changes.
+Times are wall-clock times and include clients and the server's own work, so run it on an idle machine;
+requests per second of the server's CPU time are reported as well, which other work hardly affects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .triton_server import MISSING, PYTHON, TritonServer, present
 CLIENT = Path(__file__).parent / "triton_load.py"
 MODELS = {ONE: "one", WHOLE: "whole", CONTINUOUS: "continuous"}
 WARM, WARM_RATE = 8, 1000.0  # requests before anything is measured
-TICK = 0.01  # seconds, the least that CPU time is told in
+TICK = 0.01  # seconds, the resolution of CPU time
 
 
 class TritonLoad:
@@ -85,7 +85,7 @@ def main() -> None:
             result = dataclasses.replace(result, per_cpu_second=measure.per_cpu_second)
         finally:
             server.kill()
-    where = "tritonserver, gRPC clients on the same machine, seconds by the clock"
+    where = "tritonserver, gRPC clients on the same machine, wall-clock seconds"
     write_report(args, result, bundle.config, where)
 
 

@@ -1,7 +1,7 @@
 """Sends requests to a model of a Triton server and prints when each was answered; Python of .peers/triton runs it.
 
 In, as JSON: {address, model, streams, parameters, width, sources, due}; a request is sent when it is due, in seconds
-from now, whatever became of those before. Out: {done: seconds, tokens}. It knows nothing of seq2engine.
+from now, independent of earlier ones. Out: {done: seconds, tokens}. It knows nothing of seq2engine.
 """
 
 from __future__ import annotations

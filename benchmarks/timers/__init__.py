@@ -1,1 +1,1 @@
-"""What is timed on every arm, in turns."""
+"""What is timed on every arm; the arms take turns."""

@@ -1,8 +1,8 @@
-"""Times every arm on real sentences that end where they end: a call for each group of them, arms in turns.
+"""Times every arm on real sentences, each decoded to its end token: one call per batch, arms take turns.
 
-Sentences come in the order of the file, so groups are ragged. What an arm outputs in its timed calls is what its
-quality is counted on. Beside peers our arms search as CTranslate2 does, where that is one of them: the same beams, the
-same end.
+Sentences are in file order, so batches have mixed lengths. The quality of an arm is measured on the outputs of its
+timed calls. If CTranslate2 is among the peers, our arms use its beam search: the same beams and the
+same stopping rule.
 """
 
 from __future__ import annotations

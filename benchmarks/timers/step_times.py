@@ -1,4 +1,4 @@
-"""Time of one token on a GPU, beside what its launches alone would take, what crosses the bus, and the host's part.
+"""Time per token on a GPU, with the time of its launches alone, the bytes over the bus, and the host's share.
 
 A small step is bound by its launches: a kernel in a CUDA graph takes some two microseconds however little it does.
 """
@@ -22,10 +22,10 @@ from seq2engine.runtime.trt.device import Device
 from ..cases import Case, sources_for
 from ..timed_decode import fixed_length
 
-LAUNCH_SECONDS = 2e-6  # of a launch at least; assumed, to be replaced by what is measured
+LAUNCH_SECONDS = 2e-6  # seconds of a launch; an assumption until it is measured
 HEAD = (
     "case",
-    "logits become",
+    "step output",
     "per token",
     "launches",
     "launch-bound",
@@ -37,7 +37,7 @@ HEAD = (
 
 
 class WaitClock:
-    """A device that adds up the seconds spent in waits for it; all else is as it was."""
+    """A device wrapper that sums the seconds spent waiting for it."""
 
     def __init__(self, device: Device):
         self.device, self.waited = device, 0.0
@@ -53,7 +53,7 @@ class WaitClock:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Of one token of a whole batch, the encoder's part of a decode included; the median of some decodes."""
+    """For one token of a whole batch, including its share of the encoder; the median of several decodes."""
 
     case: str
     reduction: str
@@ -61,7 +61,7 @@ class StepTime:
     launches: int
     sent: int
     received: int
-    host: float  # part of the time that the host did not wait
+    host: float  # share of the time in which the host did not wait
 
     @property
     def bound(self) -> float:
@@ -71,7 +71,7 @@ class StepTime:
 def step_times(
     session: Session, clock: WaitClock, passport: Passport, cases: Sequence[Case], rounds: int
 ) -> list[StepTime]:
-    """Every case in every way that the passport has for its logits. Decodes are as long as the case says."""
+    """Every case with every way to reduce the logits that the passport lists. Decodes have the length of the case."""
     found = []
     for case in cases:
         sources, options = sources_for(case, session.config), SearchOptions(max_length=case.target, beam=case.beam)
@@ -93,7 +93,7 @@ def step_times(
 
 
 def decode_of(session: Session, sources: list[list[int]], options: SearchOptions, reduction: str) -> Callable[[], None]:
-    """A decode whose logits become this."""
+    """A decode that reduces the logits on the device in this way."""
 
     def decode() -> None:
         ahead, session.ahead = session.ahead, session.ahead if reduction == "next_greedy" else None

@@ -36,14 +36,14 @@ def check_flags(trt: Any, flags: BuildFlags) -> None:
             "its builds needs one; leave --refit out and build again for new weights, which takes seconds"
         )
     if flags.workspace is not None and flags.workspace < 1:
-        raise BuildError(f"--workspace {flags.workspace} is no size; write bytes, or such as 512M or 2G")
+        raise BuildError(f"--workspace {flags.workspace} is not a size; write bytes, or for example 512M or 2G")
 
 
 def bytes_from_text(text: str) -> int:
     """`512M` -> 536870912."""
     number, unit = (text[:-1], UNITS[text[-1].upper()]) if text[-1:].upper() in UNITS else (text, 1)
     if not (number.isascii() and number.isdigit()):
-        raise BuildError(f"--workspace {text!r} is no size; write bytes, or such as 512M or 2G")
+        raise BuildError(f"--workspace {text!r} is not a size; write bytes, or for example 512M or 2G")
     return int(number) * unit
 
 

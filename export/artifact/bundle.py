@@ -1,4 +1,4 @@
-"""The bundle: one folder that holds everything made of a model, and a manifest that lists it with its origin.
+"""The bundle: one folder with everything made from a model, and a manifest that lists it with its origin.
 
     run7/  manifest.json  config.json  model.safetensors        the reference, for parity
            generation.json  tokenizer/                          how it is decoded, and its text; where a model has them
@@ -54,7 +54,7 @@ class GraphEntry:
 
     @property
     def fingerprint(self) -> str:
-        """One hash of the graph and its weights: the graph file alone is the same for all weights of one shape."""
+        """A hash of the graph and its weights; the graph file alone does not depend on the weights' values."""
         return hashlib.sha256(f"{self.sha256} {self.data_sha256}".encode()).hexdigest()
 
 
@@ -77,7 +77,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ManifestFields:
-    """The same as JSON has it: the config is checked by its own rules."""
+    """The fields of the JSON; the config is checked by its own rules."""
 
     config: dict[str, Any]
     cache_form: str
@@ -87,7 +87,7 @@ class ManifestFields:
     calibration: dict[str, Any]
     made_by: dict[str, str]
     format: int
-    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # bundles of before have none
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)  # older bundles have none
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Bundle:
         path = self.inside(relative)
         repair = repair_of(self.root)
         if not path.is_file():
-            lost = "is no regular file" if path.exists() else "is missing"
+            lost = "is not a regular file" if path.exists() else "is missing"
             raise BundleError(f"{path} {lost}, though the manifest lists it; {repair}")
         if sha256_of(path) != expected:
             raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {repair}")
@@ -223,14 +223,14 @@ def shallow(fields: ManifestFields) -> dict[str, Any]:
 
 
 def problems_with(manifest: Manifest) -> list[str]:
-    """What fields of the right types have wrong."""
+    """Problems of fields whose types are right."""
     found = [f"unknown precision {shortened(name)}" for name in manifest.graphs if name not in PRECISIONS]
     if manifest.cache_form not in CACHE_FORMS:
         found.append(f"unknown cache form {shortened(manifest.cache_form)}")
     if any(set(graphs) != set(GRAPHS) for graphs in manifest.graphs.values()):
         return [*found, f"every precision needs the graphs {', '.join(GRAPHS)}"]
     for precision, graphs in manifest.graphs.items():
-        # Sessions make buffers and names for every layer of the config: it may not have others than the graphs.
+        # Sessions allocate buffers for every layer of the config, so it must agree with the graphs.
         layers = sum(name.startswith("cross_k.") for name in graphs["encoder"].outputs)
         if layers != manifest.config.decoder_layers:
             found.append(

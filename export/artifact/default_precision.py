@@ -1,10 +1,10 @@
-"""The precision that is taken where none is named: the most precise that serves. The one place of that rule.
+"""The default precision: the most precise supported one. The only place with that rule.
 
     onnxruntime, torch   the most precise of the bundle that the backend computes
     tensorrt             the most precise that has an engine; where none is built, the one that `build` would take
     build, plan          the most precise that every target runs
 
-So a road without a flag (export, build, parity, run, package) stays in one precision: what was checked is what runs.
+So without flags export, build, parity, run and package all use one precision: what was checked is what runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .engines import engine_names, is_current, open_passport, passports_of
 from .gpu_support import PORTABLE, unsupported
 
 PRECISE_FIRST = ("fp32", "fp16", "bf16", "int8", "w8a8", "fp8", "int4")
-NOT_COMPUTED = {"onnxruntime": ("bf16",)}  # backend -> what it has no products of
+NOT_COMPUTED = {"onnxruntime": ("bf16",)}  # backend -> precisions that it has no matmuls for
 
 
 def default_precision(bundle: Bundle, backend: str = "onnxruntime", engine: str | None = None) -> str:
@@ -62,4 +62,4 @@ def precision_to_build(bundle: Bundle, targets: Sequence[str] = (), ahead_of_tim
         where = (targets or PORTABLE) if ahead_of_time else ()
         if precision not in FOR_CPUS and not any(unsupported(target, precision, censuses) for target in where):
             return precision
-    return held[0]  # nothing serves: the build reports why
+    return held[0]  # none serves: the build reports why

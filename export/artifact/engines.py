@@ -1,4 +1,4 @@
-"""The engines that a bundle holds: their names and passports, and whether they are of the graphs it holds now."""
+"""The engines of a bundle: their names and passports, and whether they were built from its current graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def engine_names(bundle: Bundle) -> list[str]:
     folder = bundle.root / ENGINES
     if not folder.is_dir():
         return []
-    # A dot in front marks a folder that a build is still filling, or left when it was killed.
+    # A leading dot marks a folder of a running or killed build.
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 

@@ -1,7 +1,7 @@
 """A bundle on the Hugging Face hub, hf:NAME[@REVISION], as a folder of this machine.
 
-The hub's cache keeps files as links into a store, and a bundle refuses whatever leads out of its folder. So a commit
-becomes a folder of its own, with hard links where the file system allows them: no byte is stored twice.
+The hub's cache keeps files as links into a store, but a bundle refuses links that lead out of its folder. So a commit
+becomes a folder of its own, with hard links where the file system allows them: nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bundle_folder_from_hub(
 
     def choose(names: Sequence[str]) -> list[str]:
         if MARKER not in names:
-            raise HubError(f"{asked} has no {MARKER}, so it is no bundle; make one with: seq2engine export {asked} DIR")
+            raise HubError(f"{asked} is not a bundle: no {MARKER}; make one with: seq2engine export {asked} DIR")
         return sorted(file for file in names if file not in NOT_READ and not file.startswith(REPORTS))
 
     snapshot = snapshot_of(asked, choose, progress, note)

@@ -1,4 +1,4 @@
-"""What a GPU generation cannot run in TensorRT-RTX, known before anything is built. Tried target by target."""
+"""What each GPU generation cannot run in TensorRT-RTX, found by trial, so that it is refused before a build."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NEAREST = {
     "fp8": "int8",
     "int4": "int8",
     "w8a8": "int8",
-}  # all of which every target runs
-# What is a GPU, but none that TensorRT-RTX builds for.
+}  # every target runs these
+# GPUs that TensorRT-RTX does not build for.
 SERVERS = {"sm90": "Hopper", "sm100": "Blackwell of data centres", "sm103": "Blackwell Ultra"}
 PORTABLE = ("sm80", "sm86", "sm89", "sm120", "sm121")  # what TensorRT-RTX builds for when no target is named
 

@@ -21,12 +21,12 @@ from .build_flags import PLAIN, BuildFlags
 from .profiles import FLAGS, Range, ShapeRanges, short
 
 FORMAT = 3
-LOGITS = "logits"  # a reduction that needs no engine
-LARGEST = 2**24  # of a size: beyond, a passport is damaged
+LOGITS = "logits"  # the reduction without an engine
+LARGEST = 2**24  # sizes beyond this mean a damaged passport
 AXES = ("B", "K", "S", "L", "M", "F", "R", "T")  # those of the contract, and the rows and slots of gather_slots
 DTYPES = ("bool", "float16", "bfloat16", "int32", "float32", "int64")
 SM = re.compile(r"sm\d{2,3}")
-BEFORE_DEVICE_GRAPHS = 2  # the format of engines that had nothing beside encoder and decoder step
+BEFORE_DEVICE_GRAPHS = 2  # the format of engines without device graphs
 PASSPORT = "passport.json"
 
 
@@ -55,15 +55,15 @@ class EngineEntry:
     fused_attentions: int  # in every profile
     attentions: int
     build_seconds: float
-    peak_memory: int = 0  # bytes that the build took; 0 where the system does not tell
+    peak_memory: int = 0  # memory of the build in bytes; 0 if unknown
     narrower_launches: tuple[int, ...] = ()  # of the other profiles
-    key: str = ""  # what decides over the engine: equal keys, equal engines
+    key: str = ""  # hash of everything that affects the engine
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by type, read from the engine; empty if it cannot be
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What becomes of a step's logits: how many candidates of a beam are looked at, and which searches that serves."""
+    """How a step's logits are reduced on the device: candidates per beam, and the searches that it serves."""
 
     candidates: int
     serves: str
@@ -80,7 +80,7 @@ class Passport:
     cache_form: str
     ranges: ShapeRanges
     slots: int
-    engines: dict[str, EngineEntry]  # encoder, decoder_step, and the tiny ones beside it (contract.DEVICE_GRAPHS)
+    engines: dict[str, EngineEntry]  # encoder, decoder_step, and device graphs (contract.DEVICE_GRAPHS)
     reductions: dict[str, Reduction]  # by engine, or "logits"; a search takes the first that serves it
     narrower: tuple[ShapeRanges, ...] = ()
     flags: BuildFlags = PLAIN
@@ -107,7 +107,7 @@ def read_passport(path: Path) -> Passport:
         if values.get("format") == BEFORE_DEVICE_GRAPHS:
             command = rebuild_of_older(path, values)
             raise BundleError(
-                f"{path} is of format {BEFORE_DEVICE_GRAPHS}, of engines that can only put out all logits, expected "
+                f"{path} is of format {BEFORE_DEVICE_GRAPHS}, of engines that can only output all logits, expected "
                 f"{FORMAT}; build them again with: {command}"
             )
         passport = passport_from_dict(values)
@@ -126,7 +126,7 @@ def read_passport(path: Path) -> Passport:
 
 
 def rebuild_of_older(path: Path, values: dict[str, Any]) -> str:
-    """The command that builds such engines in their place."""
+    """The command that rebuilds engines of the old format."""
     passport = passport_from_dict({**values, "format": FORMAT, "engines": {}, "reductions": {}})
     command = command_of_passport(path.parents[2], passport, passport.targets)
     return f"{command} --name {shlex.quote(path.parent.name)} --force"
@@ -145,7 +145,7 @@ def passport_from_dict(values: dict[str, Any]) -> Passport:
 
 
 def problems_with(passport: Passport) -> list[str]:
-    """What fields of the right types have wrong."""
+    """Problems of fields whose types are right."""
     found = []
     for what, value, known in (
         ("flavour", passport.flavour, FLAVOURS),

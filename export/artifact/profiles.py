@@ -1,4 +1,4 @@
-"""From four ranges to the shapes of every graph input. Pure functions: nothing here knows TensorRT.
+"""Derives the shapes of every graph input from four ranges. Pure functions, independent of TensorRT.
 
 TensorRT does not check that two inputs agree in their batch, so all shapes are derived from one set of numbers here
 and checked before a build.
@@ -23,7 +23,7 @@ FLAGS = {
     "target": "max-length",
 }  # range -> flag of a build
 NAMES = tuple(FLAGS)
-MOST_SOURCES = 65_536  # in a batch: beyond, a number is a slip of the finger
+MOST_SOURCES = 65_536  # sources of a batch at most; more is a typing error
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # input -> shape at min, opt, max
 
 
@@ -81,8 +81,8 @@ class Workload:
         return all(size is None or size <= taken.max for size, taken in sizes)
 
     def spare(self, ranges: ShapeRanges) -> tuple[int, int]:
-        """What ranges that take it have beyond it, to choose the least of: tight where a size is known, and wide, so
-        that whatever comes fits, where it is not."""
+        """The excess of ranges over this workload, to be minimised: small where a size is known, and large, so
+        that every request fits, where it is not."""
         known = [getattr(ranges, name).max for name in NAMES if getattr(self, name) is not None]
         unknown = [getattr(ranges, name).max for name in NAMES if getattr(self, name) is None]
         return math.prod(known), -math.prod(unknown)
@@ -100,12 +100,12 @@ def range_from_text(text: str, name: str) -> Range:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 3):
-        raise BuildError(f"--{name} {text!r} is not a range; write one number, or least:usual:most such as 1:8:64")
+        raise BuildError(f"--{name} {text!r} is not a range; write one number, or min:opt:max such as 1:8:64")
     return Range(*(numbers * 3 if len(numbers) == 1 else numbers))
 
 
 def rising_range(text: str, name: str) -> Range:
-    """The same, refused where it cannot be one of any model."""
+    """The same; raises if it cannot be a range of any model."""
     found = range_from_text(text, name)
     if not 1 <= found.min <= found.opt <= found.max:
         raise BuildError(f"{name} {text}, expected a number of at least 1, or rising numbers such as 1:8:64")
@@ -135,7 +135,7 @@ def check_ranges(ranges: ShapeRanges, config: ModelConfig) -> None:
 def check_profiles(profiles: Sequence[ShapeRanges], config: ModelConfig) -> tuple[ShapeRanges, ...]:
     """The profiles of one engine, checked, the widest first.
 
-    The widest covers all others: so whatever lies within the ranges of an engine fits one of its profiles, and no
+    The widest covers all others: so every request within the ranges of an engine fits one of its profiles, and no
     request falls between two.
     """
     for ranges in profiles:

@@ -1,4 +1,4 @@
-"""What one token of a decode moves between host and GPU, by what becomes of its logits: follows from the passport.
+"""Bytes that one token moves between host and GPU, for each reduction of the logits; derived from the passport.
 
 The stand-in of the tests counts the same numbers while sessions decode. A mask is sent whole only in a first step and
 after rows or slots have moved, a plan of greedy search in its first; neither is in here.
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from .passport import EngineTensor, Passport
 
 ALIGNMENT = 256  # bytes: TensorRT's rule for the address of every input and output
-TOKENS_PER_WAIT = 8  # in greedy search without a wait per token
+TOKENS_PER_WAIT = 8  # of greedy search that runs ahead of the host
 RECORDED = ("target", "top_logits", "chosen_logits", "exp_sums")  # by next_greedy, read a column for each token
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """Of one token of a whole batch: bytes to the GPU and to the host, times that the host waits, and allocations."""
+    """For one token of a whole batch: bytes to the GPU and to the host, waits and allocations of the host."""
 
     sent: int
     received: int

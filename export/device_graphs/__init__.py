@@ -1,1 +1,1 @@
-"""Tiny graphs without weights that keep a decode's state on the device."""
+"""Small graphs without weights that keep a decode's state on the device."""

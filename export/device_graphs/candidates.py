@@ -6,7 +6,7 @@
 
 The outputs are those of `ort_forms/top_candidates.py` and mean the same. The sum takes the place of a log-sum-exp,
 whose own maximum would take two launches more, and its logarithm a third. TensorRT does not document which of equal
-logits its TopK puts first; who reads the candidates orders equal ones by token.
+logits its TopK puts first; the reader sorts equal ones by token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ZERO, ONE, LAST, COUNT = map(path, ("zero", "one", "last", "count"))
 
 
 def candidate_count(beams: int, vocab: int) -> int:
-    """How many candidates of a beam an engine puts out that searches with at most so many beams."""
+    """How many candidates per beam an engine outputs for searches with at most this many beams."""
     return min(vocab, max(LEAST, beams + 1 + SPARE))
 
 

@@ -1,4 +1,4 @@
-"""Moving the state of a decode on its device: sources that leave, slots that are compacted, sources that take rows.
+"""Graphs that move the state of a decode on its device: sources leave, slots are compacted, new sources take rows.
 
 Each graph moves any number of tensors, `NAME` -> `new_NAME`, in one call. Standard ops, no shapes computed: nothing in
 them is left to the host, on any provider. Beside the contract's letters: R rows taken, T slots taken, N newcomers, W
@@ -72,12 +72,12 @@ def gather_slots(tensors: Sequence[TensorSpec]) -> tuple[onnx.ModelProto, GraphS
 def put_rows(tensors: Sequence[TensorSpec]) -> tuple[onnx.ModelProto, GraphSpec]:
     """Tensors [B,...,S,...] and newcomers `put_NAME` [N,...,P,...] -> [B,...,W,...], each row from one of the two.
 
-    Row b of the output is row `rows[b]` of the tensor and, behind its B rows, of the newcomers. Column w is column
+    Row b of the output is row `rows[b]` of the tensor and, after its B rows, of the newcomers. Column w is column
     `columns[w]` of the tensor and `new_columns[w]` of the newcomers; -1: zeros.
 
-        tensor    -> one column of zeros behind -> columns     \\
-                                                                one behind the other -> rows
-        newcomers -> one column of zeros behind -> new_columns /
+        tensor    -> one column of zeros appended -> columns     \\
+                                                                  concatenated -> rows
+        newcomers -> one column of zeros appended -> new_columns /
     """
     moved = [moved_tensor(tensor, {"S": "W"}) for tensor in tensors]
     newcomers = [TensorSpec(f"put_{t.name}", t.dtype, renamed(t.axes, {"B": "N", "S": "P"})) for t in tensors]
@@ -101,7 +101,7 @@ def put_rows(tensors: Sequence[TensorSpec]) -> tuple[onnx.ModelProto, GraphSpec]
 
 
 def put_places(batch: int, rows: np.ndarray) -> np.ndarray:
-    """Rows [N] that newcomers take in a batch of so many -> `rows` of `put_rows`, [B]."""
+    """Rows [N] that new sources take in a batch of this size -> `rows` of `put_rows`, [B]."""
     places = np.arange(batch)
     places[rows] = batch + np.arange(len(rows))
     return places

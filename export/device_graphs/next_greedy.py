@@ -9,15 +9,15 @@
     0 or more   a token: forced by the host before the decode (first token, prefix, end), or chosen here
     -1 - r      open: any token but those of row r of `banned` [R,V]
 
-so bans of the first token or of an early end are rows of their own, and no rule is asked for while the decode runs. A
-source is done after its `end` token (-1: none is the end) or `limit` tokens. What it is fed then changes nothing: its
+so bans of the first token or of an early end are rows of their own, and no rule is evaluated while the decode runs. A
+source is done after its `end` token (-1: there is none) or `limit` tokens. Further inputs change nothing: its
 target is not written any more. A source without beams that change has written slots 0 to `position`, so its mask needs
 no history, and `write_index` is `position`: both inputs of a step may be bound to the same memory. `slot_position` of a
 model with relative positions is 0, 1, ..., L-1 then, sent once.
 
 Scores are made by the host from what is recorded: chosen_logits - (top_logits + log(exp_sums)). A `top_logits` or
-`exp_sums` that is not finite means that the model's logits are not; without scores only the former is there to tell.
-In an engine with a fixed number of beams only the first is searched, the others are fed the same and not read.
+`exp_sums` that is not finite means that the model's logits are not; without scores there is only the former.
+In an engine with a fixed number of beams only the first is searched; the others get the same input and are not read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .candidates import LAST, ONE, ZERO, candidate_nodes, constants_of, logits_o
 from .tiny_graph import tiny_graph
 
 BAN_ROWS = 4  # of `banned`: always, and also for the first free token, before the least length, and both
-RECORDED = ("top_logits", "chosen_logits", "exp_sums")  # beside the target; without scores only the first
+RECORDED = ("top_logits", "chosen_logits", "exp_sums")  # besides the target; without scores only the first
 
 
 def next_greedy(
     vocab: int, count: int, slots: int | str, length: int | str, beams: int = 1, scores: bool = True
 ) -> tuple[onnx.ModelProto, GraphSpec]:
-    """The graph of a cache of so many slots and targets of at most `length` tokens.
+    """The graph for a cache of `slots` slots and targets of at most `length` tokens.
 
     Of `count` candidates one fewer may be banned. With letters for the numbers any are served (of one beam), and
     `slots`, 0, 1, ..., L-1, and `places`, 0, 1, ..., T-1, are sent once.
@@ -144,11 +144,11 @@ def next_nodes(beams: int) -> list[NodeProto]:
         node("Where", ["is_forced", "code", "likeliest"], "chosen"),
         node("Unsqueeze", ["done", ONE], "was_done"),
         node("Where", ["was_done", "end", "chosen"], "token"),  # [B, 1]
-        node("Max", ["token", ZERO], fed),  # an end of -1 is no token
+        node("Max", ["token", ZERO], fed),  # an end of -1 is not a token
         node("Unsqueeze", ["limit", ONE], "most"),
         node("Add", ["place", ONE], "following"),
         node("Sub", ["most", ONE], "last_place"),
-        # Not held back where a source is done: then nothing but the token waits for the logits.
+        # Computed for finished sources as well, so that only the token depends on the logits.
         node("Min", ["following", "last_place"], "next_place"),
         node("Squeeze", ["next_place", ONE], "new_position"),
         node("Equal", ["token", "end"], "ends"),

@@ -1,4 +1,4 @@
-"""The tiny graphs that are built beside a decoder step, for the same shapes: which there are, and what they serve."""
+"""The device graphs that are built with a decoder step for the same shapes, and the searches that they serve."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def graphs_of_engine(
 
 
 def reductions_of_engine(step: GraphSpec, cache_form: str, ranges: ShapeRanges) -> dict[str, Reduction]:
-    """What becomes of the logits, the least that crosses the bus first: a search takes the first that serves it."""
+    """The reductions of the logits, smallest transfer first: a search takes the first that serves it."""
     vocab = vocab_of(step)
     seen, wide = min(LEAST, vocab), candidate_count(ranges.beam.max, vocab)
     spare = wide - ranges.beam.max - 1
-    ranked = f"greedy and beam search; with {ranges.beam.max} beams up to {spare} banned tokens"
+    ranked = f"greedy and beam search; at beam {ranges.beam.max} up to {spare} banned tokens"
     rest = "sampling, alternatives, phrases, tries, allowed lists, repetition rules, shortlists"
     found = {"candidates": Reduction(wide, ranked), "logits": Reduction(vocab, rest)}
     if cache_form == "growing":

@@ -1,4 +1,4 @@
-"""How a tiny graph is put together: nodes between the tensors of a GraphSpec, and constants."""
+"""Builds a device graph: nodes between the tensors of a GraphSpec, and constants."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     self_mask [B,K,L] -- row parents[b,k] --+-- Or --> new_self_mask [B,K,L]
     write_index [B] + beam [K] == slot -----+
 
-A parent of -1 is an empty row: its source begins anew. `beam` is 0, 1, ..., K-1, sent once, so that no node computes a
+A parent of -1 is an empty row: its source begins again. `beam` is 0, 1, ..., K-1, sent once, so that no node computes a
 shape. A model with relative positions also knows at which position each slot was written. All slots from `write_index`
-on get the current one; those behind the K new ones are not attended to and get theirs when they are written.
+on get the current one; those after the K new ones are not attended to and get theirs when they are written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tiny_graph import tiny_graph
 
 
 def tree_mask(slots: int | str, positions: bool = False) -> tuple[onnx.ModelProto, GraphSpec]:
-    """The graph of a static cache of so many slots. With `positions`, of a model that reads `slot_position` [B,L].
+    """The graph for a static cache of `slots` slots. With `positions`, for a model that reads `slot_position` [B,L].
 
     With the letter L for the number, caches of any number are served, and `slots`, 0, 1, ..., L-1, is sent like `beam`.
     """

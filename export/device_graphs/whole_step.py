@@ -1,4 +1,4 @@
-"""A decoder step with a tiny graph in front of it or behind it, as one graph.
+"""A decoder step with a device graph before or after it, as one graph.
 
 So a step is one call, and nothing has to be ordered between the streams of two sessions. With the tree cache's update
 (tree_mask.py) it makes its own mask:
@@ -7,8 +7,8 @@ So a step is one call, and nothing has to be ordered between the streams of two 
     parents [B,K], write_index [B] -+-- tree_mask --> new_self_mask --+--> an output: what the next step is given
     beam [K], slots [L]            -+                                 +--> the step
 
-A step that is to begin with a mask of its own is given it with its beams as their own parents: its K new slots may be
-in it already. With greedy search (next_greedy.py) behind it, it makes all that the next step is given:
+For a step with a given mask, the mask is passed with the beams as their own parents: its K new slots may be
+in it already. With greedy search (next_greedy.py) after it, the step computes all inputs of the next one:
 
     tokens, position, self_mask --> the step --> logits --> next_greedy --> new_tokens, new_position, new_self_mask, ...
 """
@@ -34,7 +34,7 @@ def step_with_mask(step: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def step_with_greedy(step: onnx.ModelProto, vocab: int, count: int) -> onnx.ModelProto:
-    """A decoder step of a static cache -> one that chooses among `count` candidates; its logits are no output."""
+    """A decoder step of a static cache -> one that chooses among `count` candidates; its logits are not an output."""
     made, (update, spec) = copy_of(step), next_greedy(vocab, count, "L", "T")
     add(made, update, spec)
     outputs = [value for value in made.graph.output if value.name != "logits"]
@@ -44,7 +44,7 @@ def step_with_greedy(step: onnx.ModelProto, vocab: int, count: int) -> onnx.Mode
 
 
 def add(made: onnx.ModelProto, update: onnx.ModelProto, spec: GraphSpec) -> None:
-    """Appends a tiny graph to a step, in place; what is inside of it has names of its own."""
+    """Appends a device graph to a step, in place; its inner tensors are renamed."""
     given = {value.name for value in made.graph.input} | {value.name for value in made.graph.output}
     shared = {tensor.name for tensor in (*spec.inputs, *spec.outputs)}
 

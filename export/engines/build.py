@@ -140,14 +140,14 @@ def logger_class(trt: Any) -> type:
 
 
 def monitor_class(trt: Any) -> type:
-    """Reports how far the outermost build phase is; its inner phases count as parts of a step."""
+    """Reports the progress of the outermost build phase; inner phases count as parts of a step."""
 
     class BuildMonitor(trt.IProgressMonitor):
         def __init__(self, progress: Callable[[float], None], cancelled: threading.Event):
             trt.IProgressMonitor.__init__(self)
             self.progress, self.cancelled = progress, cancelled
             self.phases: dict[str, tuple[int, int]] = {}  # phase -> steps done, steps in all
-            self.furthest = 0.0  # a phase may follow another within one step, which must not look like going back
+            self.furthest = 0.0  # several phases may follow within one step; progress must not go back
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             self.phases[phase] = (0, max(steps, 1))
@@ -173,7 +173,7 @@ def monitor_class(trt: Any) -> type:
 
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, instead of an exception that would have to pass through TensorRT's own code."""
+    """An event that Ctrl-C sets, because an exception cannot pass through TensorRT's code."""
     cancelled = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield cancelled

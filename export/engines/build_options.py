@@ -11,7 +11,7 @@ from ..artifact.profiles import ShapeRanges
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """All that a build may leave open."""
+    """The optional settings of a build."""
 
     flavour: str | None = None  # tensorrt or tensorrt_rtx; by default the one that is installed
     slots: int | None = None  # length of a static cache; by default one that always suffices

@@ -1,7 +1,7 @@
 """The engine cache: engines built before, under a hash of everything that went into the build.
 
     DIR/<key>/  engine  facts.json          an entry: whole or not there, see seq2engine/common/atomic_folders.py
-        .<key>.lock                         held while somebody builds it; a second build of the key waits and reuses
+        .<key>.lock                         held during a build; a second build of the key waits and reuses
 
 A TensorRT engine differs from build to build in some bytes, so engines are never compared: the key is a hash of all
 that goes into a build. An entry is checked against its own hash whenever it is used; a damaged one counts as missing.
@@ -28,7 +28,7 @@ from seq2engine.errors import BundleError
 from ..artifact.build_flags import BuildFlags
 from ..artifact.profiles import Shapes
 
-RECIPE = 1  # raised when we build otherwise from the same inputs
+RECIPE = 1  # incremented when the same inputs give another engine
 ENGINE, FACTS = "engine", "facts.json"
 LIMIT = 10 << 30  # bytes; the entries that were not used for longest go first
 log = logging.getLogger("seq2engine")
@@ -57,7 +57,7 @@ def engine_key(
     profiles: Sequence[Shapes],
     flags: BuildFlags,
 ) -> str:
-    """A hash of everything that decides over an engine: `model` is the graph as TensorRT gets it."""
+    """A hash of everything that affects an engine; `model` is the graph as TensorRT gets it."""
     decides = {
         "recipe": RECIPE,
         "model": hashlib.sha256(model).hexdigest(),
@@ -73,7 +73,7 @@ def engine_key(
 
 
 class EngineCache:
-    """A folder of engines that any number of processes may use at once. One that cannot be written to costs time only:
+    """A folder of engines that several processes may share. If it cannot be written to,
     engines are built and not kept."""
 
     def __init__(self, folder: Path, limit: int = LIMIT):
@@ -139,7 +139,7 @@ class EngineCache:
 
 
 def lock_of(path: Path, waiting: Callable[[], None]) -> int:
-    """The descriptor of a lock file that is locked and still there: whoever held it removes it when done."""
+    """The descriptor of a lock file that is locked and still exists: its previous holder may have removed it."""
     while True:
         lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         try:

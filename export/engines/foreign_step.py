@@ -1,7 +1,7 @@
-"""Foreign steps: the kernel count of another exporter's decoder step, built for the same target and ranges as ours.
+"""Kernel counts of another exporter's decoder step, built for the same target and ranges as ours.
 
-Any ONNX file will do whose open axes have names, as Optimum's `decoder_with_past_model.onnx` has. What an axis stands
-for is read from its name.
+Any ONNX file with named dynamic axes works, such as Optimum's `decoder_with_past_model.onnx`. The meaning of an axis
+is read from its name.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def build_here(trt: Any, job: EngineJob, report: Callable[[float], None]) -> Eng
 
 
 def build_side_by_side(flavour: str, jobs: Sequence[EngineJob], workers: int, progress: Progress) -> list[EngineFacts]:
-    """One bar for all: they are built at once, and the slowest decides."""
+    """One progress bar for all: they are built in parallel, and the slowest determines it."""
     fractions = dict.fromkeys(range(len(jobs)), 0.0)
     stage = " + ".join([jobs[0].stage, *(job.stage.removeprefix("build: ") for job in jobs[1:])])
     changed = threading.Lock()
@@ -150,7 +150,7 @@ def run_worker(running: ExitStack, flavour: str, job: EngineJob, report: Callabl
 def work() -> None:
     """A worker: one job in, lines of JSON out."""
     source, out = sys.stdin.buffer, sys.stdout
-    sys.stdout = sys.stderr  # whatever else prints must not stand between our lines
+    sys.stdout = sys.stderr  # other output must not mix with our lines
     values = json.loads(source.readline())
     flavour = values.pop("flavour")
     values |= {
@@ -174,7 +174,7 @@ def work() -> None:
 
 
 def end_with_caller() -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing more is ever sent: this returns when the caller has gone
+    os.read(sys.stdin.fileno(), 1)  # nothing more is sent: this returns when the caller has ended
     os._exit(1)
 
 

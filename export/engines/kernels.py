@@ -1,4 +1,4 @@
-"""What an engine will launch, read from the engine file itself, with no GPU.
+"""The kernel launches of an engine, read from the engine file itself, without a GPU.
 
 A TensorRT-RTX engine carries its kernel program as text: blocks `main { ... }` with one statement per launch. The
 format is not documented; a test holds that what is read here still makes sense for the installed version.
@@ -48,7 +48,7 @@ def kernels_from_engine(engine: bytes) -> KernelProgram:
 
 
 def kernels_by_profile(engine: bytes, profiles: int) -> list[KernelProgram]:
-    """The program of every profile, in their order: each is a long block, and the short ones of its fusions behind."""
+    """The program of every profile, in their order: each is a long block, followed by short ones of its fusions."""
     blocks = blocks_of(engine)
     longest = sorted(range(len(blocks)), key=lambda i: len(blocks[i]), reverse=True)[:profiles]
     starts = sorted(longest)

@@ -1,7 +1,7 @@
-"""How many kernels an engine may launch per call: the table that engines are held to.
+"""How many kernels an engine may launch per call: the table of launch budgets.
 
-The numbers are what TensorRT-RTX 1.7.1 makes of the `base` model for sm86, read from the engines, which tests build
-again: so many launches around the layers and so many in each. A decoder layer with one beam is
+The numbers are those of TensorRT-RTX 1.7.1 for the `base` model on sm86, read from the engines, which tests build
+again: a number of launches around the layers, and one in each. A decoder layer with one beam is
 
     qkv and part of q, attention, out and part of q, norm and q | attention, out, norm | up, down, norm
 
@@ -29,7 +29,7 @@ from seq2engine.model.config import PRESETS, ModelConfig
 
 from ..trt_forms.fold_query import WIDEST
 
-# What changes the kernels of a layer, or those around them. Sizes and vocabularies do not.
+# Config fields that change the kernels of a layer or around the layers. Sizes and vocabularies do not.
 ALIKE = (
     "norm",
     "norm_kind",
@@ -166,7 +166,7 @@ def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str,
 
 
 def launches_allowed(config: ModelConfig, graph: str, precision: str, cache_form: str, beams: bool) -> int | None:
-    """The number of launches that an engine of this model is held to, if any."""
+    """The launch budget of an engine of this model, if it has one."""
     if graph in DEVICE_LAUNCHES:
         return DEVICE_LAUNCHES[graph]
     row = budget_for(config, graph, precision, cache_form, beams)

@@ -22,7 +22,7 @@ def peak_memory() -> Iterator[Peak]:
     before = kilobytes(STATUS, "VmRSS")
     try:
         RESET.write_text(RESET_PEAK)
-    except OSError:  # not Linux, or not allowed: the peak is that of the whole process so far, which is no answer
+    except OSError:  # not Linux, or not allowed: the peak is that of the whole process so far, which is not the answer
         yield peak
         return
     yield peak

@@ -1,4 +1,4 @@
-"""From the lengths of real requests to few profiles. Pure functions: nothing here knows TensorRT.
+"""Chooses a few profiles from the lengths of real requests. Pure functions, independent of TensorRT.
 
 A profile i takes sources of up to S[i] tokens and outputs of up to T[i]; the profiles are nested, the last takes all. A
 request is served by the first profile its source fits, and padded to it. What that wastes is counted in slots, places
@@ -22,11 +22,11 @@ from seq2engine.model.config import ModelConfig
 
 from ..artifact.profiles import FLAGS, Range, ShapeRanges, short
 
-MULTIPLE = 8  # lengths are rounded up to it: what matrix kernels like, and few odd shapes
+MULTIPLE = 8  # lengths are rounded up to it: it suits matmul kernels and makes fewer shapes
 LEAST_BAR = 8  # columns of the longest bar of a histogram, however narrow a terminal is
-SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written in turn
+SETS = {"static": 1, "growing": 2}  # copies of the cache on the device; a growing one is read and written
 BATCH = Range(1, 8, 32)
-PROFILE_BYTES = 750_000  # what the kernels of a layer take in every profile, about; see docs/LOG.md
+PROFILE_BYTES = 750_000  # approximate size of a layer's kernels per profile; see docs/LOG.md
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def edges_from_buckets(buckets: Sequence[Bucket], profiles: int, beam: int) -> l
             cost += beam * (target[j] * number - (targets[j + 1] - targets[i + 1]))
             total = before[:j] + cost
             k = int(total.argmin())
-            if total[k] < best[j]:  # else one profile fewer does as well
+            if total[k] < best[j]:  # else one profile fewer is as good
                 best[j], place[j] = total[k], k
         least.append(best)
         chosen.append(place)
@@ -223,7 +223,7 @@ def state_bytes(config: ModelConfig, ranges: ShapeRanges, cache_form: str, item_
 def histogram_text(lengths: Sequence[int], edges: Sequence[int], width: int = 40, columns: int | None = None) -> str:
     """Source lengths as bars of at most `width`, and where the profiles end; no line has more than `columns`.
 
-    Bars give way first, then the words: their numbers are in the table of the plan, too.
+    Bars are shortened first, then the words: the plan's table has the same numbers.
     """
     step = max(ceil(max(lengths) / 16 / MULTIPLE) * MULTIPLE, MULTIPLE)
     counts = np.bincount([(length - 1) // step for length in lengths])

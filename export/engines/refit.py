@@ -1,4 +1,4 @@
-"""Other weights of the same architecture put into an engine that is there, without a build (`tensorrt` only).
+"""Replaces the weights of an existing engine by others of the same architecture, without a build (`tensorrt` only).
 
 old bundle: graph + weights A -> engine (built with --refit)
 new bundle: the same graph + weights B ------------^----------> engine with weights B
@@ -43,7 +43,7 @@ def refit_engines(
     force: bool = False,
     progress: Progress = silent,
 ) -> Passport:
-    """Makes `bundle` an engine pair from that of `source`, with the bundle's own weights, and returns its passport."""
+    """Refits the engines of `source` with the weights of `bundle`, adds them to it, and returns their passport."""
     new = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     old = source if isinstance(source, Bundle) else open_bundle(source)
     folder, passport = refittable_engine(old, engine)
@@ -56,7 +56,7 @@ def refit_engines(
         )
     keys = {graph: key_with_weights(new, passport, graph) for graph in GRAPHS}
     name = folder.name
-    if name == name_of(passport):  # and not one that somebody gave it
+    if name == name_of(passport):  # and not a name given with --name
         name = engine_name(passport.flavour, passport.targets, passport.precision, passport.ranges, keys)
     with new_folder(new.place(ENGINES, name), force, marker=PASSPORT) as beside:
         entries = {}
@@ -116,7 +116,7 @@ def check_refit(new: Bundle, old: Bundle, folder: Path, passport: Passport) -> N
 
 
 def structure_of(bundle: Bundle, precision: str, graph: str) -> bytes:
-    """A graph with the names, types and sizes of its weights, but not their numbers: small ones lie in the graph."""
+    """A graph with the names, types and sizes of its weights, but not their numbers: small ones are in the graph."""
     model = graph_from_file(bundle.graph_path(precision, graph))
     for weight in model.graph.initializer:
         shell = onnx.TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)
@@ -176,6 +176,6 @@ def engine_with_weights(trt: Any, file: Path, model: bytes, path: Path) -> bytes
         missing = ", ".join(refitter.get_missing_weights()[:3])
         raise BuildError(f"{file} did not take the weights of {path.name} ({missing or logger.last()})")
     config = engine.create_serialization_config()
-    if hasattr(trt.SerializationFlag, "INCLUDE_REFIT"):  # older ones stay refittable without being asked
+    if hasattr(trt.SerializationFlag, "INCLUDE_REFIT"):  # older versions stay refittable by default
         config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
     return bytes(engine.serialize_with_config(config))

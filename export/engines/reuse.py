@@ -42,7 +42,7 @@ def engines_of_jobs(
 ) -> dict[str, EngineFacts]:
     """Fills the file of every job, by its key: from the bundle's folder of engines, the cache, or by a build.
 
-    `check` raises if the engine of a key is not what was asked for, wherever it is from; then nothing is kept.
+    `check` raises if an engine is not the requested one, whatever its origin; then nothing is kept.
     """
     cache = None if options.cache is None else EngineCache(Path(options.cache))
     facts: dict[str, EngineFacts] = {}

@@ -32,7 +32,7 @@ def check_targets(
     for target, reason in reasons.items():
         if reason is None:
             continue
-        if not targets and able:  # nobody asked for this one: those that can are the nearest thing
+        if not targets and able:  # no GPU was named: those that can are the nearest
             repair = f"{command} {' '.join(able)} --precision {precision}"
             problems.append(
                 f"portable engines run on {target} too, which cannot run {precision} ({reason}); build with: {repair}"

@@ -38,7 +38,7 @@ from .targets import check_targets, target_groups
 
 NO_WEIGHTS = ""  # in place of their hash
 AUDIO_BATCH = 8  # most windows of audio of such a build: each has as many positions as fifty sentences
-BEAMS = 4  # most of a build that nobody asked otherwise: what `run` and `parity` decode with by default fits
+BEAMS = 4  # default maximum of a build: fits what `run` and `parity` decode with by default
 
 
 def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str = "static") -> ShapeRanges:
@@ -74,7 +74,7 @@ def engines_from_onnx(
     options: BuildOptions = DEFAULT_OPTIONS,
     progress: Progress = silent,
 ) -> Passport:
-    """Builds the engines of a precision into the bundle, and tiny ones beside them, and returns their passport.
+    """Builds the engines of a precision and their device graphs into the bundle and returns the passport.
 
     `targets` are compute capabilities such as sm89 (RTX only; none = what RTX calls portable). An engine that was built
     before from the same graph, weights, TensorRT, targets, shapes and flags is taken from the bundle or from the cache.
@@ -110,7 +110,7 @@ def no_room_is_an_error(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What is to be built, with everything decided and checked that does not need a graph."""
+    """A build request with all defaults filled in and everything checked that does not need a graph."""
 
     bundle: Bundle
     trt: Any  # the TensorRT module
@@ -129,7 +129,7 @@ def checked_request(
     precision: str | None,
     options: BuildOptions,
 ) -> BuildRequest:
-    """Fills in what was left open; raises if this bundle cannot be built so, or not for these targets."""
+    """Fills in defaults; raises if this bundle cannot be built this way, or not for these targets."""
     named = [target_from_text(target) for target in targets]
     trt = load_tensorrt(options.flavour)
     has_targets = hasattr(trt, "ComputeCapability")
@@ -154,7 +154,7 @@ def shared_targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """All that is known of an engine before it is built. A tiny graph has no `entry`: the bundle does not hold it."""
+    """What is known of an engine before it is built. A device graph has no `entry`: it is not in the bundle."""
 
     graph: str
     spec: GraphSpec
@@ -177,7 +177,7 @@ def engine_plan(request: BuildRequest, graph: str) -> EnginePlan:
 
 
 def device_plans(request: BuildRequest) -> dict[str, EnginePlan]:
-    """Those of the tiny graphs. They have no weights to swap or to stream."""
+    """The plans of the device graphs, which have no weights to refit or stream."""
     bundle, trt = request.bundle, request.trt
     step = bundle.specs(request.precision)["decoder_step"]
     flags = dataclasses.replace(request.flags, refit=False, weight_streaming=False)
@@ -242,7 +242,7 @@ def passport_of(request: BuildRequest, engines: Mapping[str, EngineEntry]) -> Pa
 def graph_for_tensorrt(
     bundle: Bundle, precision: str, graph: str, profiles: Sequence[ShapeRanges], slots: int
 ) -> bytes:
-    """The graph as TensorRT gets it, with its weights left where they are."""
+    """The graph as TensorRT gets it; weights stay external."""
     path = bundle.graph_path(precision, graph)
     model = graph_from_file(path)
     if graph == "decoder_step":
@@ -268,7 +268,7 @@ def check_slots(slots: int | None, ranges: ShapeRanges, cache_form: str) -> int:
 def engine_name(
     flavour: str, targets: Sequence[str], precision: str, ranges: ShapeRanges, keys: Mapping[str, str]
 ) -> str:
-    """A folder name, another for each build of a bundle. Facts are in the passport; nothing is read from the name."""
+    """A unique folder name for each build of a bundle. Nothing is parsed from it: facts are in the passport."""
     where = "-".join(targets) if targets else ("portable" if flavour == "tensorrt_rtx" else "local")
     beams = str(ranges.beam.max) if ranges.beam.fixed else f"{ranges.beam.min}to{ranges.beam.max}"
     key = hashlib.sha256("".join(keys[graph] for graph in GRAPHS).encode()).hexdigest()
@@ -287,12 +287,12 @@ def name_of(passport: Passport) -> str:
 def check_name(name: str | None) -> str | None:
     """Checks a given name, which becomes a folder's; None stays None."""
     if name is not None and (name in ("", ".", "..") or "/" in name or name.startswith(".")):
-        raise BuildError(f"--name {name!r} is no name for a folder; write letters, digits and dashes")
+        raise BuildError(f"--name {name!r} cannot name a folder; write letters, digits and dashes")
     return name
 
 
 def check_precision(plan: EnginePlan, precision: str, file: Path) -> None:
-    """Raises if an engine's weights are not of the precision asked for. Only TensorRT-RTX writes what it holds."""
+    """Raises if an engine's weights are not of the requested precision. Only TensorRT-RTX engines can be read."""
     engine = file.read_bytes()
     if plan.entry is not None and kernels_by_profile(engine, len(plan.shapes))[0].statements:
         check_engine(weights_from_engine(engine), plan.entry.census, precision, file.name)

@@ -1,7 +1,7 @@
-"""Beam search over the engines, as the library that the model comes from does it; plain numpy, one source at a time.
+"""Beam search over the engines in the style of the model's library; plain numpy, one source at a time.
 
 Every step ranks the best 2K continuations of a source. End tokens among the first K end a hypothesis, the first K
-others run on. A hypothesis is worth its log-probability over length ** length_penalty; equal ones rank by lower beam,
+others run on. The score of a hypothesis is its log-probability / length ** length_penalty; ties rank by lower beam,
 then lower token. package.json's "decode" names the library whose search it is, and its options.
 """
 
@@ -72,7 +72,7 @@ class Beams:
         self.renormalises = decode["beam_style"] == "ctranslate2"  # log-probabilities of the tokens that rules leave
         self.outputs = [[decode["start"]] for _ in range(beams)]
         self.running = np.full(beams, -np.inf)
-        self.running[0] = 0.0  # the beams are still one and the same: only the first may have children
+        self.running[0] = 0.0  # the beams are still identical: only the first may be continued
         self.ended: list[tuple[float, list[int]]] = []  # scores and outputs, best first
         self.count = 0  # of all that have ended, the K best or not
         self.topped = False  # whether the best candidate of a step has ever been among them
@@ -100,7 +100,7 @@ class Beams:
         ended = stops & (scores > -np.inf)
         ended[self.beams :] = False  # candidates past the first K only keep K beams running
         self.end(np.flatnonzero(ended), scores, tokens, parents, length)
-        go_on = np.argsort(stops, kind="stable")[: self.beams]  # those that do not stop, still best first
+        go_on = np.argsort(stops, kind="stable")[: self.beams]  # those that do not end, still best first
         self.running = np.where(stops, -np.inf, scores)[go_on]
         self.done = last or self.running[0] == -np.inf or (bool(self.ended) and self.settled(length))
         return tokens[go_on], parents[go_on]

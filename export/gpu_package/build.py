@@ -3,7 +3,7 @@
     python build.py                                        for the GPU of this machine
     python build.py --flavour tensorrt_rtx --gpu sm89   ahead of time, also without a GPU
 
-The shapes of every input at min, opt and max are written out in package.json, profile by profile. Every file is held
+The shapes of every input at min, opt and max are written out in package.json, profile by profile. Every file is checked
 against its hash first. Engines that are there already are replaced only with --force.
 """
 
@@ -25,10 +25,10 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Builds the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Builds the engines of this package.")
     parser.add_argument("--flavour", choices=FLAVOURS, help="(default: the one installed)")
     parser.add_argument("--gpu", nargs="+", default=[], metavar="SM", help="tensorrt_rtx only, such as sm89")
-    parser.add_argument("--force", action="store_true", help="replace engines that are there")
+    parser.add_argument("--force", action="store_true", help="replace existing engines")
     args = parser.parse_args(argv)
     try:
         build_engines(read_package(), load_tensorrt(args.flavour), args.gpu, args.force)

@@ -27,7 +27,7 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Decodes text with the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Decodes text with the engines of this package.")
     parser.add_argument("text", nargs="*", help="(default: the lines of the standard input)")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
     parser.add_argument("--beam", type=int, metavar="K", help="beams; 1 is greedy (default: the model's own)")
@@ -69,11 +69,11 @@ def read_sources(
         try:
             text = line if isinstance(line, str) else text_from_bytes(line)
             ids = tokenizer.encode(text, language) if text.strip() else empty
-            if ids == empty:  # the tokenizer saw nothing in it
+            if ids == empty:  # the tokenizer found no token in it
                 continue
             sources[-1] = checked_source(ids, package)
             if tokenizer.unknown in ids:
-                print(f"line {number}: some of it the model has no token for, it reads <unk>", file=sys.stderr)
+                print(f"line {number}: the model has no token for some of it, decoded as <unk>", file=sys.stderr)
         except PackageError as error:
             print(f"error: line {number}: {error}", file=sys.stderr)
             wrong += 1

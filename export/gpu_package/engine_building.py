@@ -16,7 +16,7 @@ from trt_engine import EngineFailed, make_logger
 
 
 def build_engines(package: Any, trt: Any, targets: Sequence[str], force: bool) -> None:
-    """Writes engines/<flavour>, whole or not at all: what was there stays until all engines are built."""
+    """Writes engines/<flavour> atomically: existing engines stay until all new ones are built."""
     folder = HERE / "engines" / trt.__name__
     if folder.exists() and not force:
         raise PackageError(f"{folder} is there already; to replace it, run: python build.py --force")
@@ -64,7 +64,7 @@ def build(trt: Any, path: Path, profiles: list[dict[str, list[list[int]]]], targ
         raise EngineFailed(f"{path} cannot be read: {'; '.join(found) or logger.reason()}")
     allow_decomposition(trt, network)
     config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)  # an fp32 graph is to be computed in fp32
+    config.clear_flag(trt.BuilderFlag.TF32)  # fp32 graphs are computed in fp32, without TF32
     if targets and not hasattr(trt, "ComputeCapability"):
         raise EngineFailed(f"{trt.__name__} builds for the GPU of this machine only; leave --gpu out")
     if targets:
@@ -84,7 +84,7 @@ def build(trt: Any, path: Path, profiles: list[dict[str, list[list[int]]]], targ
 
 
 def allow_decomposition(trt: Any, network: Any) -> None:
-    """Lets attentions without a fused kernel be built from parts; fused ones stay fused."""
+    """Lets attentions without a fused kernel be built from several kernels; fused ones stay fused."""
     if not hasattr(trt, "IAttentionInputLayer"):
         return
     for i in range(network.num_layers):

@@ -19,7 +19,7 @@ Choose = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 def room_for(package: Any, beams: int) -> int:
-    """Tokens of an output at most, with so many beams. Spare beams of an engine need slots of their own."""
+    """The longest output in tokens, with this many beams. Spare beams of an engine need slots of their own."""
     widest = package["ranges"][0]
     if package["cache_form"] != "static":
         return int(widest["target"]["max"])
@@ -69,7 +69,7 @@ def run(
             logits = model.step(encoded, cache, given)
         logits = logits[:count, :beams]
         if not np.isfinite(logits.max(axis=-1)).all():
-            raise PackageError(f"the engines' logits of step {step + 1} are no numbers; see: python verify.py")
+            raise PackageError(f"the engines' logits of step {step + 1} are not finite; see: python verify.py")
         chosen, parents = choose(tokens[:count, :beams] if best else logits, step + 1)
         if finished():
             return

@@ -18,7 +18,7 @@ NOTHING_LEFT = "the model's own rules forbid every token of the vocabulary; expo
 
 
 def check_decode(package: Any) -> Any:
-    """package["decode"], unless the model's own way of decoding is one that is not done here."""
+    """package["decode"]; raises if the model's own decoding options are not supported here."""
     decode = package["decode"]
     if decode["refused"]:
         raise PackageError(f"this model's own decoding asks for {decode['refused']}, which decode.py does not do")
@@ -39,7 +39,7 @@ def decoded(
 
 
 def decode_for(package: Any, beams: int, first: int | None, longest: int | None) -> Any:
-    """package["decode"] with what is asked for instead, for so many beams."""
+    """package["decode"] with the given options in place of its own, for this many beams."""
     decode = dict(check_decode(package))
     most = min(decode["max_length"], room_for(package, beams))
     if longest is not None and longest > most:

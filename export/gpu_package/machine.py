@@ -1,4 +1,4 @@
-"""What a result was got with: GPU, driver, clocks, TensorRT, which package and which engines."""
+"""The conditions of a result: GPU, driver, clocks, TensorRT, package and engines."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Places = dict[str, tuple[int, tuple[int, ...]]]  # tensor -> its address and sha
 class ModelEngines:
     """Use with `with`: leaving the block closes the engines and gives their memory back.
 
-    Memory is kept by name from call to call, so what a call has left there holds until the next one.
+    Memory is kept by name from call to call, so the results of a call stay valid until the next one.
     """
 
     def __init__(self, package: Any, cuda: Cuda, trt: Any, folder: Path, built: Any):
@@ -110,7 +110,7 @@ class ModelEngines:
         return addresses["logits"], shape
 
     def place(self, name: str, size: int) -> int:
-        """The address of at least so much memory under that name; what was there is lost when it must grow."""
+        """The address of at least that much memory under a name; its content is lost when it has to grow."""
         address, room = self.memory.get(name, (0, -1))
         if size > room:
             if room >= 0:

@@ -1,10 +1,10 @@
-"""What lies in this package: package.json, the hash of every file, and the engines that were built of it."""
+"""The content of this package: package.json, the hash of every file, and the engines that were built of it."""
 
 from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036  (nobody has installed this package: nothing else asks)
+if sys.version_info < (3, 10):  # noqa: UP036  (a package is not installed by pip, so nothing else checks)
     sys.exit("error: Python 3.10 or later is needed, this is " + sys.version.split()[0])
 try:
     import numpy  # noqa: F401  (every script needs it: checked here once)
@@ -25,7 +25,7 @@ CHUNK = 1 << 22  # bytes that are hashed at a time: weights may be larger than m
 
 
 class PackageError(Exception):
-    """What is wrong with this folder or with what is asked of it, in one line."""
+    """An error of this folder or of a request, in one line."""
 
 
 def read_json(path: Path) -> Any:
@@ -38,7 +38,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_package() -> Any:
-    """package.json, after every file that it lists was held against its hash."""
+    """package.json, after the hash of every listed file was checked."""
     package = read_json(HERE / "package.json")
     for name, expected in package["files"].items():
         check_file(HERE / name, expected, COPY_AGAIN)

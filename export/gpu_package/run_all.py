@@ -43,7 +43,7 @@ ROUNDS = 20
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Builds, verifies, decodes, times and reports.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Builds, verifies, decodes, times and reports.")
     parser.add_argument("--flavour", choices=FLAVOURS, help="(default: of the engines here, else the one installed)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed runs a batch size (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the report (default: this one)")
@@ -130,7 +130,7 @@ class RunAll:
         return found
 
     def also(self, name: str, work: Callable[[], Any], describe: Callable[[Any], tuple[bool, str]]) -> Any:
-        """A stage that the next ones can do without: nothing if it could not be run."""
+        """An optional stage; returns None if it could not be run."""
         try:
             return self.stage(name, work, describe)
         except StageFailed:

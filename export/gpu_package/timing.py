@@ -1,6 +1,6 @@
 """How long encoder, decoder step and a whole greedy decode take on this GPU, at a few batch sizes.
 
-Plain launches from Python; tokens and the mask go to the GPU and the best tokens come back in every step: so a step
+Plain launches from Python; every step sends tokens and the mask to the GPU and reads the best tokens back: so it
 takes longer here than in a program that keeps them on the GPU and replays its launches.
 """
 

@@ -44,7 +44,7 @@ def ids_from_text(text: str, language: str | None) -> list[int]:
     if language is not None:
         no_language(language)
     if wrong := [word for word in text.split() if not re.fullmatch("[0-9]{1,9}", word)]:
-        raise PackageError(f"{wrong[0][:40]!r} is no token id; this package has no tokenizer, give lines such as: 17 4")
+        raise PackageError(f"{wrong[0][:40]!r} is not a token id; this package has no tokenizer: give ids such as 17 4")
     return [int(word) for word in text.split()]
 
 
@@ -124,7 +124,7 @@ def fairseq(about: Any) -> Tokenizer:
 
 
 def dictionary(path: Path) -> list[str]:
-    """The words of a file that has one a line, each with a count and a mark behind it."""
+    """The words of a file that has one a line, each followed by a count and a mark."""
     lines = path.read_bytes().decode().rstrip("\n").split("\n")
     return [line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in lines]
 

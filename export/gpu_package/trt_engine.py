@@ -1,4 +1,4 @@
-"""One engine, opened and run on addresses: what the scripts need of `tensorrt` and `tensorrt_rtx` alike."""
+"""Opens an engine and runs it on device addresses, for `tensorrt` and `tensorrt_rtx` alike."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Engine:
             raise EngineFailed(f"{self.path} would not {what} ({self.logger.reason()}); {self.mend}")
 
     def close(self) -> None:
-        """Lets everything go, the context first and the runtime last."""
+        """Releases everything, the context first and the runtime last."""
         self.context = self.config = None
         self.engine = None
         self.runtime = None

@@ -2,8 +2,8 @@
 
     python verify.py            needs numpy and `tensorrt` or `tensorrt_rtx`, whichever built the engines
 
-What is right was recorded from the model in fp64. Errors are in units of each element's scale, which was recorded too.
-A tensor passes if the median, 90th percentile and maximum of its errors are no more than so many times the
+Expected values were recorded from the model in fp64. Errors are in units of each element's scale, also recorded.
+A tensor passes if the median, 90th percentile and maximum of its errors are at most a factor times the
 error that PyTorch makes at the same precision on the same inputs: the numbers are in package.json. Logits count where a
 search could choose their token: those of masked tokens may be -inf or any low number.
 Exit code 0: all passed. 1: something failed, or could not be run. One report of everything: python run_all.py
@@ -33,7 +33,7 @@ from trt_engine import EngineFailed
 
 
 def main(argv: Sequence[str] | None = None, cudart: Any = None) -> int:
-    parser = argparse.ArgumentParser(description="Verifies the engines of this package.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Verifies the engines of this package.")
     parser.add_argument("--flavour", help="which engines, where there are several (see the folder engines)")
     parser.add_argument("--json", type=Path, help="write the results to this file, too")
     args = parser.parse_args(argv)
@@ -107,7 +107,7 @@ class Verification:
         self.same_tokens += list(right)
 
     def encoded(self, batch: dict[str, np.ndarray]) -> Places:
-        """Runs the encoder and checks what it puts out."""
+        """Runs the encoder and checks its outputs."""
         real = batch["source_mask"]
         places = self.model.encode(batch["source_ids"], real)
         for tensor in self.model.graphs["encoder"]["outputs"]:
@@ -117,7 +117,7 @@ class Verification:
         return places
 
     def agreed(self, batch: dict[str, np.ndarray], step: int, logits: np.ndarray) -> np.ndarray:
-        """Beams [B,K] whose best token is the reference's, or one that rounding could turn it into."""
+        """Beams [B,K] whose best token is the reference's, or one that rounding could swap it with."""
         ids = batch["top_ids"][step]  # [B,K,N], best first
         values = batch["logits"][step][:, :, -ids.shape[-1] :]
         found = np.nan_to_num(logits, nan=-np.inf).argmax(axis=-1)
@@ -143,7 +143,7 @@ class Verification:
         units = np.maximum(np.abs(exact), scale.reshape(-1, *[1] * (exact.ndim - 1)))
         with np.errstate(invalid="ignore"):
             errors = np.abs(found.astype(np.float64) - exact) / units
-        errors[~np.isfinite(errors)] = np.inf  # NaN is as wrong as can be
+        errors[~np.isfinite(errors)] = np.inf  # NaN counts as the largest error
         self.errors[name].append(errors.ravel())
 
     def checked(self, name: str, budget: Mapping[str, float]) -> dict[str, Any]:
@@ -157,15 +157,15 @@ class Verification:
 
 
 def by_position(tensor: np.ndarray) -> np.ndarray:
-    """[B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
+    """[B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] stay unchanged."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
 
 
 def decode_samples(model: ModelEngines, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A row for every recorded source.
 
-    It passes if its output is the recorded one, or leaves it at a tie: at a token that the reference has as good as
-    equal with its own. What follows a tie is another output.
+    It passes if its output is the recorded one, or diverges at a tie: at a token whose logit in the reference is nearly
+    equal to the best. Tokens after a tie are not compared.
     """
     decode = check_decode(model.package)
     samples = model.package["decodes"]

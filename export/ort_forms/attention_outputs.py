@@ -38,7 +38,7 @@ def softmax_of(model: onnx.ModelProto, values: dict[str, onnx.ValueInfoProto], l
     if len(found) != 1 or f"cross_k.{layer}" not in values:
         raise ExportError(
             f"graph {model.graph.name} has {len(found)} Softmax nodes in decoder.{layer}.cross_attn, expected one: it "
-            "is no decoder step of this model; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+            "is not a decoder step of this model; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     heads = axes_of(values[f"cross_k.{layer}"])[1]
     have, want = axes_of(values[found[0]]), ("B", heads, "K", "S")

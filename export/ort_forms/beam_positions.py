@@ -2,8 +2,8 @@
 
     position [B] -> Unsqueeze -> [B,1] -> ...        becomes        position [B,K] -> ...
 
-The K tokens of one step may then be a token and its drafted followers, each at its own position, with a mask that shows
-it the tokens before it. Everything behind the positions broadcasts over beams anyway.
+The K tokens of one step may then be a token and its drafted successors, each at its own position and masked to the
+tokens before it. Everything after the positions broadcasts over beams anyway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def beam_positions(model: onnx.ModelProto) -> onnx.ModelProto:
     if not readers or any(node.op_type != "Unsqueeze" for node in readers):
         kinds = ", ".join(sorted({node.op_type for node in readers})) or "nothing"
         raise ExportError(
-            f"graph {graph.name} reads its positions by {kinds}, expected Unsqueeze: it is no decoder step of ours; "
+            f"graph {graph.name} reads its positions by {kinds}, expected Unsqueeze: it is not a decoder step of ours; "
             "export the checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     renamed = {node.output[0]: POSITION.name for node in readers}

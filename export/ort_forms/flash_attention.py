@@ -1,4 +1,4 @@
-"""Self-attention of an encoder of audio by ONNX Runtime's own operator, which never holds the scores of all positions.
+"""Self-attention of an audio encoder by ONNX Runtime's MultiHeadAttention, which never stores all scores.
 
     q|k|v [B,S,3D] -> heads -> q * scale @ k^T -> Where -> Softmax -> @ v -> merged heads [B,S,D]      becomes
     q|k|v [B,S,3D] -> Split -> MultiHeadAttention -> [B,S,D]
@@ -34,7 +34,7 @@ def flash_attention(model: onnx.ModelProto, heads: int) -> onnx.ModelProto:
     graph = made.graph
     makers, readers = makers_of(graph.node), readers_of(graph.node)
     unread: set[str] = set()
-    fused: dict[str, list[NodeProto]] = {}  # by the last of the nodes that they replace
+    fused: dict[str, list[NodeProto]] = {}  # at the place of the last node that they replace
     for attention in find_attentions(made):
         cutting = cut_nodes(attention, makers)
         (merging,) = readers[attention.output]
@@ -60,8 +60,8 @@ def cut_nodes(attention: PrimitiveAttention, makers: dict[str, NodeProto]) -> tu
     kinds = [None if node is None else node.op_type for node in (reshape, transpose, split)]
     if reshape is None or transpose is None or kinds != ["Reshape", "Transpose", "Split"]:
         raise ExportError(
-            f"{attention.output} reads heads made by {kinds}, expected Reshape, Transpose and Split: it is no encoder "
-            "of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
+            f"{attention.output} reads heads made by {kinds}, expected Reshape, Transpose and Split: it is not an "
+            "encoder of ours; export the checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     return reshape, transpose, split
 

@@ -5,7 +5,7 @@
                   -> top candidates -> screened argmax -> Gemm projection
     draft step    transposed keys -> shortlist -> draft step, for speculative decoding
 
-Each form is one module. A session takes it or leaves it out; the order never changes. So a session with cross-attention
+Each form is one module. A session applies it or not; the order never changes. So a session with cross-attention
 outputs computes the same numbers as one without.
 """
 
@@ -36,20 +36,20 @@ class OrtForm:
     """Which forms a session's graphs take."""
 
     transposed_keys: bool = False
-    flash_heads: int = 0  # heads of an encoder that has no padding, whose attention is one operator; 0: it is primitive
+    flash_heads: int = 0  # heads of an encoder without padding, whose attention becomes one operator; 0: unchanged
     int8_products: bool = False
     beam_positions: bool = False  # a position for every beam: speculative decoding
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
-    screened: bool = False  # a further input: how many candidates to put out instead of logits; 0: logits
-    drafts: bool = False  # weights in few bits, and the best token alone is put out: drafts for the fp32 session
+    screened: bool = False  # a further input: how many candidates to output instead of logits; 0: logits
+    drafts: bool = False  # weights in 8 and 4 bits, the best token is the only output: drafts for the fp32 session
     gemm: bool = False  # the output projection and its bias are one node, in fp32
-    counted: bool = False  # a further input: how many candidates to put out, so that no node computes a shape
+    counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
-    keeps_mask: bool = False  # in front of all: the step makes its mask of the latest one (device_graphs/whole_step.py)
+    keeps_mask: bool = False  # first: the step computes its mask from the latest one (device_graphs/whole_step.py)
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
-        """What goes into and comes out of the two graphs, as far as the contract has it."""
+        """Inputs and outputs of the two graphs, as in the contract."""
         if self.transposed_keys:
             specs = specs_with_transposed_keys(specs)
         if self.beam_positions:
@@ -57,11 +57,11 @@ class OrtForm:
         return specs
 
     def with_shortlist(self, tokens: Sequence[int]) -> OrtForm:
-        """The same with a shortlist; screening would not make that faster."""
+        """The same with a shortlist; without screening, which would not make it faster."""
         return dataclasses.replace(self, shortlist=tuple(tokens), screened=False)
 
     @property
-    def puts_out_candidates(self) -> bool:
+    def outputs_candidates(self) -> bool:
         """Whether a step's logits are those of its candidates alone, where it is asked for candidates."""
         return self.screened or self.drafts
 

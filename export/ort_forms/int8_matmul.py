@@ -6,7 +6,7 @@
 The portable graph dequantises the weights and multiplies in fp32; this form is made when a session opens. A row's scale
 is its own largest magnitude, so a source's output depends on no other source. No two neighbouring weights of an output
 exceed 128 together (precision/quantise.py): sums of two products then fit the 16 bits in which processors without VNNI
-add them. What an activation function makes has few numbers below zero or none, so most steps are above it.
+add them. The output of an activation function has few negative numbers or none, so most steps are positive.
 
 Of a table that is gathered from, only the rows that are read are dequantised.
 """
@@ -31,9 +31,9 @@ def path(name: str) -> str:
 
 @dataclass(frozen=True)
 class Steps:
-    """How a row becomes integers: `above` steps from 0 to its largest number, `zero` steps below 0.
+    """How a row is quantised: `above` steps from 0 to its largest number, `zero` steps below 0.
 
-    `lowest` is the lowest number that an activation function makes, which these must hold; None: any number may come,
+    `lowest` is the lowest output of the activation function, which must be representable; None: there is no bound,
     and a row's largest magnitude is its scale.
     """
 
@@ -61,7 +61,7 @@ class Steps:
 
 
 SIGNED = Steps("", above=127, zero=128)
-# A quarter of the steps below zero: a row that stays small still has finer steps than with half of them there.
+# A quarter of the steps below zero: finer steps than with half of them, even for rows of small numbers.
 STEPS_OF = {
     "Relu": Steps("relu/", above=255, zero=0, lowest=0.0),
     "Gelu": Steps("gelu/", above=191, zero=64, lowest=-0.1701),
@@ -138,7 +138,7 @@ def product(node: NodeProto, weight: str, scale: str, rounded: set[str], steps: 
 def rounding(x: str, steps: Steps = SIGNED) -> list[NodeProto]:
     """x -> x/scale, the largest of every row; x/unit, divided by that; x/uint8, rounded to steps.
 
-    A row of zeros has the scale 0 and becomes some integers, which times 0 are zeros again.
+    A row of zeros has the scale 0; its integers are arbitrary, and times 0 they are zeros again.
     """
     size = x if steps.lowest is not None else f"{x}/size"
     largest = f"{x}/largest" if steps.least else f"{x}/scale"
@@ -152,7 +152,7 @@ def rounding(x: str, steps: Steps = SIGNED) -> list[NodeProto]:
 
 
 def gathered(node: NodeProto, table: str, scale: str) -> list[NodeProto]:
-    """A row of the table. A product may read it as it is, so no name is one that its rounding has."""
+    """A row of the table; its names must not collide with those of a matmul that reads it directly."""
     ids, y = node.input[1], node.output[0]
     return [
         op("Gather", [table, ids], f"{y}/int8"),

@@ -6,7 +6,7 @@ among the best are multiplied again in fp32:
 
     wanted 0 -------> output/MatMul -> logits -> best_logits, best_tokens, exp_sum      as it was
     wanted n -------> x in int8 * table in int8 = rough [R,V]
-                      t [R]: the least fp32 logit of the n roughly best tokens; none of the n best is lower
+                      t [R]: the least fp32 logit of the n tokens that rank best in int8; none of the n best is lower
                       rough + bound < t in all rows: out; the others are candidates, some ten of 32,000 for each row
                       x * their rows of the table -> best_logits, best_tokens, the exact ones; exp_sum over them alone
 
@@ -36,8 +36,8 @@ from .top_candidates import CANDIDATES
 from .top_candidates import path as candidate_path
 
 WANTED = TensorSpec("wanted", "int64", (1,))
-WORTH_IT = 2_000_000  # numbers of a table from which on screening pays
-MOST = 16  # most tokens that can be wanted: so many are always candidates, even where logits are not finite
+WORTH_IT = 2_000_000  # elements of a table from which on screening pays
+MOST = 16  # most tokens that can be asked for: this many are always candidates, even where logits are not finite
 ULP = 2.0**-24
 BLOCK = 2048  # tokens whose rows are rounded at a time
 
@@ -45,7 +45,7 @@ BLOCK = 2048  # tokens whose rows are rounded at a time
 def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """A decoder step of `candidate_graph`, in fp32 or with int8 products -> the same with an input `wanted`.
 
-    Where `wanted` is not 0, `logits` are those of the best so many tokens of every beam, and `exp_sum` is over
+    Where `wanted` is not 0, `logits` are those of the best `wanted` tokens of every beam, and `exp_sum` is over
     candidates alone. Weights that are not loaded are in `folder`.
     """
     made = copy_of(model)
@@ -83,7 +83,7 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def worth_screening(config: ModelConfig, precision: str) -> bool:
-    """In fp32 only for a table shared with the embedding: it is stored row by row, so that a few rows are read fast."""
+    """In fp32 only for a table shared with the embedding, which is stored row by row, so single rows are read fast."""
     fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
     return fits and config.target_vocab * config.d_model >= WORTH_IT
 
@@ -101,12 +101,12 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> N
 
 
 def tables(table: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """What screening reads of a table [V,D] and a bias [V]: its int8 form, bounds of what that is wrong by, and
+    """The screening tensors of a table [V,D] and a bias [V]: its int8 form, bounds of its error, and
     constants."""
     vocab, width = table.shape
     steps = np.empty((width, vocab), dtype=np.int8)
     scales, wrong, norms = (np.empty(vocab, dtype=np.float32) for _ in range(3))
-    for first in range(0, vocab, BLOCK):  # a block at a time: what is in between would be larger than the table
+    for first in range(0, vocab, BLOCK):  # a block at a time: intermediate results would be larger than the table
         part = slice(first, first + BLOCK)
         rows = table[part]
         numbers, scales[part] = quantised(rows, 1, scheme_of("w8a8", "int8"))
@@ -167,7 +167,7 @@ def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
         node("ReduceL2", [path("missed"), LAST], [path("missed_length")], keepdims=1),
         node("Concat", factors, [path("factors")], axis=1),
         node("Gemm", [path("factors"), path("bounds"), path("rough")], [path("margin")]),
-        # in any row: a sum is a product, which is several times faster here than a maximum over rows
+        # in any row: the sum is a matmul, several times faster here than a maximum over rows
         node("Relu", [path("margin")], [path("above")]),
         node("Shape", [u], [path("row_count")], start=0, end=1),
         node("Expand", [path("plus"), path("row_count")], [path("each")]),
@@ -202,7 +202,7 @@ def rough_with_bias(scale: str) -> list[NodeProto]:
 
 
 def known_with_bias() -> list[NodeProto]:
-    """What is known of the roughly best: their products, and at least their bias, divided as x is."""
+    """A lower bound of the int8 candidates: their products, and at least their bias, divided as x is."""
     return [
         node("Gather", [path("least_bias"), path("likely")], [path("likely_bias")]),
         node("Mul", [path("likely_bias"), path("inverse")], [path("divided_bias")]),
@@ -228,7 +228,7 @@ def best_of_steps(steps: str, scale: str) -> list[NodeProto]:
 
 
 def best_of_logits(product: NodeProto, bias: str) -> list[NodeProto]:
-    """The best of int8 logits with a bias: what is left out is the sum over the whole vocabulary."""
+    """The best of int8 logits with a bias, without the sum over the whole vocabulary."""
     return [
         node("Mul", list(product.input), [path("products")]),
         node("Add", [path("products"), bias], [path("every_logit")]),
@@ -248,7 +248,7 @@ def summing(logits: str, best: str, total: str) -> list[NodeProto]:
 
 
 def branch(name: str, nodes: list[NodeProto], outputs: list[str]) -> onnx.GraphProto:
-    """These nodes as one side of a choice; what they put out has names of its own there."""
+    """These nodes as one side of a choice; their outputs have names of their own there."""
     inside = {output: f"{name}/{output}" for output in outputs}
     renamed = []
     for one in nodes:

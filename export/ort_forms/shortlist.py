@@ -46,12 +46,12 @@ def shortlist_graph(model: onnx.ModelProto, tokens: Sequence[int], folder: Path)
             made.graph.initializer.remove(weight)
     (logits,) = [value for value in made.graph.output if value.name == "logits"]
     logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", len(tokens)]))
-    del made.graph.value_info[:]  # shapes in between, which may name the whole vocabulary
+    del made.graph.value_info[:]  # inferred shapes, which may contain the full vocabulary
     return made
 
 
 def own_restoring(graph: onnx.GraphProto) -> None:
-    """Gives the projection a DequantizeLinear of its own where it shares one."""
+    """Gives the projection its own DequantizeLinear if it shares one."""
     restored = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     nodes: list[NodeProto] = []
     for node in graph.node:

@@ -21,7 +21,7 @@ from ..audit import axes_of
 from ..contract import TensorSpec
 from ..graph_index import copy_of, names_read
 
-BLOCK = 128  # numbers of a partial sum: ONNX Runtime adds one by one, and over 32,000 errs by 3e-6
+BLOCK = 128  # elements of a partial sum: ONNX Runtime adds sequentially; over 32,000 elements the error is 3e-6
 ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
 
 CANDIDATES = (
@@ -117,7 +117,7 @@ def vocab_of(model: onnx.ModelProto) -> int:
     right = logits is not None and logits.type.tensor_type.elem_type == TensorProto.FLOAT
     if not right or axes[:2] != ("B", "K") or not isinstance(axes[-1], int):
         raise ExportError(
-            f"graph {model.graph.name} has no fp32 output logits [B, K, V]: it is no decoder step; export the "
+            f"graph {model.graph.name} has no fp32 output logits [B, K, V]: it is not a decoder step; export the "
             "checkpoint again with: seq2engine export CHECKPOINT DIR"
         )
     return axes[-1]

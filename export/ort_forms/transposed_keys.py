@@ -1,4 +1,4 @@
-"""Cross-attention keys stored with the source along their last axis, as a product with one row reads them fastest.
+"""Cross-attention keys stored with the source along their last axis, the fastest layout for a matmul with one row.
 
     encoder       ... -> cross_k [B,H,S,E] -> Transpose -> cross_k [B,H,E,S]
     decoder step  q * scale -> heads -> MatMul <- Transpose <- cross_k     becomes     MatMul <- cross_k
@@ -67,10 +67,10 @@ def writing(nodes: list[NodeProto], keys: list[str]) -> list[NodeProto]:
 
 
 def reading(nodes: list[NodeProto]) -> list[NodeProto]:
-    """Scales move to the front of the heads they scale, and no node transposes the keys."""
+    """Moves the scale before the split into heads, and removes the transpose of the keys."""
     makers = makers_of(nodes)
     unread: list[NodeProto] = []
-    early: dict[str, NodeProto] = {}  # scales, by the node that they now stand before
+    early: dict[str, NodeProto] = {}  # scales, by the node that they now precede
     for product in nodes:
         transpose = makers.get(product.input[1]) if product.op_type == "MatMul" else None
         if transpose is None or transpose.op_type != "Transpose" or not transpose.input[0].startswith(KEYS):

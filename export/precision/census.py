@@ -1,4 +1,4 @@
-"""What a graph is really made of, type by type; whether that is the precision it claims; and whether an engine kept it.
+"""Counts the types of a graph, and checks that they match its precision and that a built engine kept them.
 
 Precision is never taken from a name: the census is counted from the graph, kept in the manifest, and compared with the
 constants inside every built engine.
@@ -19,9 +19,9 @@ from ..graph_index import makers_of
 
 HEAD = "output/MatMul"  # the product whose weight is the vocabulary's
 SMALL = 1024  # bytes; constants below this stay in the graph while shapes are inferred
-FEWEST = 0.9  # of the graph's bytes of a type an engine must have; a few small constants become part of kernels
-MOST = 2.0  # times the graph's bytes of a type an engine may have besides the precision's own: in two layouts
-SLACK = 0.01  # of all bytes that may be of any type
+FEWEST = 0.9  # share of the graph's bytes of a type that an engine must have; small constants become part of kernels
+MOST = 2.0  # multiple of the graph's bytes of a type that an engine may have: weights in two layouts
+SLACK = 0.01  # share of all bytes that may be of any type
 
 
 def dtype_of(element: int) -> str:
@@ -53,7 +53,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def stored_types(model: onnx.ModelProto) -> dict[str, str]:
-    """Product -> the type its weight is stored in, behind DequantizeLinear, Transpose and Cast.
+    """Product -> the type its weight is stored in, before DequantizeLinear, Transpose and Cast.
 
     Products of two activations are left out.
     """
@@ -111,7 +111,7 @@ def audit_precision(model: onnx.ModelProto, precision: str, fp32_nodes: Collecti
 def check_engine(weights: Mapping[str, int], census: Census, precision: str, what: str) -> None:
     """Raises a BuildError if an engine's constants, bytes by type, are not those of the graph it was built from.
 
-    A type that went missing was converted; one that came up shows what it was converted to. Weights of the precision's
+    A missing type was converted; an unexpected one shows what it was converted to. Weights of the precision's
     own type may be there twice, in two layouts.
     """
     meant: dict[str, int] = {

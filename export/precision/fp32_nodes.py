@@ -19,8 +19,8 @@ from ..graph_index import find_attentions
 from .census import types_of
 from .smoothing import NORMS
 
-LARGEST, SMALLEST = 65504.0, 2.0**-14  # of fp16: below the latter numbers lose their digits
-MARGIN = 4.0  # texts that were not decoded may reach that much further
+LARGEST, SMALLEST = 65504.0, 2.0**-14  # largest and smallest normal number of fp16
+MARGIN = 4.0  # safety margin for texts that were not decoded
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def fp32_nodes_of(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[
             reasons.append(f"the squares of {node.input[0]} reach {largest[node.input[0]] ** 2:.2g}")
         if reasons:
             found[node.name] = reasons[0]
-    for attention in find_attentions(model):  # one kernel in TensorRT: in fp32 whole or not at all
+    for attention in find_attentions(model):  # one kernel in TensorRT: entirely in fp32 or not at all
         names = [model.graph.node[place].name for place in attention.nodes]
         reasons = [found[name] for name in names if name in found]
         found.update(dict.fromkeys(names, reasons[0]) if reasons else {})
@@ -70,7 +70,7 @@ def wide_tensors(model: onnx.ModelProto, largest: Mapping[str, float]) -> dict[s
             note_range(wide, weight.name, magnitude, LARGEST)
     for node in model.graph.node:
         for name in node.output:
-            if node.op_type in ("Where", "Transpose"):  # a masked score is a constant that fp16 has, on purpose
+            if node.op_type in ("Where", "Transpose"):  # the value of a masked score is representable in fp16
                 source = node.input[1 if node.op_type == "Where" else 0]
                 wide.update({name: wide[source]} if source in wide else {})
             else:

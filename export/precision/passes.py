@@ -5,8 +5,8 @@ the logits leave in fp32, ids, masks and audio features stay as they are.
 
     fp16, bf16         weights, constants, activations and caches in that type
     int8, int4, fp8    weights of products and embeddings in that type (quantise.py), all the rest in fp16
-    w8a8               weights in int8, all the rest in fp32, for CPUs, which round activations to int8 as well;
-                       large channels of those are smoothed before (smoothing.py)
+    w8a8               weights in int8, all the rest in fp32, for CPUs, which quantise activations to int8 as well;
+                       their large channels are smoothed first (smoothing.py)
 
 A fallback node stays in fp32 because fp16 cannot hold its numbers (fp32_nodes.py); its inputs and outputs are cast:
 

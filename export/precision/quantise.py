@@ -1,6 +1,6 @@
-"""Weights in fewer bits: each weight of a product or an embedding becomes small numbers and scales for them.
+"""Quantised weights: each weight of a matmul or an embedding becomes small integers (or fp8) and scales.
 
-    weight -> numbers (int8, int4 or fp8), scales -> DequantizeLinear -> what read the weight before
+    weight -> numbers (int8, int4 or fp8), scales -> DequantizeLinear -> consumers of the weight
 
 Scales belong to one output of the product (int8, fp8), or to a block of inputs of one output (int4). A table that is
 embedding and output projection at once is quantised once, per row, which is per output of the projection as well.
@@ -85,7 +85,7 @@ def block_of(name: str, inputs: int) -> int:
         if inputs % block == 0:
             return block
     raise ExportError(
-        f"{name} has {inputs} inputs, which is no multiple of {BLOCKS[-1]}, so int4 cannot share scales among them; "
+        f"{name} has {inputs} inputs, which is not a multiple of {BLOCKS[-1]}, so int4 cannot share scales among them; "
         "export with --precision int8"
     )
 
@@ -95,7 +95,7 @@ def quantised(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A weight as numbers of its shape and scales: one for each output, or one for each block of inputs of it.
 
-    Scales are numbers of fp16, rounded up: none of the weights is cut off, whatever type the scales are stored in.
+    Scales are fp16 numbers, rounded up, so that no weight is clipped, whatever type the scales are stored in.
     """
     parts = blocks_of(array, summed, block)
     wanted = magnitudes(parts, summed + 1, scheme.paired) / scheme.largest
@@ -109,7 +109,7 @@ def quantised(
 
 
 def magnitudes(parts: np.ndarray, summed: int, paired: bool) -> np.ndarray:
-    """What a scale must hold: the largest weight, or sum of two neighbours. Rounded, that may be one step more."""
+    """What a scale must cover: the largest weight, or sum of two neighbours, which rounding may raise by one step."""
     found = np.abs(parts).max(axis=summed, keepdims=True)
     if not paired:
         return found

@@ -24,7 +24,7 @@ from ..graph_index import copy_of, makers_of, replace_nodes
 NORMS = ("LayerNormalization", "RMSNormalization")
 STREAM = (*NORMS, "Add")  # ops whose result is the residual stream
 HEAD = "output.weight"  # stays as it is: shortlists and screening take rows of it
-SUFFIX = ".smoothing"  # of the vector that x is multiplied by, behind the name of the product
+SUFFIX = ".smoothing"  # appended to the matmul's name: the vector that x is multiplied by
 WORTH_IT = 0.75  # of the rounding error's power that may be left: less than a quarter gained is not worth a node
 LEAST = 1e-5  # of a channel's and a weight's magnitude: one that is always zero has no factor of its own
 

@@ -1,4 +1,4 @@
-"""Cross-attention's query without a product of its own: it is folded into the two products before it.
+"""Folds cross-attention's query projection into the two matmuls before it.
 
 A post-norm decoder layer makes that query from the normalised sum of the layer's input and its self-attention:
 
@@ -14,7 +14,7 @@ where x W becomes further columns of qkv and a (Wo W) further columns of out; on
 
     x --[qkv | W]--> attention --a--> [out | Wo W] --> s and s W --> y and query
 
-A launch less a layer, for D*D weights more. A pre-norm layer has no product that reads x itself and stays as it is.
+It saves a launch per layer and costs D*D weights. A pre-norm layer has no matmul that reads x itself: it is unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ..graph_files import array_of
 from ..graph_index import drop_unread_weights, makers_of, readers_of, rename_inputs, replace_nodes
 
-WIDEST = 1024  # d_model; beyond, a step's time goes into reading weights, and more of them cost more than a launch
+WIDEST = 1024  # d_model; for larger models reading the additional weights costs more than a launch
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class QueryPath:
 
 
 def fold_queries(model: onnx.ModelProto, heads: tuple[int, int], folder: Path) -> bool:
-    """Folds the query of every layer that allows it, in place; whether any did. External weights lie in `folder`."""
+    """Folds the query of every layer that allows it, in place; whether any did. External weights are in `folder`."""
     graph = model.graph
     weights = {weight.name: weight for weight in graph.initializer}
     paths = query_paths(graph, weights) if heads[0] * heads[1] <= WIDEST else []

@@ -1,4 +1,4 @@
-"""The static cache written once a step, for all layers together.
+"""Writes the static cache once per step, for all layers together.
 
 A step's new keys and values need not be in the cache to be attended to: attention reads the old cache and the new slots
 side by side, and the slots they will be written to are masked. Where positions are relative, slot_position is widened
@@ -26,7 +26,7 @@ SLOT_AXIS = 2
 
 
 def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
-    """Lets attentions read cache and new slots side by side, in place."""
+    """Makes attentions read cache and new slots side by side, in place."""
     graph = model.graph
     masking, positions = mask_nodes(graph, beams, slots), position_nodes(graph, beams)
     renamed = {"self_mask": masking[-1].output[0]}
@@ -50,7 +50,7 @@ def write_late(model: onnx.ModelProto, beams: int, slots: int) -> None:
 
 
 def position_nodes(graph: onnx.GraphProto, beams: int) -> list[onnx.NodeProto]:
-    """slot_position [B,L] -> [B,L+K]: the new slots stand where the step does. None for absolute positions."""
+    """slot_position [B,L] -> [B,L+K]: the new slots have the step's position. None for absolute positions."""
     if not any(value.name == "slot_position" for value in graph.input):
         return []
     new, joined = "trt/new_position", "trt/slot_position"

@@ -1,4 +1,4 @@
-"""The form of a decoder step that TensorRT launches the fewest kernels for, derived from the portable graph at a build.
+"""The form of a decoder step for which TensorRT needs the fewest kernel launches, derived from the portable graph.
 
 Portable attention is five primitive ops that run anywhere. TensorRT has a fused kernel for attention of one query that
 reads its inputs through Concat, Split and bias, and another for several queries (not in fp32) that wants keys and
@@ -67,7 +67,7 @@ def step_for_tensorrt(
 ) -> onnx.ModelProto:
     """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
 
-    No `beams`: dynamic. Weights that are not in the message lie in `folder`. If all sources are long, as audio is, keys
+    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio is, keys
     and values of the source are never copied for a fixed number of beams.
     """
     form = copy_of(model)
@@ -95,7 +95,7 @@ def step_for_tensorrt(
 
 
 def mask_distances(model: onnx.ModelProto) -> None:
-    """Adds nothing for distances of masked slots, in place: bias and mask are then made by one kernel, not by two.
+    """Sets the bias of masked slots to zero, in place: bias and mask then take one kernel instead of two.
 
     The mask hides those slots afterwards all the same; a bias below which fp16 has no number would not be safe.
     """
@@ -107,7 +107,7 @@ def mask_distances(model: onnx.ModelProto) -> None:
     mask, kinds = attentions[0].mask, types_of(model)
     nothing = {bias: np.zeros((), dtype=helper.tensor_dtype_to_np_dtype(kinds[bias])) for bias in biases}
     graph.initializer.extend(numpy_helper.from_array(zero, f"{bias}/nothing") for bias, zero in nothing.items())
-    needed = nodes_for(mask, makers_of(graph.node))  # they may stand behind the first reader of a bias
+    needed = nodes_for(mask, makers_of(graph.node))  # they may come after the first reader of a bias
     waiting = [node for node in graph.node if node.name in needed]
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

@@ -4,7 +4,7 @@
     python -m seq2engine.model.g2p.make_data FOLDER
 
 writes train.tsv, dev.tsv and test.tsv (a word, a tab, its phonemes) and the dictionary's licence. All
-pronunciations of a word stand in one split, in the dictionary's order. The package is needed here only: the shipped
+pronunciations of a word are in one split, in the dictionary's order. The package is needed here only: the shipped
 model and its test split are read without it.
 """
 

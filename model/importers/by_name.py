@@ -1,4 +1,4 @@
-"""A model by what a user calls it: a folder of ours, somebody else's checkpoint, one of the hub, a shipped one, or
+"""Opens a model by name: a folder of ours, a checkpoint of another library or of the hub, a shipped one, or
 random weights.
 """
 

@@ -1,4 +1,4 @@
-"""Whose checkpoint a path holds, read from the files; and from there to a checkpoint of ours."""
+"""Detects which library wrote a checkpoint from its files, and imports it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def source_of(path: Path) -> Source:
         return SOURCES["torch"]
     if (path / CONFIG).is_file():
         if is_ours(path):
-            read_config(path / CONFIG)  # raises if it is damaged; then it need not be ours
+            read_config(path / CONFIG)  # raises if it is damaged
             raise CheckpointError(
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )
@@ -112,7 +112,7 @@ def is_foreign(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What became of an import."""
+    """The result of an import."""
 
     checkpoint: Path
     source: str

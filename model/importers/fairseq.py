@@ -25,9 +25,9 @@ from .fairseq_settings import END, PAD, SIDES, config_from_settings, refuse, set
 from .imported import Imported, tokenizer_or_note
 from .pickles import entry, pickle_in, read_pickle, tensors
 
-FILES = ("checkpoint_best.pt", "checkpoint_last.pt")  # of a folder with several, the one that is meant
+FILES = ("checkpoint_best.pt", "checkpoint_last.pt")  # preferred in a folder with several
 SPECIALS = 4  # <s> <pad> </s> <unk>, then the lines of the dictionary
-IGNORED = (  # numbers of file versions, and what is left of tables that are computed
+IGNORED = (  # version numbers, and placeholders of computed tables
     "encoder.version",
     "decoder.version",
     "encoder.embed_positions._float_tensor",

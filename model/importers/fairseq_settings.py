@@ -1,4 +1,4 @@
-"""The options of a fairseq checkpoint: found, checked and made a config."""
+"""The options of a fairseq checkpoint: read, checked and converted to a config."""
 
 from __future__ import annotations
 

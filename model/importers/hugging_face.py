@@ -43,7 +43,7 @@ POSITIONS = {
     "source_embedding.positions": "model.encoder.embed_positions.weight",
     "target_embedding.positions": "model.decoder.embed_positions.weight",
 }
-# In some old files, and not read by the library either: it computes M2M100's table itself, and versions say nothing.
+# In some old files, and not read by the library either: it computes M2M100's table itself.
 UNREAD = {f"model.{part}.{name}" for part in ("encoder", "decoder") for name in ("embed_positions.weights", "version")}
 
 

@@ -17,7 +17,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"} 
 
 @dataclass(frozen=True)
 class Family:
-    """What a model_type means, as far as it is not a field of config.json.
+    """Properties of a model_type that are not fields of config.json.
 
     `positions` is how its table comes about: "learned", or the name of a computed one. The first `offset` rows of a
     stored table are never read. `defaults` stand in for fields that a file does not name.
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def family_of(values: Mapping[str, Any], where: str, others: Iterable[str] = ()) -> Family:
-    """The family of a file's model_type; `others` are the types that somebody else reads."""
+    """The family of a file's model_type; `others` are the types that another importer reads."""
     name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise CheckpointError(f"{where}: model_type is {name!r}, expected one of {', '.join((*FAMILIES, *others))}")
@@ -104,7 +104,7 @@ def family_of(values: Mapping[str, Any], where: str, others: Iterable[str] = ())
 def settings_of(family: Family, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """All fields that matter, the family's own defaults included; everything that cannot be ours is listed.
 
-    A token may be null, which is none; for all other fields null is as good as no field.
+    A token may be null, meaning none; for all other fields null means absent.
     """
     given = {name: value for name, value in values.items() if value is not None or name.endswith("_token_id")}
     settings = {**family.defaults, **given}
@@ -147,7 +147,7 @@ def required_values(family: Family, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def start_field(settings: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[str, Any]:
-    """What the decoder is fed first, and its field, looked up where `generate` looks.
+    """What the decoder is fed first, and its field, looked up in the order of `generate`.
 
     `generation` are the fields of generation_config.json (empty without that file). Where a file names no start token
     it is the bos token.
@@ -160,7 +160,7 @@ def start_field(settings: Mapping[str, Any], generation: Mapping[str, Any]) -> t
 
 
 def single_token(value: Any, name: str, where: str) -> int:
-    """A token id; a list of one is as good."""
+    """A token id; a list of one is accepted."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if type(value) is not int:

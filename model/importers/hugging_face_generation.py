@@ -1,4 +1,4 @@
-"""How a Hugging Face model is decoded, in the words of our SearchOptions."""
+"""A Hugging Face model's generation settings as fields of our SearchOptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME: dict[str, tuple[str, Any]] = {
     "repetition_penalty": ("repetition_penalty", 1.0),
 }
 TOKENS = {"forced_bos_token_id": "forced_bos", "forced_eos_token_id": "forced_eos"}
-# fields that change an output and that we have no word for -> the value that changes nothing
+# fields that affect outputs and have no equivalent here -> their neutral value
 NOT_CARRIED: dict[str, Any] = {
     "do_sample": False,
     "num_beam_groups": 1,
@@ -48,7 +48,7 @@ FIELDS = (*SAME, *TOKENS, *LENGTHS, *SUPPRESSED, "bad_words_ids", *NOT_CARRIED)
 def generation_from_files(
     config: Mapping[str, Any], own: Mapping[str, Any] | None, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Fields of SearchOptions, and notes on what was left behind, from config.json and generation_config.json.
+    """Fields of SearchOptions, and notes on what was not carried over, from config.json and generation_config.json.
 
     As in the library, generation_config.json replaces the decoding fields of an older config.json as a whole. Fields
     of config.json count only without it (None), and then only those that are written there.

@@ -1,4 +1,4 @@
-"""What every importer gives back: a model of ours, how its makers decode with it, and what the user should know."""
+"""The result of every importer: a model of ours, its decoding defaults, and notes for the user."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .imported import Imported, tokenizer_or_note
 from .pickles import entry, pickle_in, read_pickle, settings_of, tensors
 
 LONGEST = 1024  # of the table's 5000 positions; caches and engines are made for the longest
-ACCEPTED: dict[str, tuple[Any, ...]] = {  # an option that a file does not have is one that its version did not have
+ACCEPTED: dict[str, tuple[Any, ...]] = {  # options may be missing: older versions did not have them
     "copy_attn": (False,),
     "decoder_type": ("transformer",),
     "encoder_type": ("transformer",),

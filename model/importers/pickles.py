@@ -1,4 +1,4 @@
-"""Reads .pt files without running what is in them: tensors, plain values and argparse.Namespace, nothing else."""
+"""Reads .pt files without executing their pickles: tensors, plain values and argparse.Namespace only."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def check_beginning(path: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why torch could not read a file, in few words: errors of a damaged pickle help nobody."""
+    """Why torch could not read a file, in few words: the text of a damaged pickle's error is no help."""
     if not isinstance(error, RuntimeError | EOFError | OSError | UnpicklingError):
         return f"it is damaged: {type(error).__name__}"
-    # torch's first line advises to read the file without care; its reason comes after that
+    # torch's first line advises weights_only=False; the reason follows it
     text = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
     return text or type(error).__name__
 
 
 def pickle_in(source: Path, preferred: tuple[str, ...] = ()) -> Path:
-    """The .pt file that is meant: the source itself, or in a folder a preferred one or the only one."""
+    """The .pt file: the source itself, or in a folder a preferred one or the only one."""
     if not source.is_dir():
         return source
     found = sorted(source.glob("*.pt"))

@@ -63,7 +63,7 @@ MULTILINGUAL_DEFAULTS = {
 
 @dataclass(frozen=True)
 class T5Family:
-    """What a model_type means, as far as it is not a field of config.json. `scales`: None where the file tells."""
+    """Properties of a model_type that are not fields of config.json. `scales`: None if the file has them."""
 
     kind: str
     scales: bool | None  # whether the output projection's input is scaled
@@ -80,7 +80,7 @@ T5_FAMILIES = {  # model_type -> family; ByT5, FLAN and MADLAD-400 are "t5"
 SHARED = "shared.weight"
 SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-# A table of the first files that no version of the library has ever read.
+# A table in early files that no version of the library reads.
 UNREAD = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
 BUCKETS = "{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
 
@@ -236,12 +236,12 @@ def t5_settings(family: T5Family, values: Mapping[str, Any], where: str) -> dict
 def activation_of(settings: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether the feed-forward is gated, and the library's name of its activation."""
     proj = settings["feed_forward_proj"]
-    name = "gelu_new" if proj == "gated-gelu" else proj.rpartition("-")[2]  # an oddity of the first v1.1 files
+    name = "gelu_new" if proj == "gated-gelu" else proj.rpartition("-")[2]  # a peculiarity of the first v1.1 files
     return settings.get("is_gated_act", proj.startswith("gated-")), settings.get("dense_act_fn", name)
 
 
 def scales_output(family: T5Family, values: Mapping[str, Any]) -> bool:
-    """T5 v1.0 scales what its head reads and v1.1 does not. The flag that tells is meant for something else."""
+    """Whether the head's input is scaled: in T5 v1.0 yes, in v1.1 no. The config has no field of its own for it."""
     if family.scales is not None:
         return family.scales
     return bool(values.get("scale_decoder_outputs", values.get("tie_word_embeddings") is not False))

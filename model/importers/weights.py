@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder as named tensors, from whichever of four kinds of file it holds.
+"""The weights of a Hugging Face folder as named tensors, from any of four kinds of files.
 
 safetensors before pickles, whole files before shards. A pickle is read for tensors only (`weights_only`): nothing in a
 file is ever run.

@@ -1,7 +1,7 @@
 """Whisper: Hugging Face folders of every size, distilled ones too, and OpenAI's own .pt files.
 
-Layers are named as in Hugging Face's other families; OpenAI's names become those by a literal table. New is the front
-end: two convolutions in place of an embedding. Keys have no bias: it is zero in ours.
+Layers are named as in Hugging Face's other families; a table maps OpenAI's names to them. New is the front
+end: two convolutions instead of an embedding. Keys have no bias: it is zero in ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tokenizer is: text to ids and back, and the files that store it in a checkpoint."""
+"""The tokenizer interface: text to ids and back, and the files that store it in a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
 
 def unknown_text(unknown: Sequence[str]) -> str:
-    """What has no token in words: 2 characters the model has no token for: 'a', 'b'."""
+    """A message such as: 2 characters the model has no token for: 'a', 'b'."""
     what = "character" if all(len(part) == 1 for part in unknown) else "word"
     listed = ", ".join(map(repr, unknown[:LISTED])) + (", ..." if len(unknown) > LISTED else "")
     return f"{len(unknown)} {what}{'' if len(unknown) == 1 else 's'} the model has no token for: {listed}"
@@ -59,7 +59,7 @@ def no_language(language: str | None) -> None:
 
 
 class Coder(Protocol):
-    """What translation needs of a tokenizer; see `model/tokenizers/base.py`."""
+    """The part of the tokenizer interface that translation needs; see `model/tokenizers/base.py`."""
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]: ...
 

@@ -1,4 +1,4 @@
-"""ByT5's tokenizer: the bytes of a text in UTF-8, three special tokens before them and sentinels behind; no file.
+"""ByT5's tokenizer: the bytes of a text in UTF-8, three special tokens before them and sentinels after them; no file.
 
 <pad> 0, </s> 1, <unk> 2, bytes 3 to 258, <extra_id_0> 259, <extra_id_1> 260, ...
 """
@@ -40,7 +40,7 @@ class ByteTokenizer:
         return self.encode(text)
 
     def unknown_source(self, text: str) -> list[str]:
-        return []  # every text is bytes
+        return []  # every text has bytes
 
     def unknown_target(self, text: str) -> list[str]:
         return []

@@ -91,7 +91,7 @@ def vocabulary_from_tiktoken(path: Path) -> tuple[dict[str, int], list[tuple[str
 
 
 def parts_before(token: bytes, rank: int, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """What a token's bytes are merged to by all pairs of a lower rank: the two parts that the token is merged from."""
+    """The two parts that a token is merged from: its bytes after all merges of lower rank."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 1:
         found = [ranks.get(first + second, rank) for first, second in pairwise(parts)]

@@ -18,7 +18,7 @@ from .subwords import GOES_ON, MergeCodes
 
 START, PAD, END, UNKNOWN = range(4)
 SPECIALS = 4  # which fairseq puts before the words of a dictionary's file
-OVERWRITE = "#fairseq:overwrite"  # on a line whose word is to have a second id
+OVERWRITE = "#fairseq:overwrite"  # on a line whose word gets a second id
 CODES = "codes"
 NAMES = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -89,7 +89,7 @@ class FairseqTokenizer:
     def write(self, folder: Path) -> None:
         about: dict[str, Any] = {"kind": "fairseq", "codes": self.codes is not None}
         for name, side in (("source", self.source), ("target", self.target)):
-            lines = "".join(f"{word} 1 {OVERWRITE}\n" for word in side.words)  # counts are of no use any more
+            lines = "".join(f"{word} 1 {OVERWRITE}\n" for word in side.words)  # counts are not used
             (folder / f"dict.{name}.txt").write_text(lines, encoding="utf-8", newline="")
         if self.codes is not None:
             (folder / CODES).write_text(self.codes.text, encoding="utf-8", newline="")
@@ -113,7 +113,7 @@ def words_from_file(path: Path) -> Words:
 
 
 def read_exactly(path: Path) -> str:
-    """A file's text with its line ends as they are: dictionaries know words that hold what other readers split at."""
+    """A file's text with unchanged line ends: words may contain characters that other readers split at."""
     return read_text(path)
 
 

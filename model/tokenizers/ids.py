@@ -16,7 +16,7 @@ class IdsTokenizer:
             self.language_id(language)
         words = text.split()
         if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
-            raise RequestError(f"{wrong[0][:40]!r} is no token id, expected a line such as: 17 4 250")
+            raise RequestError(f"{wrong[0][:40]!r} is not a token id, expected a line such as: 17 4 250")
         return [int(word) for word in words]
 
     def encode_target(self, text: str) -> list[int]:

@@ -30,7 +30,7 @@ TEXT_END = "<|endoftext|>"  # of byte-level vocabularies
 # Any of these makes a folder one with a tokenizer.
 FILES = (FILE, "source.spm", "target.spm", SHARED_PIECES, PEGASUS_PIECES, VOCABULARY, MERGES, "vocab.txt")
 FAIRSEQ_CODES = ("codes", "bpecodes", "bpe.codes", "code")
-# Classes whose sources carry a language: where it stands, the one taken when none is asked for, and all codes in order.
+# Classes whose sources carry a language: its place, the default, and all codes in order.
 MULTILINGUAL = {
     "MBartTokenizer": ("last", "en_XX", languages.MBART),
     "MBart50Tokenizer": ("first", "en_XX", languages.MBART50),
@@ -193,7 +193,7 @@ def t5_from_folder(source: Path, settings: dict[str, Any], name: str) -> Sentenc
 
 
 def sentinels_of(settings: dict[str, Any], default: int) -> int:
-    """How many tokens <extra_id_0>, ... there are: those that are listed, or as many as a number says."""
+    """How many tokens <extra_id_0>, ... there are: those that are listed, or the number that the config has."""
     listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     named = [token for token in listed if isinstance(token, str) and SENTINEL.fullmatch(token)]
     count = len(named) or settings.get("extra_ids", default)
@@ -203,7 +203,7 @@ def sentinels_of(settings: dict[str, Any], default: int) -> int:
 
 
 def listed_table(path: Path, vocabulary: dict[str, int]) -> PieceTable:
-    """Pieces numbered by a list of their own, in which the special tokens stand too."""
+    """Pieces numbered by a list of their own, which includes the special tokens."""
     text = {piece: i for piece, i in vocabulary.items() if piece not in ALIGNED}
     return table_from_file(path, text, vocabulary["<unk>"], vocabulary["</s>"])
 
@@ -227,7 +227,7 @@ def from_tokenizer_json(source: Path, settings: dict[str, Any], name: str) -> Hu
 
 
 def language_frame(settings: dict[str, Any], name: str) -> tuple[str, str, str]:
-    """Where a source's language stands, the one taken when none is asked for, and all codes."""
+    """The place of a source's language, the default language, and all codes."""
     place, language, listed = MULTILINGUAL[name]
     return ("last" if settings.get("legacy_behaviour") else place), settings.get("src_lang") or language, listed
 

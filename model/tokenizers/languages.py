@@ -1,4 +1,4 @@
-"""Languages of multilingual models: how their tokens look, and languages that a model's files may not list."""
+"""Languages of multilingual models: the format of their tokens, and languages that a model's files may not list."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NLLB = (
 
 
 def languages_of(tokens: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Language -> id from (token, id) pairs, of which those that are no languages are passed over."""
+    """Language -> id from (token, id) pairs, of which those that are not languages are skipped."""
     return {token.strip("_"): i for token, i in tokens if TOKEN.fullmatch(token)}
 
 

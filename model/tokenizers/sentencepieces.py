@@ -1,7 +1,7 @@
 """Tokenizers of SentencePiece models: Marian, M2M100, mBART, NLLB, Pegasus, T5, each with its own numbering of pieces.
 
-Special tokens written out in a text are text like any other: nobody can end a source early by writing `</s>`. Only
-T5's sentinels (`<extra_id_0>`) are tokens in a text, too: they are there to be written.
+Special tokens written out in a text are text like any other: writing `</s>` does not end a source early. Only
+T5's sentinels (`<extra_id_0>`) are tokens in a text as well, as they are meant to be written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .languages import language_among
 # Where a source's language token goes: before the text, after the end token, or before the text but naming the language
 # to translate into, so that a user may also write it there as >>fra<< and the decoder needs none.
 PLACES = ("first", "last", "written")
-SENTINEL = re.compile(r"(<extra_id_[0-9]{1,4}>)")  # T5's places of missing text: tokens that a text may hold
+SENTINEL = re.compile(r"(<extra_id_[0-9]{1,4}>)")  # T5's sentinels: tokens that may occur in a text
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PieceTable:
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.processor.decode_pieces([self.pieces[i] for i in ids if i in self.pieces])
-        return text.replace("▁", " ").strip()  # pieces of the other side's model come back as they are
+        return text.replace("▁", " ").strip()  # pieces of the other side's model are returned unchanged
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def table_from_file(path: Path, ids: Mapping[str, int], unknown: int, end: int) 
     try:
         return PieceTable(read_regular(path), dict(ids), unknown, end)
     except RuntimeError as error:
-        raise ValueError(f"{path.name} is no whole SentencePiece model") from error
+        raise ValueError(f"{path.name} is not a complete SentencePiece model") from error
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 GOES_ON = "@@"  # at the end of every subword of a word but its last
 WORD_END = "</w>"
-CACHED = 1 << 16  # words; a serving process must not grow for ever
+CACHED = 1 << 16  # cached words; limits the memory of a serving process
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MergeCodes:
             if len(parts) not in (2, 3):
                 raise ValueError(f"merge {number + 1} of the codes is {line[:40]!r}, expected two subwords")
             ranks.setdefault((parts[0], parts[1]), number)
-        ended = version == "0.1"  # an own symbol ends a word; since then the last letter carries it
+        ended = version == "0.1"  # version 0.1 has a separate end-of-word symbol; later the last letter carries it
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "split", lru_cache(CACHED)(lambda word: subwords_of(word, ranks, ended)))
 

@@ -24,7 +24,7 @@ class SymbolTable:
     split: str
     symbols: tuple[str, ...]
     lower: bool = False  # text is lower-cased first
-    specials: tuple[str, ...] = SPECIALS  # the symbols that are no text; `<unk>` stands for every unknown one
+    specials: tuple[str, ...] = SPECIALS  # the symbols that are not text; `<unk>` stands for every unknown one
     end: str | None = "</s>"  # the special that follows the text
     ids: dict[str, int] = field(init=False, compare=False, repr=False)  # of those that are text
     unknown: int = field(init=False, compare=False, repr=False)

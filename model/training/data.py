@@ -1,4 +1,4 @@
-"""Numbered pairs, cut into batches of about equal cost."""
+"""Pairs of token ids in batches of about equal cost."""
 
 from __future__ import annotations
 

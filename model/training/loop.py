@@ -79,7 +79,7 @@ def initial_model(config: ModelConfig, seed: int) -> Transformer:
                 embedding.positions.normal_(0.0, 0.02, generator=generator)
         for distances in (model.encoder_distances, model.decoder_distances):
             if distances is not None:
-                distances.table.zero_()  # attention starts out without any notion of distance
+                distances.table.zero_()  # attention starts without a distance bias
     return model
 
 
@@ -103,7 +103,7 @@ def train_model(
     flat = FlatParameters(model)
     about = {**dataclasses.asdict(options), **dataclasses.asdict(model.config), "data": fingerprint(train)}
     del about["minutes"]
-    if not options.cooldown:  # without an end to fall towards, a run may go on for longer than it was begun for
+    if not options.cooldown:  # without a cooldown, a run may be extended
         del about["epochs"]
     files = TrainingFiles(folder, flat, about, force)
     cursor = files.cursor

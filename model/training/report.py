@@ -1,4 +1,4 @@
-"""A training on one self-contained page: loss, exact match, learning rate, and decodes of what it delivers."""
+"""A training as one self-contained page: loss, exact match, learning rate, and sample decodes of the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training keeps on disk, so that a kill at any moment costs nothing but the running step.
+"""The state of a training on disk: a kill at any moment loses only the running step.
 
 All weights and both moments of Adam live in flat arrays. After every step they are copied into one of two slots of a
 file that is mapped into memory, and a small cursor file is then replaced to point at that slot: killed at any moment,
@@ -34,7 +34,7 @@ BETAS, EPSILON = (0.9, 0.98), 1e-9  # the paper's
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where training stands: the slot that holds the last whole step, and the batch that comes next."""
+    """The progress of a training: the slot that holds the last whole step, and the batch that comes next."""
 
     slot: int = 0
     step: int = 0
@@ -75,7 +75,7 @@ class FlatParameters:
 class TrainingFiles:
     """The files of one training in a folder: state.bin (two slots), cursor.json, history.jsonl, epochs/.
 
-    A state of other data or options is refused, or with `force` removed: a training begins anew.
+    A state of other data or options is refused, or with `force` removed: training starts over.
     """
 
     def __init__(self, folder: Path, flat: FlatParameters, about: dict[str, Any], force: bool = False):
@@ -99,7 +99,7 @@ class TrainingFiles:
         done = {entry["epoch"] for entry in kept if "dev_loss" in entry}
         if self.cursor.epoch and self.cursor.epoch - 1 not in done:
             lost = f"{folder / 'history.jsonl'} lacks epoch {self.cursor.epoch - 1}, which cursor.json has as done"
-            raise RequestError(f"{lost}; delete {folder} to begin anew")
+            raise RequestError(f"{lost}; delete {folder} to start over")
         with new_file(folder / "history.jsonl") as beside:  # a step that is run again is noted again
             beside.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
 
@@ -117,7 +117,7 @@ class TrainingFiles:
 
     @property
     def advice(self) -> str:
-        return "name another folder, or add --force to begin anew"
+        return "name another folder, or add --force to start over"
 
     def check_files(self) -> None:
         """What is written in place must be ours: no links, and of the size that this model needs."""
@@ -137,11 +137,11 @@ class TrainingFiles:
             if cursor.slot not in (0, 1) or min(cursor.step, cursor.epoch, cursor.batch) < 0:
                 raise ValueError(f"slot {cursor.slot}, step {cursor.step}, epoch {cursor.epoch}, batch {cursor.batch}")
         except (OSError, ValueError) as error:
-            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to begin anew") from error
+            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to start over") from error
         return cursor
 
     def allocate(self, file: Path, size: int) -> None:
-        """Takes all the room a file will need, or none: a disk that fills up under a memory map kills the process."""
+        """Allocates the whole file at once: if the disk filled up under a memory map, the process would be killed."""
         try:
             with file.open("wb") as opened:
                 opened.truncate(size)
@@ -175,7 +175,7 @@ class TrainingFiles:
             if lost := [name for entry in entries for name in needed_in(entry) if name not in entry]:
                 raise ValueError(f"an entry without {lost[0]}")
         except ValueError as error:
-            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to begin anew") from error
+            raise RequestError(f"{path} cannot be used ({error}); delete {self.folder} to start over") from error
         return entries
 
     def save_epoch(self, epoch: int, keep: int) -> None:
@@ -189,14 +189,14 @@ class TrainingFiles:
         """The mean of the kept epochs' weights."""
         kept = sorted((self.folder / "epochs").glob("*.safetensors"))
         if not kept:
-            raise RequestError(f"{self.folder / 'epochs'} holds no weights; delete {self.folder} to begin anew")
+            raise RequestError(f"{self.folder / 'epochs'} holds no weights; delete {self.folder} to start over")
         return torch.stack([self.weights_of(path) for path in kept]).mean(dim=0)
 
     def weights_of(self, path: Path) -> Tensor:
         try:
             weights = load_file(path)["weights"]
         except (SafetensorError, OSError, KeyError) as error:
-            raise RequestError(f"{path} cannot be read ({error}); delete {self.folder} to begin anew") from error
+            raise RequestError(f"{path} cannot be read ({error}); delete {self.folder} to start over") from error
         if weights.shape != self.flat.grads.shape:
             raise RequestError(f"{path} holds {list(weights.shape)} weights, expected {list(self.flat.grads.shape)}")
         return weights

@@ -55,7 +55,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has come to. `dev_loss` and `exact_match` are of the delivered weights, the averaged ones."""
+    """The result of a training. `dev_loss` and `exact_match` are those of the averaged weights."""
 
     checkpoint: Path
     state: Path

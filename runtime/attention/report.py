@@ -15,8 +15,8 @@ from ..numerics.budgets import WORST_FACTOR
 from .view import AttentionView
 
 CHECK_HEAD = ("layer", "largest difference", "ONNX Runtime's error", "PyTorch's error", "verdict")
-TITLE_LENGTH = 60  # characters of the text and of the output; the maps have all of both
-CELL_BYTES = 1_500_000  # of cells with tooltips on a page; maps beyond are pictures, which are ten times smaller
+TITLE_LENGTH = 60  # characters of the text and of the output in the title
+CELL_BYTES = 1_500_000  # bytes of cells with tooltips on a page; further maps are pictures, which are ten times smaller
 LABELLED = 12  # pixels of a cell from which on there is room for a label beside it
 MOST = 3  # source tokens listed for an output token
 
@@ -35,7 +35,7 @@ def attention_text(view: AttentionView) -> str:
 
 
 def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -> str:
-    """The result as one page: the average first, then layers, heads, numbers and the check; rows of `about_rows`."""
+    """The result as one page: the mean over all layers, then layers, heads, numbers and the check."""
     layers, heads, outputs, given = view.weights.shape
     search = "greedy" if view.beam == 1 else f"beam {view.beam}"
     of_layers = view.weights.mean(axis=1)
@@ -79,7 +79,7 @@ def attention_html(view: AttentionView, about: Sequence[tuple[str, str]] = ()) -
 
 
 class MapWriter:
-    """Draws lines of maps, the most important first, and counts the bytes of their cells."""
+    """Draws rows of maps, the most important first, and counts the bytes of their cells."""
 
     def __init__(self, view: AttentionView):
         self.view = view
@@ -136,7 +136,7 @@ def check_rows(view: AttentionView) -> list[tuple[str, ...]]:
 
 
 def cell(macro: str, *arguments: object) -> Html:
-    """A piece of the page as pieces.html draws it."""
+    """A macro of pieces.html."""
     return macro_html(PACKAGE, "pieces.html", macro, *arguments)
 
 

@@ -61,7 +61,7 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class AttentionView:
-    """The cross-attention weights of one decode. True if ONNX Runtime's are PyTorch's, up to rounding."""
+    """The cross-attention weights of one decode. True if ONNX Runtime's equal PyTorch's up to rounding."""
 
     text: str  # the source
     output: str
@@ -72,7 +72,7 @@ class AttentionView:
     precision: str
     cache_form: str
     beam: int
-    weights: np.ndarray = field(repr=False)  # [layers, heads, T, S], row t: while target token t was being chosen
+    weights: np.ndarray = field(repr=False)  # [layers, heads, T, S], row t: in the step that chose target token t
     checks: tuple[LayerCheck, ...]
     unknown: tuple[str, ...] = ()  # parts of the text that the model has no token for
 
@@ -87,7 +87,7 @@ class AttentionView:
         return all(self.checks)
 
     def to_json(self) -> str:
-        """Weights with 7 decimals, which is all that fp32 has; not a number becomes null."""
+        """Weights with 7 decimals, the precision of fp32; NaN becomes null."""
         values: dict[str, Any] = {"verdict": bool(self), "reason": self.reason, **dataclasses.asdict(self)}
         values["weights"] = self.weights.astype(np.float64).round(7).tolist()
         for check, described in zip(self.checks, values["checks"], strict=True):
@@ -136,7 +136,7 @@ def sessions_of(precision: str) -> tuple[tuple[str, str], ...]:
 
 
 def checked_line(text: str) -> str:
-    """Refuses text that is empty or not UTF-8: a shell passes on bytes that are no text."""
+    """Refuses text that is empty or not UTF-8: a shell passes on bytes that are not text."""
     if not text.strip():
         raise RequestError("the text is empty; give a line to decode")
     if any("\ud800" <= character <= "\udfff" for character in text):

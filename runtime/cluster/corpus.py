@@ -1,7 +1,7 @@
-"""A corpus as blocks of lines that any machine reads by itself: text, TSV and Parquet files, one or a folder of them.
+"""A corpus as blocks of lines: text, TSV and Parquet files, one or a folder of them.
 
-Only places travel (a file, where in it, how many lines), never the text: every worker reads its own blocks from the
-storage that all machines share. Lines are numbered from 1 over all files, in the order of their names.
+Only references are sent (file, offset, number of lines), never text: every worker reads its own blocks from the
+storage that all machines share. Lines are numbered from 1 over all files, sorted by name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Block:
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The file, or the files of a folder by name; hidden ones, and those that begin with _, are none of a corpus."""
+    """The file, or the files of a folder sorted by name, without hidden files and those that begin with _."""
     try:
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         files = [file for file in found if not file.name.startswith((".", "_")) and file.is_file()]
@@ -52,7 +52,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def blocks_of(path: Path, lines: int, column: str | None = None) -> list[Block]:
-    """Blocks of at most `lines` lines each, which never reach from one file into another.
+    """Blocks of at most `lines` lines each; a block never spans two files.
 
     `column` is the source's: a number from 1 in TSV files (default: 1), a name in Parquet files (default: text, or the
     only column of strings). Files without either are decoded line by line, unless a column is named.
@@ -79,7 +79,7 @@ def tsv_column(file: Path, column: str | None) -> str | None:
 
 
 def text_blocks(file: Path, first: int, lines: int, column: str | None) -> Iterator[Block]:
-    """Cuts behind every newline byte whose number is a multiple of `lines`, in one pass over the file."""
+    """Cuts after every newline byte whose number is a multiple of `lines`, in one pass over the file."""
     begin, seen, local, position, last = 0, 0, 1, 0, b""
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK):
@@ -162,5 +162,5 @@ def with_column(line: Line, column: int) -> Line:
 
 @functools.lru_cache(maxsize=1)
 def row_group(path: str, group: int, column: str) -> Any:
-    """One column of a row group; the last one is kept, as blocks are smaller than groups."""
+    """One column of a row group; the latest is cached, because blocks are smaller than groups."""
     return opened_parquet(path).read_row_group(group, columns=[column]).column(0)

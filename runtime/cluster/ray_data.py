@@ -1,4 +1,4 @@
-"""Blocks of a corpus decoded by the workers of a Ray cluster. Ray Data places them, feeds them and replaces lost ones.
+"""Blocks of a corpus decoded by the workers of a Ray cluster. Ray Data places the workers and replaces lost ones.
 
 A worker opens the model once, reads its blocks, decodes them and writes their shards itself; what goes over Ray is a
 few hundred bytes a block. Every worker holds one GPU or some CPUs, and at least one CPU of the cluster stays free:
@@ -29,13 +29,11 @@ from .shards import Record, missing_blocks, remove_unfinished, shard_path, write
 
 LOCAL, AUTO = "local", "auto"
 PATIENCE = 10.0  # seconds to wait for the head of a cluster to answer at all
-TASKS_PER_WORKER = (
-    16  # blocks are handed out in at least so many pieces, so that all workers end at about the same time
-)
+TASKS_PER_WORKER = 16  # at least this many groups of blocks, so that all workers end at about the same time
 FEWEST_TASKS = 200
 START = "ray start --head, and on other machines: ray start --address HOST:PORT"
 
-MOST_CORES = 4  # of a worker, where nobody says how many: decoding uses more of them badly
+MOST_CORES = 4  # default for a worker: decoding does not scale well beyond
 
 Decode = Callable[[Iterable[Line]], Iterable[Record]]
 OpenDecode = Callable[[int | None], Decode]  # given the threads of a worker; None is all it finds
@@ -73,7 +71,7 @@ def decode_blocks(
     decoded = 0
     if missing:
         progress("decode", done / total, "starting Ray")
-        with connected(options) as ray, redirect_stdout(sys.stderr):  # Ray prints lost machines among the results
+        with connected(options) as ray, redirect_stdout(sys.stderr):  # Ray would print lost machines among the results
             workers = workers_of(ray.nodes(), options)
             for row in results(ray, open_decode, rows_of(out, blocks, missing), workers):
                 decoded += row["lines"]
@@ -84,7 +82,7 @@ def decode_blocks(
 
 
 def rows_of(out: Path, blocks: Sequence[Block], numbers: Iterable[int]) -> list[dict[str, str]]:
-    """What a worker is given of a block. As text: Ray would guess types, and a missing column is None."""
+    """A block as rows for Ray Data. As text: Ray would infer types, and a missing column is None."""
     return [
         {
             "shard": str(shard_path(out.absolute(), number, blocks[number])),
@@ -130,7 +128,7 @@ class BlockWorker:
     def __call__(self, row: dict[str, str]) -> dict[str, Any]:
         path, block = Path(row["shard"]), Block(**json.loads(row["block"]))
         answer = {"shard": path.name, "lines": block.count, "failure": "", "kind": ""}
-        if path.is_file():  # written before the machine that was asked first was lost
+        if path.is_file():  # written already, before the first machine was lost
             return answer
         try:
             if self.decode is None:
@@ -151,9 +149,9 @@ class BlockWorker:
 
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[Any]:
-    """Ray, connected to a cluster; one that was connected before stays so."""
+    """Ray, connected to a cluster; an existing connection is kept."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its messages are about itself
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its log messages are not about the job
     ray = ray_package()
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -178,7 +176,7 @@ def connected(options: ClusterOptions) -> Iterator[Any]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises at once where nobody listens; Ray itself would try for a minute."""
+    """Raises at once where nothing listens; Ray itself would try for a minute."""
     if address in (LOCAL, AUTO):
         return
     host, _, port = address.removeprefix("ray://").partition(":")
@@ -186,7 +184,7 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), PATIENCE).close()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise SessionError(f"nobody answers at {address} ({why}); start a Ray cluster with: {START}") from error
+        raise SessionError(f"nothing answers at {address} ({why}); start a Ray cluster with: {START}") from error
 
 
 def ray_package() -> Any:

@@ -1,11 +1,11 @@
-"""The output of a corpus: a folder of shards, each of which is there whole or not at all, so that a job can be resumed.
+"""The output of a corpus: a folder of shards, each written atomically, so that a job can be resumed.
 
     OUT/  job.json                                 what is decoded, and how; another job is refused
           shards/0000/part-000000000001.jsonl      {"line": 1, "output": "..."} for every line, in order
           shards/0000/part-000000000001.problems   lines that could not be decoded, where there are any
           output.txt or output.jsonl               all outputs in the order of the lines, on request
 
-A shard is named by its first line, so a block that is decoded twice, as after the loss of a machine, is there once.
+A shard is named by its first line, so a block that is decoded twice, as after the loss of a machine, is stored once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PER_FOLDER = 1000  # shards; a folder of a million files is slow to list
 
 @dataclass(frozen=True)
 class Record:
-    """What `run` prints of a line, and what it says about it: an error, or a note on unknown characters."""
+    """What `run` prints of a line, and its error or note on unknown characters, if any."""
 
     line: int
     output: str
@@ -46,7 +46,7 @@ def problems_path(shard: Path) -> Path:
 
 
 def open_job(out: Path, job: dict[str, Any]) -> None:
-    """Makes the folder of a job; one that is there must be of the same job, which is then resumed."""
+    """Creates the folder of a job; an existing one must be of the same job, which is then resumed."""
     described: dict[str, Any] = parse_json(json.dumps(job))
     if out.is_dir() and any(out.iterdir()):
         if not (out / JOB).is_file():
@@ -77,14 +77,14 @@ def missing_blocks(out: Path, blocks: Sequence[Block]) -> list[int]:
 
 
 def write_shard(path: Path, records: Iterable[Record]) -> tuple[int, int]:
-    """Writes a shard and, before it, its problems; gives how many lines and how many errors it has."""
+    """Writes a shard and, before it, its problems; returns its numbers of lines and errors."""
     lines, problems, errors = [], [], 0
     for record in records:
         lines.append(json_line({"line": record.line, "output": record.output}))
         errors += record.error is not None
-        if (said := record.error or record.note) is not None:
+        if (message := record.error or record.note) is not None:
             kind = "note" if record.error is None else "error"
-            problems.append(json_line({"line": record.line, kind: said}))
+            problems.append(json_line({"line": record.line, kind: message}))
     if problems:
         write_lines(problems_path(path), problems)
     write_lines(path, lines)
@@ -92,7 +92,7 @@ def write_shard(path: Path, records: Iterable[Record]) -> tuple[int, int]:
 
 
 def json_line(values: dict[str, Any]) -> str:
-    """JSON that every reader of lines takes for one line: Unicode's own separators are escaped."""
+    """One line of JSON; Unicode line separators are escaped."""
     text = json.dumps(values, ensure_ascii=False)
     for separator in "\u2028\u2029\x85":
         text = text.replace(separator, f"\\u{ord(separator):04x}")
@@ -105,7 +105,7 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def problems_in(out: Path, blocks: Sequence[Block]) -> Iterator[tuple[int, str, bool]]:
-    """Line, what is said about it, and whether it is an error, of all shards in order."""
+    """Line, message, and whether it is an error, of all shards in order."""
     for number, block in enumerate(blocks):
         path = problems_path(shard_path(out, number, block))
         for values in read_lines(path) if path.is_file() else ():
@@ -122,7 +122,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def merge_shards(out: Path, blocks: Sequence[Block], name: str) -> Path:
-    """One file with the outputs of all lines in order, as `run` prints them; every line must be there once."""
+    """One file with the outputs of all lines in order, as `run` prints them; every line must occur once."""
     target = out / name
     with new_file(target) as beside, beside.open("w", encoding="utf-8", newline="\n") as merged:
         for number, block in enumerate(blocks):
@@ -141,6 +141,6 @@ def merge_shards(out: Path, blocks: Sequence[Block], name: str) -> Path:
 
 
 def remove_unfinished(out: Path) -> None:
-    """Removes what killed workers left half-written."""
+    """Removes incomplete files of killed workers."""
     for folder in (out / SHARDS).glob("*"):
         remove_leftovers(folder)

@@ -1,6 +1,6 @@
 """Error budgets: how far a backend may be from the model, in tensors and decodes. A result is true or has a reason.
 
-Nothing here runs a model. The budget is the error that PyTorch itself makes at the same precision on the same inputs,
+Nothing here runs a model. The budget is PyTorch's own error at the same precision on the same inputs,
 times a factor; errors are against the same model in fp64 (the oracle):
 
     |candidate - oracle|   against   |PyTorch - oracle|      median, 90th percentile and maximum over the elements, each
@@ -30,7 +30,7 @@ class Factors:
 
 
 # By precision, as the reference is PyTorch at that precision. docs/LOG.md has the measurements behind the factors (all
-# presets, position schemes and norms). The maximum has a larger factor: a ratio of two maxima is one of single draws.
+# presets, position schemes and norms). The maximum has a larger factor, because a ratio of two maxima is noisy.
 MEDIAN_FACTOR, WORST_FACTOR = 4.0, 16.0
 FACTORS = dict.fromkeys(PRECISIONS, Factors(MEDIAN_FACTOR, WORST_FACTOR))
 # Where decodes diverge, the candidate may likewise err four times as much as PyTorch. Of 1300 divergent fp16 decodes of
@@ -62,7 +62,7 @@ class ErrorTally:
     def add(
         self, oracle: np.ndarray, reference: np.ndarray, candidate: np.ndarray, counts: np.ndarray | None = None
     ) -> None:
-        """Three arrays of one shape; the first axis counts rows (positions, sources) with errors of their own.
+        """Three arrays of one shape; the first axis is rows (positions, sources), each with its own scale.
 
         `counts` selects the elements that count; all others must be zeros.
         """
@@ -231,7 +231,7 @@ def times(value: float) -> str:
 class Divergence:
     """A source with two different outputs, and whether PyTorch's own error explains the difference.
 
-    `kind` says what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
+    `kind` is what `margin` and `budget` compare: "tokens" (greedy: the two tokens at `step`), "scores" (beam: the
     two outputs), "beams" (prefixes that one search kept and the other dropped, at the first such step) or "stop" (the
     hypothesis at which one search stopped and the prefix with which the other went on).
     The verdict is `tie` (the margin is within PyTorch's own error there), `drift` (it is within the budget, so the
@@ -257,9 +257,9 @@ class Divergence:
 class ScoreResult:
     """Scores of outputs with equal tokens: the pair that uses most of its budget, and how far apart any two are.
 
-    A score is the sum of a token's log-probabilities, over its length to the length penalty in beam search. So its
-    budget is the sum of what PyTorch's own error may move each of them by, over the same, times the factor that holds
-    for choices between tokens: it grows with the length as the score's error does.
+    A score is the sum of the tokens' log-probabilities, in beam search divided by length ** length_penalty. So its
+    budget is the sum of the errors that PyTorch makes in each of them, divided likewise, times the factor that holds
+    for choices between tokens.
     """
 
     compared: int

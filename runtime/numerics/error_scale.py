@@ -1,9 +1,9 @@
-"""The unit that errors are measured in: a scale for every element, taken from the oracle alone.
+"""The unit of errors: a scale for every element, computed from the oracle alone.
 
     scale of an element = max(|element|, scale of its row, least normal number of the type)
     scale of a row      = upper quartile of the magnitudes in it that are not zero
 
-So an outlier may err by its own last digits without enlarging the budget of other elements, and underflow is no error.
+So an outlier may err by its own last digits without enlarging the budget of other elements, and underflow is allowed.
 Only logits that a search could choose count: the others, masked tokens among them, are raised to one low value. Oracle,
 PyTorch and candidate are divided by the same scales.
 """
@@ -36,7 +36,7 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def row_blocks(logits: np.ndarray) -> Iterator[slice]:
-    """Rows [rows, V] in blocks. Fresh arrays of a whole batch cost more in page faults than in arithmetic."""
+    """Rows [rows, V] in blocks: new arrays of a whole batch would cost more in page faults than in arithmetic."""
     rows = max(1, BLOCK // max(1, logits.shape[1]))
     return (slice(first, first + rows) for first in range(0, len(logits), rows))
 

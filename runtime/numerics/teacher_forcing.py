@@ -24,7 +24,7 @@ LARGEST_TIE = 1 / 16  # of the spread of a row's best logits
 class ForcedRun:
     """One session with one beam per source, fed given tokens. The state lives as long as the run.
 
-    A `prompt` is read after the first token that is fed: it is no step of the run.
+    A `prompt` is read after the first token that is fed: it is not a step of the run.
     """
 
     def __init__(self, session: Session, sources: Sequence[Sequence[int]], steps: int, prompt: Sequence[int] = ()):
@@ -45,7 +45,7 @@ class ForcedRun:
 
 
 class ForcedRuns:
-    """Several sessions as one `Step`: all are fed what a search chooses from the first one's logits.
+    """Several sessions as one `Step`: all get the tokens that a search chooses from the first one's logits.
 
     So the first session's own outputs are forced through the others, and it computes each step only once.
     """
@@ -151,7 +151,7 @@ def spreads_of(exact: np.ndarray, rounded: np.ndarray, precision: str, usual: fl
     """Logits [B,V] of the oracle and of PyTorch -> the margin [B] between two tokens that PyTorch's error may overturn.
 
     At least one unit in the last place; otherwise at most a small part of the spread of the row's best logits: two
-    tokens that clearly differ are no tie, however large PyTorch's error.
+    tokens that clearly differ are not a tie, however large PyTorch's error.
     """
     ulp = EPSILON[precision] * row_scales(upper_logits(exact))
     most = LARGEST_TIE * upper_spread(exact)

@@ -1,4 +1,4 @@
-"""The memory of a decode in ONNX Runtime: the arrays of a state, and the decoder step bound to them.
+"""The memory of a decode in ONNX Runtime: the arrays of a state, and the decoder step's IO binding.
 
 Arrays are numpy's, in host memory, or a device's (device.py, device_state.py). A `Memory` is where they are.
 """
@@ -25,22 +25,22 @@ from .memory import resized, rows_of, zeros
 
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 PARENTS = TensorSpec("parents", "int64", ("B", "K"))
-OVER_ALLOCATION = 4  # a cache has so many times its first size reserved, to grow in place; unused pages cost nothing
+OVER_ALLOCATION = 4  # factor of address space reserved for a cache to grow in place; unused pages cost nothing
 SMALL_INPUTS = (
     "tokens",
     "position",
     "write_index",
     "self_mask",
     "slot_position",
-)  # copied into bound buffers every step
+)  # copied into the bound buffers in every step
 
 
-class Crossing(Protocol):
-    """Small arrays that the host gives to every step, or reads after it: `values` are its side of them."""
+class StepTransfers(Protocol):
+    """Small arrays that the host writes before every step or reads after it; `values` is the host side."""
 
     values: dict[str, np.ndarray]
     shapes: dict[str, tuple[int, ...]]
-    array: Any  # all of them as one, where they cross together
+    array: Any  # all of them as one buffer, where they are copied together
 
     def bind_inputs(self, binding: ort.IOBinding) -> None: ...
 
@@ -62,7 +62,7 @@ class Memory(Protocol):
 
     def numpy(self, array: Any) -> np.ndarray: ...
 
-    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> Crossing: ...
+    def parcel(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> StepTransfers: ...
 
     def bind_input(self, binding: ort.IOBinding, name: str, array: Any) -> None: ...
 
@@ -120,18 +120,18 @@ HOST = HostMemory()
 
 
 class KeptMask(Protocol):
-    """The mask of a state's steps, where they make each of the one before."""
+    """The self-attention mask of a state, where each step computes it from the previous one."""
 
     own: np.ndarray  # beams as their own parents
     where: tuple[Any, ...]  # of the two masks that were bound last
     places: dict[str, Any]  # further inputs, which stay
 
     def bind_next(self, binding: ort.IOBinding, mask: np.ndarray | None) -> None:
-        """Binds the mask that the next step reads, and the one that it writes. `mask`: what it is to begin with."""
+        """Binds the mask that the next step reads and the one that it writes. `mask` is its initial value."""
 
 
 class OrtState(dict[str, Any]):
-    """The arrays of one batch. From `reserve` on it has the decoder step that it is decoded with."""
+    """The arrays of one batch and, after `reserve`, the decoder step that decodes it."""
 
     memory: Memory = HOST
     form: StepForm = EVERYTHING
@@ -148,7 +148,7 @@ class OrtState(dict[str, Any]):
         self.bound = None
 
     def of_row(self, row: int) -> OrtState:
-        """One source of it in the same memory: steps of the one write to the other's cache. Host memory only."""
+        """A view of one source: both write to the same cache. Host memory only."""
         found = OrtState({name: array[row : row + 1] for name, array in self.items()})
         found.form, found.decoder = self.form, self.decoder
         return found
@@ -164,7 +164,7 @@ class OrtState(dict[str, Any]):
     def select(self, cache: Sequence[TensorSpec], rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """As `Session.select`. A step stays bound where neither arrays nor their shapes change."""
         if self.bound is not None and slots is not None and slots.shape[1] != self[cache[0].name].shape[2]:
-            self.bound.release()  # first: it references arrays that are about to go
+            self.bound.release()  # first: it references arrays that are about to be freed
         if rows is not None:
             self.bound = None
             for name, array in self.items():
@@ -184,7 +184,7 @@ class OrtState(dict[str, Any]):
 
 @dataclass(frozen=True)
 class StepLayout:
-    """What a model's decoder step takes and puts out, whatever the batch."""
+    """Inputs and outputs of a model's decoder step, independent of the batch."""
 
     spec: GraphSpec
     cache: tuple[TensorSpec, ...]
@@ -201,7 +201,7 @@ class StepBinding:
     binding that it replaces are used again where their shapes are the same.
     """
 
-    outputs: Crossing
+    outputs: StepTransfers
     logits: Any
 
     def __init__(self, layout: StepLayout, state: OrtState, mask_shape: tuple[int, ...]):
@@ -211,7 +211,7 @@ class StepBinding:
         wanted = candidates_of(state)
         columns = layout.vocab if self.shortlist is None else len(self.shortlist.tokens)
         best = min(wanted or (max(beams + 1, state.form.best) if state.decoder.form.counted else beams + 1), columns)
-        width = best if wanted and state.decoder.form.puts_out_candidates else columns
+        width = best if wanted and state.decoder.form.outputs_candidates else columns
         sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": width, "C": best}
         self.binding = self.session.io_binding()
         self.mask = state.kept_mask(mask_shape)
@@ -273,7 +273,7 @@ class StepBinding:
             self.memory.bind_output(self.binding, f"new_{cached.name}", array)
 
     def run(self, given: Mapping[str, np.ndarray], parents: np.ndarray | None = None) -> StepOutput:
-        """With `parents`, the mask follows from the latest one, where steps make it themselves."""
+        """With `parents`, steps that keep the mask compute it from the latest one."""
         if self.mask is not None:
             given = {**given, PARENTS.name: self.mask.own if parents is None else parents}
             self.mask.bind_next(self.binding, given["self_mask"] if parents is None else None)
@@ -289,18 +289,18 @@ class StepBinding:
         return StepOutput(logits, self.reduced, self.shortlist)
 
     def release(self) -> None:
-        """Drops its references to the state's arrays, which are moving; its outputs may serve the next binding."""
+        """Drops its references to the state's arrays, which are being moved; the next binding may reuse its outputs."""
         self.binding, self.shape, self.grown, self.attention = None, (), {}, {}
 
 
 def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
-    """The inputs of a decoder step that are its KV cache: those that it also puts out, updated."""
+    """The inputs of a decoder step that are its KV cache: those that are also outputs, updated."""
     updated = {tensor.name for tensor in step.outputs}
     return tuple(tensor for tensor in step.inputs if f"new_{tensor.name}" in updated)
 
 
 def candidates_of(state: OrtState) -> int:
-    """How many candidates a step puts out instead of logits; 0 where it has no shortcut to so many."""
+    """How many candidates a step outputs instead of logits; 0 where it has no shortcut to that many."""
     wanted, form = state.form.candidates, state.decoder.form
     if form.drafts:
         return 1
@@ -334,7 +334,7 @@ def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
         for row in range(batch):
             np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
         return result
-    # In the same memory: rows of a longer cache begin behind where they were, so the last one moves first.
+    # In place: rows of a longer cache move back, so the last one moves first.
     for row in range(batch) if slots.shape[1] < length else reversed(range(batch)):
         result[row] = np.take(cache[row], slots[row], axis=1)
     return result

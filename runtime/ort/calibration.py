@@ -42,19 +42,19 @@ RANDOM_SOURCES, RANDOM_LENGTH = 32, 128  # without a corpus; tokens of the longe
 MOST_AUDIO = 4  # sources of audio, 30 s each: every source is as long as the longest text
 LONGEST = 64  # output tokens
 BATCH, BEAM = 16, 4
-BATCH_TOKENS = 4096  # of sources, padding included: scores of attention take memory
-WORK = 10**11  # products in all decoder steps together: some ten seconds of one core
+BATCH_TOKENS = 4096  # tokens of a batch, padding included: attention scores take memory
+WORK = 10**11  # multiplications of all decoder steps together: some ten seconds on one core
 FEWEST_SOURCES, FEWEST_STEPS = 4, 16
-# Ops that only move numbers: what they make is no larger than what they get, so it is not measured.
+# Ops that only move values: their outputs are no larger than their inputs, so they are not measured.
 MOVES = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "TensorScatter", "Concat")
 LARGEST = "largest/"  # prefix of the outputs that are the largest magnitude of a tensor
 CHANNELS = "channels/"  # prefix of the outputs that are the largest magnitude of each channel [D] of a tensor
 
 
 class CalibrationSession(Session):
-    """The portable fp32 graphs, keeping the largest magnitude of every float tensor. It is not made for speed.
+    """The portable fp32 graphs, recording the largest magnitude of every float tensor. Not optimised for speed.
 
-    It takes no forms: what fp16 must hold are the tensors that the portable graphs have.
+    It applies no forms: fp16 must hold the tensors of the portable graphs.
     """
 
     backend, precision = "onnxruntime", "fp32"
@@ -132,7 +132,7 @@ class CalibrationSession(Session):
 
 
 def measuring(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with one more output for every float tensor that a node computes and does not only move."""
+    """The graph with one more output for every float tensor that a node computes (not merely moves)."""
     made = copy_of(model)
     kinds = types_of(model)
     computed = [name for node in model.graph.node if node.op_type not in MOVES for name in node.output]
@@ -157,7 +157,7 @@ def add_channels(made: onnx.ModelProto) -> None:
 
 
 def opened(model: onnx.ModelProto, folder: Path) -> ort.InferenceSession:
-    """A session of a graph whose weights may be too large for one message: they go to a file of the folder."""
+    """A session of a graph whose weights may exceed protobuf's limit: they are saved to a file in the folder."""
     path = folder / f"{model.graph.name}.onnx"
     onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
     return inference_session(path, Placement())
@@ -173,7 +173,7 @@ def with_moved(model: onnx.ModelProto, largest: dict[str, float]) -> dict[str, f
 
 
 def effort_for(step: onnx.ModelProto, sources: int) -> tuple[int, int]:
-    """How many of these sources are decoded, and to how many tokens, so that all steps together stay within WORK."""
+    """How many of the sources are decoded, and to how many tokens, so that the total work stays within WORK."""
     weights = sum(prod(weight.dims) for weight in step.graph.initializer if len(weight.dims) > 1)
     outputs = WORK // (max(1, weights) * BEAM)  # tokens of all sources together
     steps = min(LONGEST, max(FEWEST_STEPS, outputs // BATCH))
@@ -193,7 +193,7 @@ def batches_of(sources: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def sources_from_corpus(path: Path, coder: Coder) -> list[list[int]]:
-    """The sources of a file: one a line, up to a tab where targets stand behind it."""
+    """The sources of a file: one a line, up to a tab if targets follow it."""
     try:
         lines = [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

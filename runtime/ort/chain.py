@@ -2,8 +2,8 @@
 
     A: tokens, position, mask, target, ...  -- step --> B: the same, one token on  -- step --> A  -- step --> ...
 
-Both sides stay where they are, so a step is bound twice, once in each direction. The host starts some steps, waits for
-the last one alone, and reads what was chosen. The rules are in the plan that it sent before (search/greedy_plan.py).
+Both buffers are fixed, so a step is bound twice, once in each direction. The host starts some steps, waits for
+the last one only, and reads the chosen tokens. The rules are in the plan sent before (search/greedy_plan.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CARRIED = (
 READ = ("target", *RECORDED)
 
 
-class Bans:
-    """Tokens that plans ban [R,V]: the same ones are sent once."""
+class BannedTokens:
+    """Banned tokens of plans [R,V]; equal ones are sent once."""
 
     def __init__(self, device: Device):
         self.device, self.content = device, b""
@@ -48,7 +48,9 @@ class Bans:
 class Chain:
     """The steps of one state by one plan, while neither its rows nor its arrays change."""
 
-    def __init__(self, decoder: Decoder, state: DeviceState, cache: Sequence[TensorSpec], plan: GreedyPlan, bans: Bans):
+    def __init__(
+        self, decoder: Decoder, state: DeviceState, cache: Sequence[TensorSpec], plan: GreedyPlan, bans: BannedTokens
+    ):
         device, slots = state.memory, state[cache[0].name].shape[2]
         self.decoder, self.plan, self.cache = decoder, plan, cache
         sizes = {"B": state.rows, "L": slots, "T": int(plan.limit.max())}
@@ -91,8 +93,8 @@ class Chain:
         side.send()
 
     def run(self, columns: np.ndarray) -> list[np.ndarray]:
-        """Steps for each of these columns [B,N] of a target; what they have recorded there, from the first to the
-        last. Only the last step is waited for."""
+        """Runs a step for each of these columns [B,N] of the target and returns what they recorded. Only the
+        last step is waited for."""
         count = columns.shape[1]
         for number in range(count):
             waits = number == count - 1

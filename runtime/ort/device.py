@@ -1,7 +1,7 @@
 """The memory of a device that a provider of ONNX Runtime computes on: arrays, and what crosses to and from the host.
 
 A device array is an OrtValue. Small arrays that cross in every step are one `Parcel`, so that one copy moves all of
-them. Whatever crosses is counted. The device `cpu` is one like any other: what runs there in tests is what runs on a
+them. All transfers are counted. The device `cpu` is treated like any other, so tests on it run the code of a
 GPU.
 """
 
@@ -68,8 +68,8 @@ def run_options(replay: int, waits: bool) -> ort.RunOptions:
     return options
 
 
-class LaterLogits:
-    """Logits on a device: most searches read their candidates alone. They cross when an item is asked for, once."""
+class DeferredLogits:
+    """Logits on a device: most searches read only candidates. They are copied to the host when an item is read."""
 
     def __init__(self, device: Device, array: DeviceArray):
         self.device, self.array, self.shape = device, array, array.shape
@@ -90,7 +90,7 @@ class Device:
         self.sent = self.read = 0
 
     def empty(self, shape: Sequence[int], dtype: str) -> DeviceArray:
-        """Memory with anything in it."""
+        """Uninitialised memory."""
         kind = np.dtype(dtype).type
         return DeviceArray(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.name, self.number))
 
@@ -106,7 +106,7 @@ class Device:
 
     def numpy(self, array: DeviceArray) -> np.ndarray:
         """A copy on the host."""
-        values = np.array(array.value.numpy())  # where the device is the host, ONNX Runtime gives the memory itself
+        values = np.array(array.value.numpy())  # on the device `cpu` ONNX Runtime returns the memory itself
         self.read += values.nbytes
         return values
 
@@ -116,8 +116,8 @@ class Device:
     def logits(self, shape: Sequence[int]) -> DeviceArray:
         return self.empty(shape, "float32")
 
-    def read_logits(self, array: DeviceArray) -> LaterLogits:
-        return LaterLogits(self, array)
+    def read_logits(self, array: DeviceArray) -> DeferredLogits:
+        return DeferredLogits(self, array)
 
     def bind_input(self, binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
         binding.bind_ortvalue_input(name, array.value)
@@ -127,7 +127,7 @@ class Device:
 
 
 class Parcel:
-    """Small arrays that cross together: `values` are the host side, and the device side can be bound."""
+    """Small arrays that are copied together: `values` is the host side; the device side can be bound."""
 
     def __init__(self, device: Device, kinds: Mapping[str, tuple[tuple[int, ...], np.dtype]]):
         self.device = device

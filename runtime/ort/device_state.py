@@ -1,4 +1,4 @@
-"""A state on a device: its arrays move by tiny graphs that the same provider runs, so that no cache crosses the bus."""
+"""A state on a device: small graphs on the same provider move its arrays, so that no cache is copied to the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Opener = Callable[[onnx.ModelProto], ort.InferenceSession]
 
 
 class Moves:
-    """The tiny graphs of one session, each opened when it is first needed."""
+    """The device graphs of one session, each opened on first use."""
 
     def __init__(self, device: Device, opened: Opener):
         self.device, self.opened = device, opened
@@ -33,7 +33,7 @@ class Moves:
         arrays: Mapping[str, DeviceArray],
         places: Mapping[str, np.ndarray],
     ) -> dict[str, DeviceArray]:
-        """The tensors after a move, by their names. `places`, from the host, say what goes where."""
+        """The tensors after a move, by their names. `places` are the indices, from the host."""
         key = (maker, tuple(tensors))
         if key not in self.graphs:
             model, spec = maker(tensors)
@@ -80,19 +80,19 @@ class DeviceState(OrtState):
 
     memory: Device
     mask: DeviceMask | None = None
-    chain: Any = None  # its steps by themselves (chain.py), while its arrays stay
+    chain: Any = None  # the chain of steps (chain.py), valid while its arrays stay
 
     def __init__(self, moves: Moves, arrays: Mapping[str, DeviceArray], kept: Sequence[TensorSpec]):
         super().__init__(arrays)
         self.moves, self.memory = moves, moves.device
-        self.tensors = {tensor.name: tensor for tensor in kept}  # all that it has
+        self.tensors = {tensor.name: tensor for tensor in kept}  # all sources
 
     @property
     def rows(self) -> int:
         return self["source_mask"].shape[0]
 
     def reserve(self, tensors: Iterable[TensorSpec], slots: int) -> None:
-        """An empty cache: slots that all are the one slot of a tiny cache of zeros."""
+        """An empty cache: a cache of one zero slot, gathered to the requested length."""
         cache = list(tensors)
         device, self.bound, self.chain = self.moves.device, None, None
         self.tensors |= {tensor.name: tensor for tensor in cache}

@@ -1,7 +1,7 @@
-"""Whether drafts are worth their time here, by the time of every token with them and without.
+"""Decides whether speculative decoding pays, from the measured time per token with and without drafts.
 
 What a draft costs depends on the machine, on what else runs there, and on how many drafts are right. So it is measured
-while tokens are decoded: some tokens without drafts, some with, then in the faster way, and every now and then a few in
+while tokens are decoded: some tokens without drafts, some with, then the faster way, and from time to time a few in
 the other.
 """
 
@@ -14,11 +14,11 @@ from seq2engine.common.measured import Measured
 TRIAL = 8  # steps of the target, in each way, before they are compared
 REMEMBERED = 32  # latest steps of each way that count
 AGAIN = 256  # steps after which the other way is tried once more
-MARGIN = 1.05  # times as fast: what the other way must be before it is taken
+MARGIN = 1.05  # the other way must be this many times as fast to be taken
 
 
-class Way:
-    """The latest steps in one way of decoding: their seconds, and the tokens that came of them."""
+class StepStatistics:
+    """The latest steps of one way of decoding: their seconds and tokens."""
 
     def __init__(self) -> None:
         self.steps: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
@@ -28,7 +28,7 @@ class Way:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of the middle of the steps: one that another process has held up says nothing of the rest."""
+        """Of the middle of the steps: steps that another process delayed are outliers."""
         ordered = sorted(self.steps, key=lambda step: step[0] / step[1])
         cut = len(ordered) // 4
         middle = ordered[cut : len(ordered) - cut]
@@ -38,11 +38,11 @@ class Way:
 class Drafting:
     """Chooses between drafts and none, one choice for all decodes of a session.
 
-    It begins with what was better in earlier sessions (`kept`), and then tries the other way later.
+    It begins with the better way of earlier sessions (`kept`) and tries the other one later.
     """
 
     def __init__(self, kept: Measured | None = None):
-        self.drafted, self.plain = Way(), Way()
+        self.drafted, self.plain = StepStatistics(), StepStatistics()
         self.kept = kept
         before = (kept.value() or {}).get("speedup") if kept is not None else None
         self.known = isinstance(before, float)
@@ -68,7 +68,7 @@ class Drafting:
         (self.drafted if drafted else self.plain).note(seconds, tokens)
 
     @property
-    def other(self) -> Way:
+    def other(self) -> StepStatistics:
         return self.plain if self.drafts else self.drafted
 
     def choose(self) -> None:
@@ -78,7 +78,7 @@ class Drafting:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast drafts have made decodes; None before both ways were tried."""
+        """Speedup by drafts; None before both ways were tried."""
         if not (self.drafted.steps and self.plain.steps):
             return None
         return self.plain.seconds_per_token / self.drafted.seconds_per_token

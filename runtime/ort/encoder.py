@@ -1,5 +1,5 @@
-"""The encoder on the CPU: sources of like length together, large batches in several calls, memory given back where
-batches change."""
+"""The encoder on the CPU: sources of similar length together, large batches in several calls, memory returned when
+the batch size changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnxruntime as ort
 from seq2engine.export.contract import GraphSpec
 
 from ..encoder_inputs import groups_by_padding
-from ..threads import Turns
+from ..threads import EncoderLock
 from .binding import OrtState, bind_input, bind_output
 from .graphs import run_bound
 from .memory import HELD, LARGE, giving_back, trim, zeros
@@ -20,24 +20,24 @@ from .memory import HELD, LARGE, giving_back, trim, zeros
 
 @dataclass(frozen=True)
 class Part:
-    """What one call encodes: rows of a batch, as wide as the longest of them needs."""
+    """One encoder call: rows of a batch, padded to the longest of them."""
 
     rows: np.ndarray
     width: int
 
 
 class Encoder:
-    """`turns`: decodes that share it use it one after another, each with all threads; None: at the same time."""
+    """`lock` serialises decodes that share it, each with all threads; None: they run concurrently."""
 
-    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, turns: Turns | None):
-        self.session, self.spec, self.turns = session, spec, turns
-        self.inner = inner  # the most numbers a position becomes
-        self.even = even  # columns of a call are a multiple of this, as far as the batch has them
+    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, lock: EncoderLock | None):
+        self.session, self.spec, self.lock = session, spec, lock
+        self.inner = inner  # the largest width of an activation
+        self.even = even  # columns of a call are a multiple of this, up to the batch's width
 
     def __call__(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         """ids [B,S] or features [B,mels,2S], and mask [B,S] -> a state of the encoder's outputs.
 
-        Outputs at padded places are whatever the encoder makes of padding, or 0: nobody may read them.
+        Outputs at padded places are undefined and must be masked.
         """
         state = OrtState(source_mask=np.array(source_mask, order="C"))
         sizes = dict(zip("BS", source_mask.shape, strict=True))
@@ -46,7 +46,7 @@ class Encoder:
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
         parts = self.parts_of(source_mask)
         fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner)
-        with nullcontext() if self.turns is None else self.turns.taken():
+        with nullcontext() if self.lock is None else self.lock.held():
             for part in parts:
                 self.encode_part(given, part, giving_back() if part is parts[-1] and not fits else None)
         if not fits:
@@ -54,7 +54,7 @@ class Encoder:
         return state
 
     def parts_of(self, mask: np.ndarray) -> list[Part]:
-        """Every row of a batch in some call: with few columns of padding, and not too large.
+        """Divides the rows of a batch into calls with little padding and limited size.
 
         One call for a large batch is no faster than several, and its working memory exceeds its outputs.
         """

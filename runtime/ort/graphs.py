@@ -1,4 +1,4 @@
-"""The graphs of a model as inference sessions of ONNX Runtime: a portable graph, in the form that is wanted, opened."""
+"""Opens the graphs of a model as ONNX Runtime inference sessions, in the form that is asked for."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .device import Replays
 from .memory import HELD, share_arena
 from .providers import PROVIDERS, arguments_for, check_assignment
 
-# What a form may end in on a graph that no export of ours has written: it takes nodes apart as ours are.
+# Exceptions of a form on a graph that our export did not write: forms rely on its structure.
 FORM_ERRORS = (AssertionError, LookupError, StopIteration, TypeError, ValueError, RuntimeError)
-NODE = re.compile(r"Name:'([^']*)'")  # of the node that an error of ONNX Runtime is about
+NODE = re.compile(r"Name:'([^']*)'")  # the node in an error message of ONNX Runtime
 
-# Microseconds for which an idle thread waits in a busy loop before it sleeps. The next node of a step comes within that
-# time; ONNX Runtime's own choice is some 40 ms, in which it takes a shared core from those who work (docs/LOG.md).
+# Microseconds for which an idle thread spins before it sleeps. The next node of a step comes within that
+# time; ONNX Runtime's default is some 40 ms, which takes a shared core from other threads (docs/LOG.md).
 WAIT = 50
-CHAIN_CANDIDATES = 8  # that greedy search on a device looks at: rules may ban six
+CHAIN_CANDIDATES = 8  # of a step of greedy search on a device: rules may ban six of them
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
 ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
 RUN_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *ORT_ERRORS)  # with bound arrays it is a RuntimeError
@@ -61,7 +61,7 @@ def model_from_bundle(bundle: Bundle, precision: str) -> OrtModel:
             "seq2engine build BUNDLE --precision bf16"
         )
     specs = bundle.specs(precision)
-    with ThreadPoolExecutor(len(specs)) as pool:  # each is hashed, which takes a third of the time to open it
+    with ThreadPoolExecutor(len(specs)) as pool:  # each is hashed, which takes a third of the loading time
         paths = pool.map(partial(bundle.graph_path, precision), specs)
         graphs = dict(zip(specs, paths, strict=True))
     return OrtModel(graphs, specs, bundle.config, precision, bundle.cache_form)
@@ -83,10 +83,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class GraphKind:
-    """What matters of a graph where it is opened."""
+    """Properties of a graph that affect how it is opened."""
 
     rests: bool = False  # its threads sleep when a call ends
-    strict: bool = False  # no node may be left to the CPU, not even one that computes a shape
+    strict: bool = False  # no node may run on the CPU, not even one that computes a shape
     replayed: bool = False  # its shapes repeat from call to call, so that a CUDA graph serves many
     precision: str = "fp32"
 
@@ -127,7 +127,7 @@ class Decoders:
             return self.latest[1]
 
     def of_chain(self) -> Decoder:
-        """The step that chooses the next tokens by itself, greedily; with weights of its own."""
+        """The step that chooses the next tokens itself, greedily; it has its own copy of the weights."""
         with self.opening:
             if self.chooser is None:
                 form = dataclasses.replace(self.form, greedy=True, counted=False, attention_layers=0)
@@ -149,14 +149,14 @@ def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) 
 
 
 def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placement) -> ort.InferenceSession:
-    """A graph without weights, of those that move a state on its device."""
-    path = model.graphs["decoder_step"].with_name(f"{graph.graph.name}.onnx")  # no such file: what messages name
+    """A device graph: no weights, moves a state."""
+    path = model.graphs["decoder_step"].with_name(f"{graph.graph.name}.onnx")  # not a real file: the name in messages
     placement = dataclasses.replace(placement, provider=PROVIDERS[placement.provider].moves)
     return inference_session(path, placement, GraphKind(rests=True, strict=True), graph.SerializeToString())
 
 
 def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
-    """A graph in the form that is wanted; its weights stay in the graph's folder. None: the file as it is."""
+    """A graph in the requested form; its weights stay in the graph's folder. None: the file unchanged."""
     try:
         return form_bytes(name, path, form)
     except ExportError as error:
@@ -166,7 +166,7 @@ def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
     except FORM_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GraphError(
-            f"{path} cannot be put into ONNX Runtime's form ({reason}): it is no graph of this model; export the "
+            f"{path} cannot be put into ONNX Runtime's form ({reason}): it is not a graph of this model; export the "
             "checkpoint again with: seq2engine export CHECKPOINT DIR",
             name,
             node_in(reason),
@@ -174,7 +174,7 @@ def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
 
 
 def node_in(reason: str) -> str:
-    """The node that a message is about: ONNX Runtime's say so, ours begin with its name."""
+    """The node that a message is about: ONNX Runtime's messages quote it, ours begin with its name."""
     named = NODE.search(reason)
     first = reason.partition(" ")[0].rstrip(":")
     return named[1] if named else first if "/" in first else ""

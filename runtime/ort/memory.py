@@ -1,8 +1,8 @@
-"""Memory of ONNX Runtime sessions: one arena for the whole process, and unused memory is returned to the system.
+"""Memory of ONNX Runtime sessions: one arena for the process; unused memory is returned to the system.
 
-An arena keeps all memory it ever had, so with one per session a process would hold the maximum of each. And `malloc`
-keeps freed pieces of some megabytes, which the next, longer cache does not fit into. Both are returned when a batch is
-encoded that is large, or of another size than those before. For other batches it does not pay: the system clears fresh
+An arena keeps all memory it ever allocated, so one per session would add up their maxima. And `malloc`
+keeps freed blocks of some megabytes, which are too small for the next, longer cache. Both are returned when a batch is
+encoded that is large, or of another size than those before. For other batches it does not pay: the system clears new
 pages one by one when they are first written to.
 """
 
@@ -32,7 +32,7 @@ def share_arena(options: ort.SessionOptions) -> None:
     with REGISTERING:
         register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # A memory pattern is one more block for all tensors of a step, beside those that the first step allocated.
+    # A memory pattern would be one more block for all tensors of a step, in addition to those of the first step.
     options.enable_mem_pattern = False
 
 
@@ -56,14 +56,14 @@ def malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-class Holding:
-    """The batch size that the process holds memory for: one for all sessions, as are the arena and `malloc`."""
+class HeldMemory:
+    """The batch size that the process holds memory for, shared by all sessions like the arena and `malloc`."""
 
     def __init__(self) -> None:
         self.numbers = 0
 
     def fits(self, numbers: int) -> bool:
-        """Whether a batch with so many numbers per tensor can reuse the memory of those before.
+        """Whether a batch with this many numbers per tensor can reuse the memory of those before.
 
         If not, the memory held is too little or too much for it, and is returned. For a large batch it is always
         returned: it needs the memory most, and fresh pages cost it a few percent of its time.
@@ -74,11 +74,11 @@ class Holding:
         return fits
 
     def forget(self) -> None:
-        """After something else, like opening a session: the next batch first returns what that has left."""
+        """Called after other allocations, such as opening a session: the next batch first returns their memory."""
         self.numbers = 0
 
 
-HELD = Holding()
+HELD = HeldMemory()
 
 
 def giving_back() -> ort.RunOptions:
@@ -115,7 +115,7 @@ def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
 def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """array[rows]; in place if most rows stay and in their order, so that no new pages have to be cleared.
 
-    Rows behind all old ones may repeat some of them: the batch grows.
+    Rows after all old ones may repeat some of them: the batch grows.
     """
     kept = resized(array, (len(rows), *array.shape[1:]))
     if kept is None or 2 * len(rows) < len(array) or (np.diff(rows[: len(array)]) <= 0).any():

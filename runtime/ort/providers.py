@@ -43,15 +43,15 @@ class Provider:
     install: str  # the command that brings it
     options: Callable[[Path, str], Options]
     device: str  # ONNX Runtime's name of the memory that it computes in
-    moves: str  # the provider that moves states in that memory: tiny graphs, which no compiler is worth
+    moves: str  # the provider that runs the device graphs in that memory: too small to be worth compiling
     replayed: Options
-    ordered: bool = False  # runs of one session are done in their order, so that not each has to be waited for
+    ordered: bool = False  # runs of one session execute in order, so not every one has to be waited for
     after: tuple[str, ...] = ()  # providers for the nodes that this one does not take
 
 
 def cuda_options(kept: Path, precision: str) -> Options:
     return {
-        "use_tf32": "0",  # an fp32 graph is to be computed in fp32
+        "use_tf32": "0",  # fp32 graphs are computed in fp32, without TF32
         "arena_extend_strategy": "kSameAsRequested",
         "use_ep_level_unified_stream": "1",  # all runs on one stream: what is not waited for is still done in order
     }
@@ -131,7 +131,7 @@ def arguments_for(
         return {"providers": [CPU], "disabled_optimizers": SLOWER}
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
-    else:  # an older version, which has no report of what runs where
+    else:  # an older version, which does not report node placement
         options.add_session_config_entry(NO_CPU, "1")
     wanted = PROVIDERS[provider]
     kept = path.with_name(f".{provider}")  # a dot: no part of the bundle
@@ -161,7 +161,7 @@ def check_assignment(session: ort.InferenceSession, provider: str, path: Path, s
     if provider == "cpu":
         return
     wanted = PROVIDERS[provider].name
-    session.disable_fallback()  # a run that fails must not be repeated on the CPU
+    session.disable_fallback()  # a failed run must not be repeated on the CPU
     if wanted not in session.get_providers():
         raise SessionError(
             f"provider {provider} could not be loaded, and ONNX Runtime would run {path} on the CPU; "

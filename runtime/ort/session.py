@@ -25,10 +25,10 @@ from seq2engine.model.config import ModelConfig
 from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
-from ..session import EVERYTHING, Ahead, Limits, Session, StepForm
-from ..threads import Turns, Workers, rows_per_worker, sensible_threads
+from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
+from ..threads import EncoderLock, Workers, rows_per_worker, sensible_threads
 from .binding import OrtState, StepBinding, StepLayout, cache_of
-from .chain import Bans, Chain
+from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
@@ -37,14 +37,14 @@ from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
 
-EVEN = 8  # columns; sums over sources whose lengths are multiples of this have the same bits at any length
-# Rows from which on a thread is as fast with a decode of its own (docs/LOG.md). Each worker reads all weights, and the
-# memory bus is shared: it needs so many rows that its products, not its reading, take the time.
+EVEN = 8  # columns; with lengths that are multiples of this, sums over sources are bitwise independent of the padding
+# Rows per thread from which on parallel decodes pay (docs/LOG.md). Each worker reads all weights, and the
+# memory bus is shared: with enough rows, compute and not memory bandwidth bounds it.
 WORKER_ROWS, MOST_WORKER_ROWS = {"w8a8": 64}, 128
 # Precisions whose workers have their own encoder. An int8 encoder is many small nodes, which threads cannot share; in
 # fp32 it is a few large ones, which they can, and a second copy of its weights takes four times the memory.
 WORKER_ENCODERS = ("w8a8",)
-# Precisions whose workers have the shortcut to the best candidates: in fp32 it takes a second copy of the output table.
+# Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
 WORKER_SHORTCUTS = ("w8a8",)
 
 
@@ -52,16 +52,16 @@ WORKER_SHORTCUTS = ("w8a8",)
 class OrtSettings:
     """How a session runs its model."""
 
-    threads: int | None = None  # None: what suits the model and this machine
+    threads: int | None = None  # None: chosen from the model and this machine
     provider: str = "cpu"
-    attention: bool = False  # the step puts out its cross-attention weights, [B,H,K,S] of every layer
+    attention: bool = False  # the step outputs its cross-attention weights, [B,H,K,S] of every layer
     deterministic: bool = False
-    beam_positions: bool = False  # the tokens of one step have positions of their own, [B,K]: speculative decoding
-    shortcut: bool = True  # to the best candidates, where that is worth it
+    beam_positions: bool = False  # every token of a step has its own position [B,K]: speculative decoding
+    shortcut: bool = True  # shortcut to the best candidates, where it pays
     drafts: bool = False  # its steps only draft tokens for another session of the same model, in fp32
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
-    tokens_per_wait: int = TOKENS_PER_WAIT  # of greedy search on a device; 1: one by one
-    on_device: bool = False  # the CPU as if it were a GPU: same forms, same memory; other providers have no choice
+    tokens_per_wait: int = TOKENS_PER_WAIT  # tokens of greedy search on a device between two waits of the host
+    on_device: bool = False  # treats the CPU like a GPU: same forms, same memory; always so for other providers
 
     @property
     def host(self) -> bool:
@@ -115,7 +115,7 @@ class OrtSession(Session):
         # The chain of steps feeds itself neither slot positions nor a position for every beam.
         plain = not config.relative and not self.form.beam_positions
         if self.keeps_mask and ordered and plain and settings.tokens_per_wait > 1:
-            self.ahead = Ahead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
+            self.ahead = RunAhead(settings.tokens_per_wait, CHAIN_CANDIDATES, config.max_target)
         self.limits = Limits(None, None, longest, config.max_target, attention=settings.attention)
         self.prefills = self.form.beam_positions
         self.prefills_rows = self.prefills and settings.host and model.cache_form == "static"
@@ -126,13 +126,13 @@ class OrtSession(Session):
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
-                turns = Turns() if self.threads > 1 else None
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, turns)
+                lock = EncoderLock() if self.threads > 1 else None
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
         self.encoder: AnyEncoder | None = encoder
-        self.bans: Bans | None = None
+        self.bans: BannedTokens | None = None
         self.decoders: Decoders | None = Decoders(model, self.form, placement)
         self.layout = self.step_layout(self.decoders)
         if settings.host and self.threads > 1 and not self.deterministic:
@@ -171,7 +171,7 @@ class OrtSession(Session):
         return self.encoder(fitted(source, 1, width), fitted(source_mask, 1, width))
 
     def width(self, longest: int) -> int:
-        """How many columns a batch has whose longest source is so long."""
+        """The columns of a batch whose longest source has this length."""
         even = self.deterministic and not self.config.takes_audio
         return -(-longest // EVEN) * EVEN if even else longest
 
@@ -180,7 +180,7 @@ class OrtSession(Session):
         state.reserve(self.layout.cache, slots)
 
     def take(self, state: OrtState, form: StepForm) -> None:
-        """Has a state decoded by this session's step in that form."""
+        """Binds a state to this session's step in that form."""
         if self.decoders is None:
             raise closed()
         state.form, state.decoder = form, self.decoders.of(form.shortlist)
@@ -199,7 +199,7 @@ class OrtSession(Session):
             bound = state.bound = StepBinding(self.layout, state, self_mask.shape)
             state.attend(bound.attention, self.layout.attention)
         given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
-        if self.form.beam_positions and position.ndim == 1:  # all beams of a source stand at one position
+        if self.form.beam_positions and position.ndim == 1:  # all beams of a source have the same position
             given["position"] = position[:, None]
         if slot_position is not None:
             given["slot_position"] = slot_position
@@ -238,7 +238,7 @@ class OrtSession(Session):
             raise closed()
         chain = state.chain
         if chain is None or chain.plan is not plan:
-            self.bans = self.bans or Bans(self.device)
+            self.bans = self.bans or BannedTokens(self.device)
             chain = state.chain = Chain(self.decoders.of_chain(), state, self.layout.cache, plan, self.bans)
             chain.begin(tokens, position)
         columns = ahead_columns(position, plan.limit, count)
@@ -270,7 +270,7 @@ class OrtSession(Session):
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Callable[[], OrtSession]:
-    """Opens a session of one thread with the same outputs, for parallel decodes."""
+    """Opens a single-threaded session with the same outputs, for parallel decodes."""
     alone = dataclasses.replace(settings, threads=1, shortcut=model.precision in WORKER_SHORTCUTS)
     return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
 
@@ -281,7 +281,7 @@ def fuses_encoder(model: OrtModel) -> bool:
 
 
 def widest_of(config: ModelConfig) -> int:
-    """The most numbers that a position of the encoder becomes: inside a feed-forward or, over long audio, as scores."""
+    """The largest activation width per encoder position: of the feed-forward or, for long audio, of the scores."""
     return max(config.d_ff, config.heads * config.max_source if config.takes_audio else 0)
 
 

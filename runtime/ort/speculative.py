@@ -39,25 +39,25 @@ from .drafting import Drafting
 from .graphs import model_from_bundle
 from .session import OrtSession, OrtSettings
 
-AHEAD = 5  # most tokens of one step: of 3 to 8 the fastest where few drafts are wrong (docs/LOG.md)
+AHEAD = 5  # tokens of one step at most: the fastest of 3 to 8 where few drafts are wrong (docs/LOG.md)
 WORTH_IT = 8_000_000  # numbers of a step's weights: 32 MB in fp32 are more than most processors' caches hold
 OPENING = 1.0  # seconds of plain steps after which a draft is opened: about what opening it takes
-PATIENCE = 3  # wrong drafts more than right ones, after which a decode goes on without
+PATIENCE = 3  # excess of wrong over right drafts after which a decode continues without
 
 
 @dataclass
 class Verified:
-    """Outputs of drafted tokens that the search has not asked for yet, and how drafts fared so far."""
+    """Verified outputs of drafted tokens that the search has not asked for yet, and the draft statistics."""
 
     outputs: list[tuple[int, np.ndarray, StepOutput]] = field(default_factory=list)  # token, its mask, its output
     right: int = 0
     wrong: int = 0
-    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, as wrong ones come in runs
+    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, because wrong ones come in runs
     seconds: float = 0.0  # of the latest drafts and their step
-    tokens: int = 0  # that came of it so far
+    tokens: int = 0  # tokens accepted so far
 
     def output_of(self, token: int, mask: np.ndarray) -> StepOutput | None:
-        """The output, where the next token is the drafted one, in the place it was drafted for."""
+        """The verified output, if the next token is the drafted one at the same place."""
         if not self.outputs:
             return None
         drafted, drafted_mask, output = self.outputs.pop(0)
@@ -79,7 +79,7 @@ class Verified:
 
 @dataclass
 class SpeculativeState:
-    """The target's state, and the same arrays as the draft's step binds them, once it is needed."""
+    """The target's state, and a second binding of the same arrays for the draft's step, made when needed."""
 
     target: OrtState
     verified: Verified = field(default_factory=Verified)
@@ -87,9 +87,9 @@ class SpeculativeState:
 
 
 class SpeculativeSession(Session):
-    """Two ONNX Runtime sessions as one: `target` gives all outputs, `draft` only makes it step less often.
+    """Two ONNX Runtime sessions as one: all outputs are `target`'s; `draft` only reduces its number of steps.
 
-    The two must have caches of one type; the target's tokens of a step have positions of their own.
+    Both must have the same cache type; the target takes a position for every token of a step.
     """
 
     def __init__(self, target: OrtSession, open_draft: Callable[[], OrtSession], drafting: Drafting | None = None):
@@ -116,7 +116,7 @@ class SpeculativeSession(Session):
         """
         model = model_from_bundle(bundle, precision)
         check_draft(bundle, precision, draft)
-        # They work in turns, so the threads of each must rest while the other works.
+        # They alternate, so the threads of each must sleep while the other runs.
         resting = ("encoder", "decoder_step")
         target = OrtSession(model, OrtSettings(threads, beam_positions=True, resting=resting))
 
@@ -208,7 +208,7 @@ class SpeculativeSession(Session):
             state.draft = self.draft_state(state.target)
         verified, started = state.verified, time.perf_counter()
         positions = position[:, None] + np.arange(count)
-        if slot_position is not None:  # each draft stands in the slot behind the one before
+        if slot_position is not None:  # each draft is in the slot after the previous one
             slot_position = slot_position.copy()
             slot_position[0, write_index.item() :][:count] = positions[0]
         drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, slot_position, count)
@@ -242,7 +242,7 @@ class SpeculativeSession(Session):
         return drafted, masks
 
     def draft_state(self, target: OrtState) -> OrtState:
-        """The same memory: the draft reads the cache as it is, and the target overwrites what the draft writes."""
+        """Shares the memory: the draft reads the same cache, and the target overwrites what the draft writes."""
         shared = OrtState(target)
         self.draft.take(shared, StepForm(target.form.shortlist, candidates=1))  # only its best token is read
         return shared

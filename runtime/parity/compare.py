@@ -34,8 +34,8 @@ from .sessions import Compared
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison runs on. Decodes take all `sources`, tensors a `sample`. The `lasting` ones, given by their
-    places in the sample, are fed up to the last step.
+    """The inputs of a comparison. Decodes use all `sources`, tensors a `sample`. The `lasting` ones, given by their
+    indices in the sample, are run up to the last step.
     """
 
     sources: list[list[int]]
@@ -122,7 +122,7 @@ def parities_of_sessions(
 
 
 def compared_or_stopped(one: Compared, plan: Plan, name: str, progress: Progress) -> tuple[ParityResult, Arm | None]:
-    """A candidate that cannot run a step has a result, too: why it cannot."""
+    """A candidate that cannot run a step gets a result with the error."""
     try:
         return compared_tensors(one, plan, name, progress)
     except GraphError as error:

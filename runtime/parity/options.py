@@ -36,7 +36,7 @@ class ParityOptions:
     provider: str | None = None
     against: Against | None = None
     metrics: Sequence[str] = ("errors",)
-    command: str = "seq2engine parity BUNDLE"  # what the located fault tells the user to run again
+    command: str = "seq2engine parity BUNDLE"  # the command that a located fault refers to
     command_line: str = ""  # as it was given, for the report
     source_language: str | None = None
     target_language: str | None = None

@@ -95,7 +95,7 @@ def parities_of(
 def compared_group(
     bundle: Bundle, backend: str, group: dict[str, Baseline], options: ParityOptions, progress: Progress
 ) -> tuple[list[ParityResult], Corpus]:
-    """All that needs the sessions of one baseline's precisions. They are closed before others are opened."""
+    """Everything that needs the sessions of one baseline's precisions. They are closed before others are opened."""
     sources, references = options.sources, options.references
     if references is not None:
         sources = sources_of(bundle, references, options.count, options.seed, language=options.source_language)

@@ -97,6 +97,6 @@ class Sessions(ExitStack):
         self.callback(torch.set_num_threads, torch.get_num_threads())
         most = min(FEWEST_SOURCES, self.options.batch, compared.candidate.limits.batch or FEWEST_SOURCES)
         sample = sample_of(listed_sources(sources, self.bundle.config), most)
-        with suppress(GraphError):  # a candidate that cannot run shows so when it is compared
+        with suppress(GraphError):  # a candidate that cannot run is reported when it is compared
             return take_quickest_threads(compared.three, sample)
         return torch.get_num_threads()

@@ -1,8 +1,8 @@
 """How many threads PyTorch uses during a parity run: the fastest number, measured at its start.
 
-Three sessions step in turn, and the threads of PyTorch and of ONNX Runtime wait for each other in busy loops. On a busy
-machine two threads took up to five times the processor time of one, and longer by the clock; on an idle one they are
-faster. So it is measured on a real step.
+Three sessions step one after another, and idle threads of PyTorch and ONNX Runtime spin on the cores that the others
+need. On a busy machine two threads took up to five times the CPU time of one, and more wall-clock time; on an idle one
+they are faster. So it is measured on a real step.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def words_of(references: References) -> dict[str, list[list[str]]]:
 
 
 def has_stress(right: RightWords) -> bool:
-    """Whether the references are phonemes with stress marks: one word such as CO2 among others is no phoneme."""
+    """Whether the references are phonemes with stress marks: one word such as CO2 among others is not a phoneme."""
     tokens = {token for targets in right.values() for target in targets for token in target}
     return all(PHONEME.fullmatch(token) for token in tokens) and any(STRESSED.fullmatch(token) for token in tokens)
 

@@ -31,7 +31,7 @@ def alternatives_search(
     texts: Sequence[Sequence[int]],
     starts: Sequence[Start] = (),
 ) -> Search:
-    """Up to `nbest` hypotheses of every source, in the order of the tokens that set them apart, likeliest first."""
+    """Up to `nbest` hypotheses of every source, ordered by their differing token, likeliest first."""
     count = options.nbest
     opened = starts or [Start(options.forced_start)] * batch
     groups = _Groups(step, batch, count, options.beam, special.end)
@@ -95,7 +95,7 @@ class _Groups:
         return all_tokens, all_parents
 
     def keep(self, rows: np.ndarray) -> None:
-        """Only these searches run on; a source leaves with the last of its searches."""
+        """Keeps only these searches; a source leaves with the last of its searches."""
         staying, places = np.unique(self.rows[rows], return_inverse=True)
         self.ranks, self.rows = self.ranks[rows], places
         if len(staying) < len(self.sources):

@@ -18,7 +18,7 @@ from .coverage import Coverage
 from .finished import Continuations, Finished, Index, Record
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
+from .step import Hypothesis, Search, Special, Start, Step, searched
 from .step_output import Candidates, StepOutput, finite
 
 
@@ -44,20 +44,11 @@ def beam_search(
     A source has fewer than `nbest` hypotheses if fewer than K sequences exist (a vocabulary no larger than the beam);
     Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
-    state = BeamState(batch, special, options, texts, starts)
-    while not state.all_done:
-        answer = state.advance(step)
-        yield Emitted(
-            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
-        )
-        if state.done_count and (rows := staying_rows(state.done)) is not None:
-            step.keep(rows)
-            state.keep(rows)
-    return state.hypotheses(np.arange(batch))
+    return (yield from searched(step, batch, BeamState(batch, special, options, texts, starts)))
 
 
 class BeamState:
-    """What a beam search holds between two steps: a row for every source that is still in the batch.
+    """The state of a beam search between two steps: a row for every source that is still in the batch.
 
     `sources` are their numbers in the whole batch, and `here` the same as an index.
     """
@@ -72,11 +63,11 @@ class BeamState:
     ):
         beam = options.beam
         self.options, self.style, self.beam = options, STYLES[options.beam_style], beam
-        self.end = np.array(special.end)  # of the tokens' type: numpy would convert a Python int in every step
+        self.end = np.array(special.end)  # a numpy scalar: numpy would convert a Python int in every step
         self.rules = Rules(options, special, texts, starts)
         self.coverage = Coverage(texts, options) if options.needs_attention else None
         self.record, self.finished = Record(options.max_length, batch, beam), Finished(batch, beam)
-        # Of alternatives, for the whole batch: tokens up to the one that sets it apart, and what those have cost.
+        # For alternatives, of the whole batch: tokens up to the differing one, and their log-probability.
         self.uncounted = np.array([0 if one.rank is None else len(one.prefix) + 1 for one in starts] or [0] * batch)
         self.opening = np.zeros(batch)
 
@@ -88,7 +79,7 @@ class BeamState:
         self.unmoved = np.arange(beam)  # parents of beams that do not switch
         self.parents = np.tile(self.unmoved, (batch, 1))
         self.scores = np.full((batch, beam), -np.inf)
-        self.scores[:, :1] = 0.0  # the K beams are still the same one: only the first may be continued
+        self.scores[:, :1] = 0.0  # the K beams are still identical: only the first may be continued
 
     @property
     def all_done(self) -> bool:
@@ -147,8 +138,8 @@ class BeamState:
             return found.first(self.beam)
         self.finish(found, stops)
         scores = np.where(stops, -np.inf, found.scores)
-        going = np.argsort(stops, axis=1, kind="stable")[:, : self.beam]  # those that do not stop, still best first
-        if self.rules.phrases is not None:  # which had beams kept for them, whatever their score
+        going = np.argsort(stops, axis=1, kind="stable")[:, : self.beam]  # those that do not end, still best first
+        if self.rules.phrases is not None:  # phrases keep beams regardless of their score
             going = by_score(scores, going)
         return found._replace(scores=scores).at(self.row, going)
 
@@ -164,7 +155,7 @@ class BeamState:
         self.finished.add(self.here, np.where(counts, scores, -np.inf), self.length, found)
 
     def note_openings(self) -> None:
-        """What an alternative has paid once the token that sets it apart is chosen."""
+        """Records the log-probability of an alternative once its differing token is chosen."""
         apart = (self.uncounted[self.here] == self.length) & (self.scores[:, 0] > -np.inf)
         self.opening[self.here] = np.where(apart, self.scores[:, 0], self.opening[self.here])
 
@@ -193,7 +184,7 @@ class BeamState:
         )
 
     def keep(self, rows: np.ndarray) -> None:
-        """From now on only these sources are searched."""
+        """Keeps only these sources from now on."""
         self.rules.keep(rows)
         if self.coverage is not None:
             self.coverage.keep(rows)
@@ -210,7 +201,7 @@ def by_score(scores: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def with_dead_ends(allowed: StepOutput, answer: StepOutput) -> StepOutput:
-    """For the normaliser: a beam with no allowed token has none of its own and needs none; it takes the model's."""
+    """The normaliser; a beam without an allowed token takes the model's, which is never used."""
     if allowed is answer or not (dead := allowed.logits.max(axis=-1) == -np.inf).any():
         return allowed
     return StepOutput(np.where(dead[..., None], answer.logits, allowed.logits))

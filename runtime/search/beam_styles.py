@@ -1,4 +1,4 @@
-"""Beam search as Hugging Face and as CTranslate2 do it: what differs between the two, in one table.
+"""The differences between Hugging Face's and CTranslate2's beam search, in one table.
 
 Both share the loop in beam.py: every step ranks the 2K best continuations of a source, an end token among the first K
 finishes a hypothesis, the first K others run on, and the score of a hypothesis is its log-probability divided by
@@ -24,7 +24,7 @@ class BeamProgress:
 
     finished: np.ndarray
     running: np.ndarray
-    count: np.ndarray  # [B] hypotheses that have finished, those that better ones have replaced included
+    count: np.ndarray  # [B] hypotheses that have finished, including replaced ones
     best_finished: np.ndarray  # [B] whether the best candidate of some step finished
     length: int  # of the running beams
     uncounted: np.ndarray | int = 0  # [B] leading tokens of an alternative that its length does not count
@@ -32,13 +32,13 @@ class BeamProgress:
 
 @dataclass(frozen=True)
 class BeamStyle:
-    """`is_done` tells which sources [B] need no more steps; it is asked once a hypothesis has finished.
+    """`is_done` returns which sources [B] need no more steps; it is called once a hypothesis has finished.
 
     A source without a running beam is always done, one without a finished hypothesis never is.
     """
 
     is_done: Callable[[BeamProgress, SearchOptions], np.ndarray]
-    renormalises: bool = False  # log-probabilities are those of the tokens that the rules leave
+    renormalises: bool = False  # log-probabilities are renormalised over the allowed tokens
 
 
 def done_by_early_stopping(progress: BeamProgress, options: SearchOptions) -> np.ndarray:
@@ -53,7 +53,7 @@ def done_by_early_stopping(progress: BeamProgress, options: SearchOptions) -> np
         return full
     if options.early_stopping != "never" and options.early_stopping:
         return full
-    # Log-probabilities only fall, so with a reward for length a beam is best if it never falls again.
+    # Log-probabilities only decrease, so the best case is that a beam loses nothing more.
     hopeful = options.early_stopping == "never" and options.length_penalty > 0
     length = np.maximum((options.max_length if hopeful else progress.length) - progress.uncounted, 1)
     reachable = best / length**options.length_penalty

@@ -19,7 +19,7 @@ Index = slice | np.ndarray  # sources of the whole batch: all as a slice, which 
 class Continuations(NamedTuple):
     """Candidates [B,C] of one step, best first: score, token, beam that it continues, and the token's log-probability.
 
-    The score adds up what the beam search pays; `log_probs` are the model's own, whatever rules make of them.
+    The score sums the log-probabilities of the beam search; `log_probs` are the model's own, before rules.
     """
 
     scores: np.ndarray

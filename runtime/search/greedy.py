@@ -9,7 +9,7 @@ import numpy as np
 
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
+from .step import Hypothesis, Search, Special, Start, Step, searched
 from .step_output import Candidates, StepOutput, finite
 
 
@@ -30,20 +30,11 @@ def greedy_search(
     its log-probabilities without length penalty, as there is nothing to compare with; NaN if no score was asked for.
     Yields an Emitted for every step; a source that is done but still in the batch emits, and is fed, the end token.
     """
-    state = GreedyState(batch, special, options, texts, starts)
-    while not state.all_done:
-        answer = state.advance(step)
-        yield Emitted(
-            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
-        )
-        if state.done_count and (rows := staying_rows(state.done)) is not None:
-            step.keep(rows)
-            state.keep(rows)
-    return state.hypotheses(np.arange(batch))
+    return (yield from searched(step, batch, GreedyState(batch, special, options, texts, starts)))
 
 
 class GreedyState:
-    """What greedy search holds between two steps: a row for every source that is still in the batch.
+    """The state of greedy search between two steps: a row for every source that is still in the batch.
 
     `sources` are their numbers in the whole batch, and `here` the same as an index.
     """
@@ -58,7 +49,7 @@ class GreedyState:
     ):
         self.options, self.unscored = options, options.unscored
         self.rules = Rules(options, special, texts, starts)
-        self.end = np.array(special.end)  # of the tokens' type: numpy would convert a Python int in every step
+        self.end = np.array(special.end)  # a numpy scalar: numpy would convert a Python int in every step
         # Of the whole batch, for all steps:
         self.chosen = np.zeros((batch, options.max_length), dtype=np.int64)
         self.attended = np.zeros((batch, options.max_length), dtype=np.int64)
@@ -80,7 +71,7 @@ class GreedyState:
         """One step: the likeliest allowed token of every source; those that are done are fed the end token."""
         answer = step(self.tokens, self.parents)
         self.length += 1
-        # Where nobody asks for the model's own log-probabilities, its best logit tells as well whether all are finite.
+        # Where log-probabilities are not asked for, the best logit also shows whether all are finite.
         scored = not self.options.allowed_log_probs or self.options.alternatives
         normaliser = finite(answer.normaliser if scored else answer.best.logits[..., 0], self.sources)
         allowed = self.rules.answer(answer, self.tokens, self.parents, self.length)
@@ -115,7 +106,7 @@ class GreedyState:
         self.done_count = int(np.count_nonzero(self.done))
 
     def keep(self, rows: np.ndarray) -> None:
-        """From now on only these sources are searched."""
+        """Keeps only these sources from now on."""
         self.rules.keep(rows)
         self.sources, self.done = self.sources[rows], self.done[rows]
         self.tokens, self.parents = self.tokens[rows], self.parents[rows]

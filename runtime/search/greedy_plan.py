@@ -1,6 +1,6 @@
-"""Greedy search on a device: which options it serves, and what it is given before the decode.
+"""Greedy search on a device: which options it serves, and its plan, which is sent before the decode.
 
-The graph (export/device_graphs/next_greedy.py) chooses tokens while nobody watches, so all that rules say is decided
+The graph (export/device_graphs/next_greedy.py) chooses tokens without the host, so the effect of all rules is decided
 here, once: at every position of every source a forced token, or the row of tokens that are banned there.
 
 Shapes: B sources, T tokens at most, V vocab, R rows of bans.
@@ -19,13 +19,13 @@ from .rules import Rules
 from .step import Special, Start
 from .step_output import Candidates, NoLogits, Reduced, StepOutput
 
-OPEN = -1  # in a target: any token but those of the first row of bans; one less for each further row
+OPEN = -1  # in a target: any token but those of the first row of bans; -2 for the second row, and so on
 FIRST, SHORT = 1, 2  # rows of bans: of the first free token, before the least length; their sum: of both
 ROWS = 4
 
 
 def unserved(options: OptionFields, candidates: int) -> str:
-    """Why a device that looks at so many candidates cannot search with these options; nothing if it can."""
+    """Why a device with this many candidates cannot search with these options; empty if it can."""
     if not options.greedy:
         return f"{options.beam_style} beam search with {options.beam} beams"
     if options.sample or options.alternatives:
@@ -45,7 +45,7 @@ def unserved(options: OptionFields, candidates: int) -> str:
 
 @dataclass(frozen=True)
 class GreedyPlan:
-    """The inputs of the graph that stay, and its first target."""
+    """The constant inputs of the graph, and its first target."""
 
     target: np.ndarray  # [B,T] forced tokens, and what is open
     limit: np.ndarray  # [B] most tokens
@@ -86,18 +86,18 @@ def greedy_plan(
 
 
 def hypothesis_lengths(target: np.ndarray, end: int, limit: np.ndarray) -> np.ndarray:
-    """The tokens of sources that are done [B,T] -> how many each has [B]: to its first end token, or its limit."""
+    """Tokens [B,T] of finished sources -> their lengths [B]: up to the first end token, or the limit."""
     ended = target == end
     return np.where(ended.any(axis=1), np.minimum(ended.argmax(axis=1) + 1, limit), limit)
 
 
 def ahead_columns(position: np.ndarray, limit: np.ndarray, count: int) -> np.ndarray:
-    """Where each source [B] records its next tokens: [B, count]. At its limit it stays."""
+    """The columns [B, count] where each source [B] records its next tokens, at most its limit."""
     return np.minimum(position[:, None] + np.arange(count), limit[:, None] - 1)
 
 
 def outputs_of(found: Sequence[np.ndarray], columns: np.ndarray, rows: int) -> list[StepOutput]:
-    """What was recorded at columns [B,N] of each source -> the outputs of N steps."""
+    """The records at columns [B,N] of each source -> the outputs of N steps."""
     places = columns - columns.min()
     tokens, top, *scored = (np.take_along_axis(array[:rows], places, axis=1) for array in found)
     outputs = []

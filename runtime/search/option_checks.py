@@ -1,4 +1,4 @@
-"""Problems of search options: all of them, in words, before anything runs."""
+"""Checks of search options: lists all problems before anything runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from .constraints.phrases import MOST, contains, phrase_table
 from .option_fields import OptionFields
 
-MOST_BEAMS = 4096  # every beam is a row of every step; beyond, a number is a slip or a damaged file
-BEAM_STYLES = ("huggingface", "ctranslate2")  # whose beam search; beam_styles.py says what differs
+MOST_BEAMS = 4096  # every beam is a row of every step; more is a typing error or a damaged file
+BEAM_STYLES = ("huggingface", "ctranslate2")  # beam search as in this library; beam_styles.py has the differences
 
 
 def problems_of(options: OptionFields) -> list[str]:
-    """Those that show without a model."""
+    """Problems that do not depend on a model."""
     start = options.forced_start
     return [
         *problems_of_numbers(options),
@@ -78,7 +78,7 @@ def problems_of_sampling(options: OptionFields) -> Iterator[str]:
 
 
 def problems_of_combinations(options: OptionFields) -> Iterator[str]:
-    """Options that do not go together."""
+    """Options that exclude each other."""
     if options.coverage_penalty != 0 and options.beam <= 1:
         yield f"coverage penalty together with {'sample' if options.sample else 'beam 1'}, expected a beam of 2 or more"
     if options.coverage_penalty != 0 and options.alternatives:
@@ -132,7 +132,7 @@ def barred_in(options: OptionFields, tokens: tuple[int, ...], name: str) -> Iter
 
 
 def problems_of_start(options: OptionFields, start: tuple[int, ...], name: str) -> Iterator[str]:
-    """Of what outputs are forced to begin with: all of them, or those of one source."""
+    """Problems of forced beginnings: of all outputs, or of one source's."""
     room = room_of(options) - len(start)
     if len(start) > options.max_length:
         yield f"a {name} of {len(start)} tokens, expected at most the max length {options.max_length}"
@@ -181,7 +181,7 @@ def problems_with_model(options: OptionFields, vocab: int, end: int) -> list[str
 
 
 def problems_with_prefix(options: OptionFields, prefix: Sequence[int], vocab: int, end: int) -> list[str]:
-    """Of one source's own prefix; an empty one leaves what the options force for all."""
+    """Problems of one source's own prefix; an empty one means the options' prefix."""
     start = tuple(prefix)
     if not start:
         return []
@@ -230,6 +230,6 @@ def barred_of(options: OptionFields) -> frozenset[int]:
 
 
 def lists_of(options: OptionFields) -> dict[str, frozenset[int]]:
-    """Options that list the only tokens allowed beside the end token."""
+    """Options that list the only tokens allowed besides the end token."""
     lists = {"allowed": options.allowed, "in the shortlist": options.shortlist}
     return {what: frozenset(tokens) for what, tokens in lists.items() if tokens is not None}

@@ -52,7 +52,7 @@ class OptionFields:
 
     @property
     def greedy(self) -> bool:
-        """Whether greedy search is enough. With one beam CTranslate2 scores hypotheses in its own way, but where no
+        """Whether greedy search suffices. With one beam CTranslate2 scores hypotheses in its own way, but if no
         rule changes logits it chooses the same tokens."""
         same_tokens = not self.scores and self.unruled and not self.coverage_penalty
         return self.beam == 1 and (self.beam_style == "huggingface" or same_tokens)
@@ -84,15 +84,15 @@ class OptionFields:
     def greedy_candidates(self) -> int:
         """How many of the likeliest tokens always include the one that greedy search takes; 0 if no number does.
 
-        One fewer than a beam needs: its second best is far below the best where the model is sure, and to find it among
-        the many that are as unlikely takes longer than all the rest.
+        One fewer than a beam needs: where the model is confident, the second best is far below the best, and to find it
+        among many equally unlikely tokens takes longer than all the rest.
         """
         return max(0, self.candidates - LEAST_CANDIDATES + 1)
 
     @property
     def best(self) -> int:
-        """How many of a beam's likeliest tokens, with their scores, are all that is read where no token is forced; 0 if
-        no number is: then searches read all logits."""
+        """How many of a beam's likeliest tokens, with their scores, suffice where no token is forced; 0 if
+        no number does: then searches read all logits."""
         # over what the rules leave:
         renormalises = (self.beam_style == "ctranslate2" or self.allowed_log_probs) and not self.unruled
         if self.sample or self.alternatives or renormalises or not self.candidates:

@@ -21,7 +21,7 @@ class SearchOptions(OptionFields):
     `max_length` and `min_length` count new tokens, the end token included. `forced_bos` is the token that every output
     begins with (the target language, in models that have several), `forced_eos` the one it ends with if it is cut at
     the maximum length. `prompt` are tokens that the decoder is fed after its start token, before it emits anything:
-    they are read at once and are no part of the output. `prefix` are tokens that every output begins with; they are
+    they are read at once and are not part of the output. `prefix` are tokens that every output begins with; they are
     forced like `forced_bos`, cost beam search nothing, and are part of the output. `banned` are tokens, and
     sequences of tokens, that never occur;
     `first_banned` tokens that may not come first, after the forced ones; `allowed`, if given, the only ones beside the
@@ -54,7 +54,7 @@ class SearchOptions(OptionFields):
     possible outputs: after each of its prefixes only tokens that continue it are allowed, and the end token where a
     sequence ends. It starts after `forced_bos`.
 
-    `timestamps` are tokens that stand in pairs around pieces of text, by the rules of Whisper (timestamps.py). With
+    `timestamps` are tokens in pairs around pieces of text, by the rules of Whisper (timestamps.py). With
     `allowed_log_probs`, the log-probabilities of a hypothesis are those among the tokens that the rules leave, not the
     model's own; beam search still adds up the model's own.
 

@@ -1,6 +1,6 @@
-"""Which tokens may come next: the rules of a search, applied to the model's logits before a token is chosen.
+"""The rules of a search (logits processors), applied to the model's logits before a token is chosen.
 
-They mean what they mean in Hugging Face `generate` (its logits processors): beam search adds up the model's own
+They have the semantics of Hugging Face `generate`: beam search adds up the model's own
 log-probabilities, which a rule does not renormalise, and a forced token costs nothing. Shapes: B sources, K beams, V
 vocab, T tokens so far, the start token included.
 """
@@ -33,7 +33,7 @@ class Constraint(Protocol):
         """Logits [B,K,V], which may be written to, with -inf for tokens that may not come next."""
 
     def keep(self, rows: np.ndarray) -> None:
-        """From now on only these sources are searched."""
+        """Keeps only these sources from now on."""
 
 
 class Rules:
@@ -69,7 +69,7 @@ class Rules:
         if options.trie is not None:
             place = offset_of(options), room_of(options), barred_of(options)
             self.constraints.append(TrieConstraint(options.trie, special.end, *place))
-        if options.timestamps is not None:  # last: it weighs what the other rules leave
+        if options.timestamps is not None:  # last: it depends on what the other rules allow
             self.constraints.append(TimestampConstraint(options.timestamps, special.end))
         self.idle = options.unruled and not self.starts.size
         self.history: np.ndarray | None = None  # [B, K, T]
@@ -83,7 +83,7 @@ class Rules:
         length: int,
         normaliser: np.ndarray | None = None,
     ) -> StepOutput:
-        """The logits that the rules leave (see `allowed`). Without rules no whole row of logits is read."""
+        """The output with the rules applied (see `allowed`). Without rules no full row of logits is read."""
         if self.idle:
             return answer
         if self.candidates_suffice(answer, length):
@@ -91,7 +91,7 @@ class Rules:
         return StepOutput(self.allowed(answer.logits, tokens, parents, length, normaliser), own=False)
 
     def candidates_suffice(self, answer: StepOutput, length: int) -> bool:
-        """Whether the rules need no logits beside the candidates of this answer.
+        """Whether the candidates suffice for the rules.
 
         The score of a forced token needs its own logit, which may not be among them.
         """
@@ -101,7 +101,7 @@ class Rules:
         return not forced and 0 < self.options.best <= answer.candidates.tokens.shape[-1]
 
     def among(self, answer: StepOutput, length: int) -> StepOutput:
-        """The same for an answer that has only candidates, as many as the options say are enough."""
+        """The same for an output that has only candidates, as many as the options need."""
         best = answer.candidates
         barred = np.isin(best.tokens, self.always)
         opening = self.start_lengths + 1 == length
@@ -109,7 +109,7 @@ class Rules:
         if self.options.bars_eos and length < self.options.min_length:
             barred |= best.tokens == self.special.end
         forced = self.forced_at(length, len(best.tokens))
-        barred[forced >= 0] = False  # no rule bars what is forced
+        barred[forced >= 0] = False  # no rule applies to forced tokens
         order = np.argsort(barred, axis=-1, kind="stable")
         tokens = np.take_along_axis(best.tokens, order, axis=-1)
         tokens[forced >= 0] = forced[forced >= 0, None, None]
@@ -183,7 +183,7 @@ class Rules:
         return logits
 
     def opened(self, allowed: StepOutput, normaliser: np.ndarray, length: int) -> StepOutput:
-        """Forces the token that sets an alternative apart, at its own log-probability; no token if there is none.
+        """Forces the differing token of an alternative at its own log-probability; no token if there is none.
 
         `allowed` are the logits that the other rules leave, `normaliser` [B,K] makes log-probabilities of them. All
         beams of a source are the same until then.
@@ -226,7 +226,7 @@ class Rules:
         return self.barred
 
     def keep(self, rows: np.ndarray) -> None:
-        """From now on only these sources are searched."""
+        """Keeps only these sources from now on."""
         if self.history is not None:
             self.history = self.history[rows]
         if self.sources:

@@ -3,9 +3,9 @@
     logits -> rules -> / temperature -> the top_k likeliest -> the fewest that sum to top_p -> one token
 
 A draw depends only on the seed, the source's tokens, the number of the sample and the step, not on the rest of the
-batch, and hardly on the backend: the random number is drawn first, and selects a token on the line from 0 to 1 on which
-tokens lie in the order of their ids. So a backend's rounding shows only if the number falls next to the border of two
-tokens, or if two tokens are equally likely at a cut of top_k or top_p.
+batch, and hardly on the backend: the random number is drawn first and selects a token by the cumulative distribution
+in the order of token ids. So a backend's rounding matters only if the number falls next to the boundary of two
+tokens, or if two tokens are equally likely at the top_k or top_p cut.
 
 Shapes: B sources, K samples of each, V vocab, T maximum length.
 """

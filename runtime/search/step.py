@@ -1,4 +1,4 @@
-"""What a search sees of a model (`Step`), and what it returns.
+"""The interface between search and model (`Step`), and the results of a search.
 
 Greedy search, beam search and sampling are generators over a `Step`. They know nothing of engines, caches or text.
 """
@@ -43,7 +43,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Start:
-    """What one source's output begins with: a forced prefix and, for an alternative, the rank of its next token."""
+    """The forced beginning of one source's output: a prefix and, for an alternative, the rank of its next token."""
 
     prefix: tuple[int, ...] = ()
     rank: int | None = None  # rank of the forced next token among those allowed there; 0 is the likeliest
@@ -85,8 +85,44 @@ class Emitted:
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first
 
 
+class SearchState(Protocol):
+    """The state of a search between two steps: a row for every source that is still in the batch."""
+
+    length: int
+    sources: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    done: np.ndarray
+    done_count: int
+
+    @property
+    def all_done(self) -> bool: ...
+
+    def advance(self, step: Step) -> StepOutput:
+        """One decoder step: chooses tokens and marks sources that are done."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps only these sources from now on."""
+
+    def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
+        """Of sources that are done, by their numbers in the whole batch."""
+
+
+def searched(step: Step, batch: int, state: SearchState) -> Search:
+    """Runs a search to its end: yields an Emitted for every step, and drops finished sources from the batch."""
+    while not state.all_done:
+        answer = state.advance(step)
+        yield Emitted(
+            state.length - 1, state.sources, state.tokens, state.parents, answer, state.done, state.hypotheses
+        )
+        if state.done_count and (rows := staying_rows(state.done)) is not None:
+            step.keep(rows)
+            state.keep(rows)
+    return state.hypotheses(np.arange(batch))
+
+
 def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> list[list[Hypothesis]]:
-    """Runs a search to its end, shows `on_step` every step, and gives back what the search returns."""
+    """Runs a search to its end, calls `on_step` for every step, and returns the search's result."""
     with closing(search) as steps:
         while True:
             try:
@@ -100,7 +136,7 @@ def drain(search: Search, on_step: Callable[[Emitted], None] | None = None) -> l
 def staying_rows(done: np.ndarray) -> np.ndarray | None:
     """The rows of a batch that are not done [B], once finished sources should leave it; None while they should stay.
 
-    Leaving copies the caches of all that stay, so it waits until an eighth of the batch has finished. Nothing leaves a
+    Removing rows copies the caches of all others, so it waits until an eighth of the batch is done. Nothing leaves a
     batch that is done as a whole.
     """
     finished = np.count_nonzero(done)

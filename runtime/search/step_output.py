@@ -14,12 +14,12 @@ import numpy as np
 from seq2engine.errors import RequestError
 
 BLOCK = 64  # columns per block of `top_columns`; of 32 to 512 the fastest, with 128, for vocabularies of 8k to 64k
-ROWS = 4  # summed up at once by `log_sum_exp`: as many as fit a core's cache
+ROWS = 4  # logits summed at once by `log_sum_exp`: as many as fit a core's cache
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The only tokens with a logit, in ascending order, of a vocabulary of that size; one column for each."""
+    """The only tokens that have logits, ascending, of a vocabulary of that size; one column for each."""
 
     tokens: tuple[int, ...]
     vocab: int
@@ -65,7 +65,7 @@ class Logits(Protocol):
 
 
 class NoLogits:
-    """The logits of steps that leave them where they are: whoever needs them must say so before the first step."""
+    """Logits that stayed on the device: a search that needs them must request them before the first step."""
 
     def __init__(self, rows: int):
         self.shape = (rows, 1, 0)
@@ -119,10 +119,10 @@ class StepOutput:
 
     @cached_property
     def best(self) -> Candidates:
-        """The likeliest token of every beam, first among as many as are known: all that greedy search reads."""
+        """The likeliest token of every beam, which is all that greedy search reads."""
         if self.reduced is not None:
             return self.candidates
-        columns = self.columns.argmax(axis=-1)[..., None]  # of equals the first
+        columns = self.columns.argmax(axis=-1)[..., None]  # of equal logits the first
         tokens = columns if self.shortlist is None else self.shortlist.ids[columns]
         return Candidates(tokens, np.take_along_axis(self.columns, columns, axis=-1))
 
@@ -181,7 +181,7 @@ def log_sum_exp(logits: np.ndarray) -> np.ndarray:
             block = flat[start : start + ROWS]
             best = block.max(axis=-1, keepdims=True)  # NaN wins a maximum
             shifted = block - best
-            # Summed in the logits' own type: numpy buffers a cast in chunks that straddle rows, so the last bit of a
+            # Summed in the logits' own type: numpy casts in chunks that straddle rows, so the last bit of a
             # source's score would depend on its place in the batch.
             top[start : start + ROWS] = best[:, 0]
             total[start : start + ROWS] = np.exp(shifted, out=shifted).sum(axis=-1)

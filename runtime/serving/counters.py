@@ -1,4 +1,4 @@
-"""What a scheduler counts: requests by outcome, tokens, rows, and how long things took."""
+"""Counters of a scheduler: requests by outcome, tokens, rows, and times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Counters:
     """Sums since the start. Several threads count, so that all of it goes through `count` and `add`."""
 
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    tokens: int = 0  # of all hypotheses' best
+    tokens: int = 0  # of the best hypotheses
     steps: int = 0  # decoder steps
     rows: int = 0  # of all steps, those in use
     stepped_rows: int = 0  # of all steps, free ones included

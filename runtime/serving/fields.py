@@ -1,4 +1,4 @@
-"""The fields of a request as JSON has them: one table, from which requests are checked and OpenAPI is written."""
+"""The JSON fields of a request: one table, by which requests are checked and OpenAPI is written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from seq2engine.errors import RequestError
 
-MOST_TEXTS = 256  # of one request, whatever the queue
+MOST_TEXTS = 256  # texts of one request at most
 
 
 class BadRequestError(RequestError):
-    """A body that is no request at all: no JSON, or another type."""
+    """A body that is not a request: not JSON, or of another type."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ FIELDS = {
     "min_length": Field("integer", "Fewest output tokens.", 0),
     "length_penalty": Field("number", "Power of the length that a beam's score is divided by."),
     "no_repeat_ngram": Field("integer", "No n-gram of this length occurs twice; 0 allows all.", 0),
-    "repetition_penalty": Field("number", "Above 1, tokens that the output has are less likely."),
+    "repetition_penalty": Field("number", "Above 1, tokens that are already in the output are less likely."),
     "sample": Field("boolean", "Draw tokens instead of taking the likeliest."),
     "temperature": Field("number", "Of sampling."),
-    "top_k": Field("integer", "Sample from so many likeliest tokens; 0 from all.", 0),
+    "top_k": Field("integer", "Sample from this many likeliest tokens; 0: from all.", 0),
     "top_p": Field("number", "Sample from the fewest tokens whose probabilities add up to this."),
     "seed": Field("integer", "The same seed draws the same tokens.", 0),
     "source_language": Field("string", "As the model names it; most models have none.", search=False),
     "target_language": Field("string", "As the model names it; most models have none.", search=False),
     "scores": Field("boolean", "Answer with scores and the tokens' log-probabilities.", search=False),
     "tokens": Field("boolean", "Answer with token ids.", search=False),
-    "truncate": Field("boolean", "Cut a text that is too long; without, it is an error.", search=False),
+    "truncate": Field("boolean", "Cut a text that is too long instead of returning an error.", search=False),
     "stream": Field("boolean", "Answer with server-sent events, pieces of text as they are decoded.", search=False),
-    "timeout": Field("number", "Seconds it may take, at most the server's own.", search=False),
+    "timeout": Field("number", "Timeout in seconds, at most the server's.", search=False),
 }
 TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -61,7 +61,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request's texts, its search options, and its other fields."""
 
     texts: tuple[str, ...]
@@ -73,13 +73,13 @@ def object_from_json(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is no JSON: {error}") from error
+        raise BadRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise BadRequestError(f'the body is {named(values)}, expected an object such as {{"text": "..."}}')
     return values
 
 
-def asked_from_json(body: bytes) -> Asked:
+def request_from_json(body: bytes) -> ParsedRequest:
     """Checks all fields; every problem is in one message."""
     values = object_from_json(body)
     given = values.pop("text", None)
@@ -98,11 +98,11 @@ def asked_from_json(body: bytes) -> Asked:
     given_values = {name: value for name, value in values.items() if value is not None}
     search = {name: value for name, value in given_values.items() if FIELDS[name].search}
     others = {name: value for name, value in given_values.items() if not FIELDS[name].search}
-    return Asked(tuple(texts), search, others)
+    return ParsedRequest(tuple(texts), search, others)
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether JSON has escaped half of a character, which no tokenizer takes."""
+    """Whether the text has a lone surrogate, which no tokenizer takes."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -124,6 +124,6 @@ def problem_with(name: str, value: object) -> str:
 
 
 def named(value: object) -> str:
-    """What a value is in JSON, and what it says if that is short."""
+    """The JSON type of a value, and the value itself if that is short."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number")

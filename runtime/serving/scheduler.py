@@ -1,10 +1,10 @@
 """The scheduler: requests come at any time from any thread, and one thread decodes all of them together.
 
-    clients -> queue -> free rows of a running batch, at once -> tokens and results, each as soon as it is there
+    clients -> queue -> free rows of a running batch -> tokens and results, as soon as they are decoded
 
 The batch grows from one row to `rows` and shrinks again. Requests whose steps have another form (beams, candidates)
-run in a batch of their own; the batches take turns, a step each, and rows go to requests in the order they came, so
-none starves. The output of a request is that of `generate`, whatever its neighbours.
+run in a separate batch; the batches alternate step by step, and rows go to requests in order of arrival, so
+none starves. The output of a request is that of `generate`, independent of the other requests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .counters import Counters
 from .tickets import Group, Request, Ticket
 
 QUEUE = 256  # requests that may wait, by default
-FEW = 8  # a batch with less than this part of its rows free is full
-PATIENCE = 4  # steps for which rows must be free before the batch shrinks, as others may want them
+FEW = 8  # a batch with a smaller share of free rows counts as full
+PATIENCE = 4  # steps for which rows must be free before the batch shrinks
 
 
 class Scheduler:
@@ -65,7 +65,7 @@ class Scheduler:
         self.close(drain=kind is None)
 
     def submit(self, *requests: Request) -> list[Ticket]:
-        """Queues these, all or none. What cannot be decoded raises a RequestError, a full queue a BusyError."""
+        """Queues all of these or none: a RequestError if one cannot be decoded, a BusyError if the queue is full."""
         try:
             tickets = [self._ticket(request) for request in requests]
         except RequestError:
@@ -92,7 +92,7 @@ class Scheduler:
             return [ticket.result() for ticket in tickets]
         finally:
             for ticket in tickets:
-                ticket.cancel()  # of an error, or an interrupt: those that are done stay done
+                ticket.cancel()  # after an error or an interrupt; finished ones stay finished
 
     @property
     def queued(self) -> int:
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        """Requests that are being decoded."""
+        """Requests being decoded."""
         return len(self.running)
 
     @property
@@ -109,7 +109,7 @@ class Scheduler:
         return self.thread.is_alive() and not self.stopping
 
     def close(self, drain: bool = True) -> None:
-        """Takes no more requests, finishes those it has (or cancels them) and ends its thread."""
+        """Accepts no more requests, finishes those it has (or cancels them) and ends its thread."""
         with self.changed:
             self.stopping = True
             if not drain:
@@ -124,7 +124,7 @@ class Scheduler:
         options = request.options or options_from_session(self.session)
         prefixes, prompts = (None if own is None else [own] for own in (request.prefix, request.prompt))
         check_request(self.limits, config, [tokens], options, prefixes=prefixes, prompts=prompts)
-        if options.sample and options.seed is None:  # it may have to be begun again
+        if options.sample and options.seed is None:  # it may have to be restarted
             options = dataclasses.replace(options, seed=secrets.randbits(32))
         source = Source(next(self.numbers), tokens, options, request.prefix, request.prompt)
         return Ticket(source, request, batch_form(self.session, source))
@@ -137,7 +137,7 @@ class Scheduler:
                 self._admit()
                 for group in list(self.batches):
                     self._step(group)
-        except BaseException as error:  # ours, a bug: nobody may wait for ever for a thread that is dead
+        except BaseException as error:  # a bug of ours: no request may wait forever for a dead thread
             with self.changed:
                 self.stopping = True
                 for ticket in [*self.waiting, *list(self.running.values())]:
@@ -153,7 +153,7 @@ class Scheduler:
             return True
 
     def _drop_gone(self) -> None:
-        """Rows and places in the queue of requests that nobody waits for, or that are late, are free."""
+        """Frees rows and queue places of requests that were cancelled or are late."""
         now = time.monotonic()
         with self.changed:
             late = [ticket for ticket in self.waiting if ticket.gone(now)]
@@ -176,11 +176,11 @@ class Scheduler:
         with self.changed:
             free = self.rows - len(self.running)
             if free * FEW < self.rows and self.running:
-                return  # nearly full: the next ones begin together, as one call of the encoder and one search
+                return  # nearly full: the next requests start together, with one encoder call and one search
             while self.waiting and free:
                 group = self.waiting[0].group
                 if group in self.batches and not self.batches[group].running.settled:
-                    break  # in some steps; to let others pass would be unfair
+                    break  # it fits in some steps; letting others pass would be unfair
                 ticket = self.waiting.popleft()
                 coming.setdefault(group, []).append(ticket)
                 self.running[ticket.number] = ticket
@@ -193,20 +193,20 @@ class Scheduler:
             try:
                 batch.running.admit([ticket.source for ticket in tickets])
                 batch.begun += tickets
-            except Exception as error:  # whatever it is, those who asked get it
+            except Exception as error:  # any error goes to the requests concerned
                 self._failed(group, self._members(group), error)
 
     def _step(self, group: Group) -> None:
         batch = self.batches.get(group)
         if batch is None:
             return
-        if not batch.running.cohorts:  # its memory goes back
+        if not batch.running.cohorts:  # its memory is freed
             del self.batches[group]
             return
         self.counters.step(batch.running.used, batch.running.size)
         try:
             advance = batch.running.step(tokens=any(t.on_token is not None for t in self._members(group)))
-        except Exception as error:  # whatever it is, those who asked get it
+        except Exception as error:  # any error goes to the requests concerned
             self._failed(group, self._members(group), error)
             return
         now = time.monotonic()
@@ -234,12 +234,12 @@ class Scheduler:
         return [ticket for ticket in self.running.values() if ticket.group == group]
 
     def _failed(self, group: Group, tickets: Iterable[Ticket], error: Exception) -> None:
-        """A whole batch failed: it is given up, and each of its requests begins again in one of its own."""
+        """A whole batch failed: it is dropped, and each of its requests restarts alone."""
         del self.batches[group]
         self._again_alone(list(tickets), error)
 
     def _again_alone(self, tickets: Sequence[Ticket], error: Exception) -> None:
-        """Requests that failed together are decoded alone, so that only those whose fault it is get the error."""
+        """Requests that failed together are decoded alone, so that only those at fault get the error."""
         for ticket in tickets:
             if ticket.alone:
                 self._settle(ticket, error)

@@ -1,4 +1,4 @@
-"""Text in, text out, over a scheduler: what the HTTP server and the Triton model have in common.
+"""Text in, text out, over a scheduler: shared by the HTTP server and the Triton model.
 
 The ids of a text, its checks and the text of its outputs are those of `run` (text/translate.py).
 """
@@ -25,8 +25,8 @@ from ..translator import Translator
 from .scheduler import QUEUE, Scheduler
 from .tickets import Request, Ticket
 
-WIDEST = 32  # beams or samples of one text, by default: each takes memory and time of all others
-WARM_LENGTH = 4  # tokens of the decode that makes a model warm
+WIDEST = 32  # default maximum of beams or samples per text: each takes memory and time from other requests
+WARM_LENGTH = 4  # tokens of the warm-up decode
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Pending:
-    """One text on its way: a ticket, or its result where there is nothing to decode."""
+    """A pending text: a ticket, or the result if there is nothing to decode."""
 
     coder: LineCoder
     line: Line
@@ -67,7 +67,7 @@ class Pending:
 
 
 class TextService:
-    """A loaded model that many clients ask at the same time. It owns neither the model nor its session."""
+    """A loaded model for many concurrent clients. It owns neither the model nor its session."""
 
     def __init__(self, model: Translator, rows: int = BATCH, queue: int = QUEUE, widest: int = WIDEST):
         check_takes_text(model.session.config, model.bundle.root)

@@ -1,4 +1,4 @@
-"""What a client asks the scheduler for, and what it holds until the answer is there."""
+"""A client's request to the scheduler, and the ticket it holds until the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..text.running_batch import BatchForm, Source
 class Request:
     """One source to decode. `options` None: the model's own. `prefix` and `prompt` are as in `generate`.
 
-    `timeout` are the seconds it may take, waiting included; None: as long as it takes. `on_token` gets every token of a
+    `timeout` is in seconds, waiting included; None: no limit. `on_token` gets every token of a
     request of one beam as soon as it is chosen, in the thread that decodes: it must not block.
     """
 
@@ -31,11 +31,11 @@ class Request:
     on_token: Callable[[int], None] | None = field(default=None, compare=False)
 
 
-Group = tuple[BatchForm, int]  # requests that may share a batch; a number other than 0 is of one that is decoded alone
+Group = tuple[BatchForm, int]  # requests with the same form may share a batch; a number other than 0: decoded alone
 
 
 class Ticket:
-    """A request on its way. Its `future` gets the n-best hypotheses, or the error; any thread may cancel it."""
+    """A pending request. Its `future` gets the n-best hypotheses or the error; any thread may cancel it."""
 
     def __init__(self, source: Source, request: Request, form: BatchForm):
         self.source, self.on_token = source, request.on_token
@@ -56,7 +56,7 @@ class Ticket:
         return self.group[1] != 0
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: its row is free from the next step on."""
+        """Cancels it: its row is free from the next step on."""
         self.future.cancel()
 
     def result(self, timeout: float | None = None) -> list[Hypothesis]:
@@ -69,7 +69,7 @@ class Ticket:
             raise DeadlineError(f"no result after {timeout:g} s") from error
 
     def next_token(self, token: int) -> None:
-        """Sends the client a token, unless it has it from a decode that was begun again."""
+        """Sends the client a token, unless it was sent before the decode was restarted."""
         self.seen += 1
         if self.on_token is not None and self.seen > self.sent:
             self.sent = self.seen
@@ -80,5 +80,5 @@ class Ticket:
         self.seen = 0
 
     def gone(self, now: float) -> bool:
-        """Whether it needs no more steps: it was cancelled, or its time is over."""
+        """Whether it needs no more steps: it was cancelled, or timed out."""
         return self.future.cancelled() or (self.deadline is not None and now >= self.deadline)

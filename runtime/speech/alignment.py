@@ -51,7 +51,7 @@ def forced_run(session: Session, state: State, tokens: Sequence[int], heads: Seq
 
 
 def token_times(decoder: WindowDecoder, window: Window, text: Sequence[int], frames: int) -> tuple[np.ndarray, ...]:
-    """The position [N+1] at which each of N tokens of text begins, and the end; and their probabilities [N].
+    """The start position of each of N text tokens, and the end of the last [N+1]; and their probabilities [N].
 
     Only positions of the window's own frames count.
     """
@@ -69,7 +69,7 @@ def token_times(decoder: WindowDecoder, window: Window, text: Sequence[int], fra
 
 
 def evidence(weights: np.ndarray) -> np.ndarray:
-    """Weights [heads,T,S] -> one matrix [T,S]: how much each position stands out for each token."""
+    """Weights [heads,T,S] -> [T,S], normalised and filtered: how strongly each token attends to each position."""
     weights = weights / weights.sum(axis=-1, keepdims=True)  # over these positions only
     spread = weights.std(axis=1, keepdims=True)
     usual = np.where(spread > 0, spread, 1.0)

@@ -14,7 +14,7 @@ from seq2engine.errors import RequestError, missing_package
 
 from .features import RATE, Blocks, FeatureStream
 
-WINDOW_SECONDS = 30  # what a model hears at once
+WINDOW_SECONDS = 30  # seconds of a window
 WINDOW_SAMPLES = WINDOW_SECONDS * RATE
 PIECE = 1 << 18  # samples of a file that are read at once
 
@@ -23,7 +23,7 @@ AudioInput = str | os.PathLike[str] | np.ndarray
 
 @dataclass(frozen=True)
 class Audio:
-    """`blocks` reads the samples from the beginning, float32 at 16 kHz; it may be called again."""
+    """`blocks` iterates over the samples from the beginning, float32 at 16 kHz; it may be called again."""
 
     name: str
     blocks: Callable[[], Iterator[np.ndarray]]
@@ -73,20 +73,20 @@ def mono(samples: np.ndarray) -> np.ndarray:
 
 
 def file_blocks(path: Path) -> tuple[int, Iterator[np.ndarray]]:
-    """The rate of an audio file and its samples; a file that cannot be opened, or is no audio, is refused here."""
+    """The rate of an audio file and its samples; a file that cannot be opened, or is not audio, is refused here."""
     soundfile = imported("soundfile", "reading audio files")
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write to it
-            raise RequestError(f"{path} is no regular file, expected wav, flac, ogg, mp3 or aiff")
-        with path.open("rb"):  # the system says best why a file cannot be opened
+            raise RequestError(f"{path} is not a regular file, expected wav, flac, ogg, mp3 or aiff")
+        with path.open("rb"):  # the system's error names the reason
             pass
         file = soundfile.SoundFile(path)
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}") from error
-    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a file whose name says raw samples
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a file whose suffix means raw samples
         other = path.with_suffix(".flac" if path.suffix == ".wav" else ".wav")  # it cannot be converted to itself
         raise RequestError(
-            f"{path} is no audio that libsndfile reads, expected wav, flac, ogg, mp3 or aiff; "
+            f"{path} is not audio that libsndfile reads, expected wav, flac, ogg, mp3 or aiff; "
             f"convert it with: ffmpeg -i {path} {other.name}"
         ) from error
     return file.samplerate, read_blocks(file, path)
@@ -99,7 +99,7 @@ def read_blocks(file: Any, path: Path) -> Iterator[np.ndarray]:
             while len(block := file.read(PIECE, dtype="float32", always_2d=True)):
                 yield mono(block)
         except soundfile.LibsndfileError as error:
-            raise RequestError(f"{path} is damaged: {error.error_string}; make the file anew") from error
+            raise RequestError(f"{path} is damaged: {error.error_string}; create the file again") from error
 
 
 def resampled_blocks(rate: int, blocks: Blocks) -> Iterator[np.ndarray]:
@@ -134,7 +134,7 @@ def imported(name: str, wanted_by: str) -> Any:
 def speech_from(audio: Audio, bands: int, window: int = WINDOW_SAMPLES) -> Speech:
     """The features of an audio. If it is no longer than a window, it is one window, filled up with silence.
 
-    Audio that is longer is not padded: frames behind its end are zeros, as in the owners' code.
+    Audio that is longer is not padded: frames after its end are zeros, as in OpenAI's code.
     """
     beginning = np.zeros(0, dtype=np.float32)
     for block in audio.blocks():

@@ -1,4 +1,4 @@
-"""Windows of audio become tokens: search at temperature 0, and sampling where its output cannot be right.
+"""Decodes windows of audio: search at temperature 0, and sampling where its output is rejected.
 
 window -> prompt, search -> too repetitive or too unlikely? -> the next temperature
                          -> no speech? -> nothing
@@ -31,7 +31,7 @@ from .prompt import likeliest_language, probability_of, prompt_tokens
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What the model hears at once: features [mels,frames], the first frame's number, and the text before it."""
+    """One window: features [mels,frames], the first frame's number, and the text before it."""
 
     features: np.ndarray = field(repr=False)
     first: int
@@ -42,14 +42,14 @@ class Window:
 
 @dataclass(frozen=True)
 class WindowOutput:
-    """Tokens of a window without the end token, and what says whether they can be right."""
+    """Tokens of a window without the end token, and the statistics that decide whether to trust them."""
 
     tokens: tuple[int, ...]
     text: str
     log_prob: (
         float  # the mean of its tokens' log-probabilities among those that the rules allow, the end token included
     )
-    no_speech: float  # the probability that nobody speaks
+    no_speech: float  # probability of no speech
     temperature: float
 
     @property
@@ -89,7 +89,7 @@ class WindowDecoder:
             raise RequestError("; ".join(problems))
 
     def source(self, number: int, window: Window, temperature: float) -> Source:
-        """A window as a batch takes it; the logits behind the start token are asked for."""
+        """A window as a source of a batch; the logits after the start token are requested."""
         prompt = self.prompt(window)
         most = min(self.options.max_length or self.room // 2, self.room - len(prompt))
         if most < 1:
@@ -101,7 +101,7 @@ class WindowDecoder:
         return Source(number, audio, options, prompt=prompt, asked=prompt.index(self.config.start_id))
 
     def output(self, hypotheses: Sequence[Hypothesis], at_start: np.ndarray, temperature: float) -> WindowOutput:
-        """What a search has found, and the logits [V] behind the start token -> the output."""
+        """The hypotheses and the logits [V] after the start token -> the output of a window."""
         found = likeliest(hypotheses)
         tokens = found.tokens[:-1] if found.tokens[-1] == self.config.end_id else found.tokens
         mean = sum(found.log_probs) / len(found.log_probs)
@@ -109,7 +109,7 @@ class WindowDecoder:
         return WindowOutput(tokens, self.text(tokens).strip(), mean, no_speech, temperature)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones and timestamps left out: they all come behind those of text."""
+        """The text of tokens, without special tokens and timestamps, whose ids all follow those of text."""
         return self.tokenizer.decode_target([token for token in tokens if token < self.config.end_id])
 
     def prompt(self, window: Window) -> list[int]:
@@ -118,7 +118,7 @@ class WindowDecoder:
 
     def encode(self, audios: Sequence[Sequence[int]]) -> State:
         """The state of windows. That of a single one is kept until the next is encoded: a language, other temperatures
-        and words are of the same window. So whoever decodes it is done with it before somebody else asks for it."""
+        and words are of the same window. So one decode is done with it before the next asks for it."""
         features = [audio.features for audio in audios if isinstance(audio, AudioSource)]
         if self.latest is not None and len(features) == 1 and self.latest[0] is features[0]:
             return self.latest[1]
@@ -142,7 +142,7 @@ class WindowDecoder:
         fields: dict[str, Any] = {"beam": own.beam, "length_penalty": own.length_penalty}
         if temperature > 0:
             samples = own.best_of if self.session.limits.beam is None else min(own.best_of, self.session.limits.beam)
-            seed = own.seed * 10_000 + round(1000 * temperature)  # other draws at every temperature
+            seed = own.seed * 10_000 + round(1000 * temperature)  # a different seed for each temperature
             fields = {"sample": True, "temperature": temperature, "nbest": samples, "seed": seed}
         return SearchOptions(
             max_length=most,

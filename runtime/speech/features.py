@@ -1,4 +1,4 @@
-"""Log-mel features of audio, as Whisper's owners compute them: 16 kHz, frames of 25 ms every 10 ms, 80 or 128 bands.
+"""Log-mel features of audio, as OpenAI's Whisper computes them: 16 kHz, frames of 25 ms every 10 ms, 80 or 128 bands.
 
     samples -> frames of 400 (Hann window) -> power spectrum [N,201] -> mel bands -> log10 -> at most 8 below the
     loudest value of the whole audio -> (x + 4) / 4
@@ -19,7 +19,7 @@ RATE = 16000  # samples a second
 HOP, WIDTH = 160, 400  # samples from one frame to the next, and of each
 FRAMES_PER_SECOND = RATE // HOP
 BINS = WIDTH // 2 + 1
-QUIETEST, RANGE = 1e-10, 8.0  # power that counts at least; log10 below the loudest value that is kept
+QUIETEST, RANGE = 1e-10, 8.0  # smallest power; dynamic range below the loudest value, in log10
 SILENCE = np.float32(np.log10(QUIETEST))
 HELD = 30_000  # frames of an audio, 5 minutes, that are held rather than computed twice: 10 MB for 80 bands
 BLOCK = 1000  # frames computed at once: what fits a core's cache
@@ -79,12 +79,12 @@ def log_powers(samples: np.ndarray, bands: int) -> np.ndarray:
 
 
 def log_power_blocks(blocks: Blocks, bands: int) -> Iterator[np.ndarray]:
-    """The same of a whole audio, in pieces: one frame for every 160 samples, the ends of the audio mirrored.
+    """The same for a whole audio, in blocks: one frame for every 160 samples; the audio is mirrored at its ends.
 
     Audio that is too short to be mirrored, 200 samples or fewer, has no frame.
     """
     half = WIDTH // 2
-    held = np.zeros(0, dtype=np.float32)  # samples that frames to come lie in
+    held = np.zeros(0, dtype=np.float32)  # samples of the next frames
     begun = False
     for block in blocks:
         held = np.concatenate([held, block])
@@ -120,7 +120,7 @@ class FeatureStream:
     """Features of an audio of any length, window by window, forwards; only a little more than a window is held.
 
     `blocks` is called once for each time that the audio is read: twice if it has more than `most_held` frames. Frames
-    behind the end are zeros.
+    after the end are zeros.
     """
 
     def __init__(self, blocks: Callable[[], Blocks], bands: int, most_held: int = HELD):

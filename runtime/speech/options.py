@@ -1,4 +1,4 @@
-"""How audio is transcribed: the options, with the defaults of Whisper's owners, and what is wrong with them."""
+"""How audio is transcribed: the options, with the defaults of OpenAI's Whisper, and their checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TranscribeOptions:
 
     `prompt` is text that the first window continues, such as names and their spelling. With `previous_text`, a window
     continues the text before it, unless that was drawn at a temperature above 0.5. `max_length` are tokens of one
-    window (None: half of what the model has room for; the other half is for the text of before).
+    window (None: half of what the model has room for; the other half is for the previous text).
     """
 
     language: str | None = None

@@ -1,7 +1,7 @@
-"""What the decoder is fed before it decodes: the text of before, the start token, language, task and no-timestamps.
+"""What the decoder is fed before it decodes: the previous text, the start token, language, task and no-timestamps.
 
-A prompt is no output: it is not searched, costs nothing and has no length. What the model makes of the start token is
-read on the way: the probability that there is no speech, and the language.
+A prompt is not part of the output: it is not searched and has no score or length. The logits after the start token give
+the probability of no speech, and the language.
 """
 
 from __future__ import annotations

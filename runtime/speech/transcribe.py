@@ -1,7 +1,7 @@
-"""Many audios at once: a window of each is decoded together with those of the others.
+"""Many audios together: the current windows of all of them are one batch.
 
 audio 0  wwwwww wwww wwwww      windows of an audio follow each other, since each begins where the one before ends; the
-audio 1  ww wwwwwww             next one begins as soon as that is known, whatever the others do (window_batches.py).
+audio 1  ww wwwwwww             next one begins as soon as that is known (window_batches.py).
 audio 2  wwww www wwwwwww       An audio that is done gives its place to the next one.
 audio 3             wwww ww
 """
@@ -58,7 +58,7 @@ def transcripts_of(
 
 
 class _Work:
-    """What stays the same from audio to audio."""
+    """What all audios have in common."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Work:
     def report(self) -> None:
         """How much of all audios is done; the end is reported once."""
         going = self.listeners.values()
-        heard = math.fsum((self.finished, *(listener.fraction for listener in going)))  # in any order
+        done = math.fsum((self.finished, *(listener.fraction for listener in going)))  # in any order
         seconds = sum(listener.place for listener in going) / FRAMES_PER_SECOND
-        if heard < len(self.audios):
-            self.progress(STAGE, heard / len(self.audios), f"{seconds:.0f} s of audio done" if going else "")
+        if done < len(self.audios):
+            self.progress(STAGE, done / len(self.audios), f"{seconds:.0f} s of audio done" if going else "")

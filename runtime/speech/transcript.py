@@ -1,4 +1,4 @@
-"""What a transcription is made of: words, segments, and the whole with its language."""
+"""The data of a transcription: words, segments, and the transcript with its language."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Segment:
 class Transcript:
     """All of an audio: where it comes from, its language (None: the model knows one only), its segments in order.
 
-    With an `error` there is no transcript, and the error says why.
+    With an `error` there is no transcript.
     """
 
     name: str

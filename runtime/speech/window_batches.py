@@ -1,4 +1,4 @@
-"""Windows of several audios in running batches: each begins in a free row as soon as it is there.
+"""Windows of several audios in running batches: each begins in a free row as soon as it is available.
 
 rows    0 1 2 3
 step 7  a b c d
@@ -19,7 +19,7 @@ from ..search.step_output import NotFiniteError
 from ..text.running_batch import BatchForm, Decoded, RunningBatch, Source, batch_form
 from .decoding import Window, WindowDecoder, WindowOutput
 
-FEW = 4  # tokens of a prompt without text of before: start, language, task, no timestamps
+FEW = 4  # tokens of a prompt without previous text: start, language, task, no timestamps
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class WindowBatches:
                 else:
                     found.append((attempt.source.number, attempt.window, output))
             for numbers, error in advance.failed:
-                for number in numbers:  # one of them is not finite; the others, who began with it, begin again
+                for number in numbers:  # one of them is not finite; the others, which began with it, restart
                     attempt = self.running.pop(number)
                     batch.asked.pop(number, None)
                     if isinstance(error, NotFiniteError) and error.source != number:

@@ -21,7 +21,7 @@ from .features import FRAMES_PER_SECOND
 from .transcript import Segment, Transcript
 from .words import words_of_segments
 
-HOT = 0.5  # what was drawn at a higher temperature is no text to continue
+HOT = 0.5  # what was drawn at a higher temperature is not continued
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Cut:
 
 
 def cuts_of(tokens: Sequence[int], first_timestamp: int, frames: int) -> tuple[list[Cut], int, bool]:
-    """Tokens of a window of so many frames -> its pieces, frames to the next window, and whether all was decoded.
+    """Tokens of a window of this many frames -> its pieces, frames to the next window, and whether all was decoded.
 
     Two timestamps in a row end a piece. What follows the last pair is dropped, because the window may have cut it off,
-    unless one timestamp alone ends the output: then nobody speaks in the rest of the window.
+    unless one timestamp alone ends the output: then there is no speech in the rest of the window.
     """
     times = [token - first_timestamp for token in tokens]  # negative for text
     pairs = [place for place in range(1, len(times)) if times[place - 1] >= 0 and times[place] >= 0]
@@ -51,7 +51,7 @@ def cuts_of(tokens: Sequence[int], first_timestamp: int, frames: int) -> tuple[l
 
 
 class Listener:
-    """One audio on its way through a model: it hands out windows, and takes what was decoded of each."""
+    """The progress of one audio: it yields windows and collects their decoded segments."""
 
     def __init__(self, speech: Speech, decoder: WindowDecoder, prompt: Sequence[int]):
         self.speech, self.decoder, self.options = speech, decoder, decoder.options
@@ -69,28 +69,28 @@ class Listener:
         return min(self.place / self.frames, 1.0) if self.frames else 1.0
 
     def window(self) -> Window | None:
-        """The next window; None at the end of the audio. Windows without a sound are left out."""
+        """The next window; None at the end of the audio. Silent windows are skipped."""
         while self.place < self.frames:
             features = self.speech.features.window(self.place, self.size)
             if not self.speech.features.silent():
                 previous = tuple(self.prompt)
                 window = Window(features, self.place, self.language, self.timestamps, previous)
-                return self.heard_language(window)
+                return self.with_detected_language(window)
             self.place += self.window_frames
         return None
 
-    def heard_language(self, window: Window) -> Window:
+    def with_detected_language(self, window: Window) -> Window:
         if self.language is None and self.decoder.speech.multilingual:
             self.language, _ = self.decoder.language_of(window)
         return window if window.language == self.language else replace(window, language=self.language)
 
     @property
     def window_frames(self) -> int:
-        """Frames of the next window that are not behind the end of the features."""
+        """Frames of the next window that are not after the end of the features."""
         return min(self.size, self.speech.features.frames - self.place)
 
     def take(self, window: Window, output: WindowOutput) -> list[Segment]:
-        """The segments of a decoded window; the next one is set."""
+        """Adds the segments of a decoded window and sets the start of the next one."""
         frames = self.window_frames
         if output.is_silence(self.options):
             self.place += frames
@@ -112,7 +112,7 @@ class Listener:
             self.prompt.clear()
         else:
             self.prompt += [token for segment in segments for token in segment.tokens]
-            del self.prompt[: -self.decoder.room]  # more is never read
+            del self.prompt[: -self.decoder.room]  # the prompt never uses more
         return segments
 
     def segment(self, cut: Cut, output: WindowOutput) -> Segment:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")  # languages that put no spaces between words
 BEFORE, BEHIND = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the next or the previous word
 SENTENCE_ENDS = ".。!！?？"
-UNFINISHED = "\ufffd"  # what bytes that are no whole character become
+UNFINISHED = "\ufffd"  # what incomplete bytes of a character become
 LONGEST = 0.7  # seconds that the usual word takes at most
 
 
 @dataclass
 class Timed:
-    """A word on the way: its parts change until punctuation and pauses are settled."""
+    """A mutable word, until punctuation and pauses are assigned."""
 
     text: str
     start: float
@@ -111,7 +111,7 @@ def usual_duration(words: Sequence[Timed]) -> float:
 
 
 def shorten_at_sentence_ends(words: Sequence[Timed], longest: float) -> None:
-    """A pause between sentences is no part of a word."""
+    """A pause between sentences is not part of a word."""
     for before, one in itertools.pairwise(words):
         if longest and one.end - one.start > longest:
             if one.text in SENTENCE_ENDS:
@@ -137,7 +137,7 @@ def merge_punctuation(words: Sequence[Timed]) -> None:
 
 
 def with_words(segment: Segment, words: list[Timed], usual: float, spoken: float) -> Segment:
-    """A segment with its words. Where word and segment disagree by far, the segment is right; else the words are."""
+    """A segment with its words. If their times differ by much, the segment's are kept; else the words'."""
     if not words:
         return segment
     shorten_after_pause(words, usual, spoken)

@@ -1,5 +1,5 @@
-"""How sources are put into batches. Every function takes lengths and gives batches as lists of places in them.
-What is encoded in one call is another question: `groups_by_padding` (encoder_inputs.py).
+"""Ways to divide sources into batches. Every function takes lengths and returns batches as lists of indices.
+Which sources are encoded in one call is decided by `groups_by_padding` (encoder_inputs.py).
 
 batches_by_length    decoding and scoring: neighbours in length, so that little is padded
 mixed_batches        parity: every batch has short and long sources, so that padding is tested

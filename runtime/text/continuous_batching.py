@@ -26,14 +26,14 @@ from ..threads import WORKER_WORK, row_work
 from .batching import BATCH, batches_by_length
 from .running_batch import Decoded, RunningBatch, Source, batch_form
 
-WINDOW = 16  # batches that are looked ahead
+WINDOW = 16  # batches of look-ahead
 WAKE = 0.05  # seconds between checks of workers that must stop
 
 
 def worth_it(session: Session, sources: int, rows: int, width: int) -> bool:
     """Whether continuous batching is at least as fast as batches by length, which both drop finished sources.
 
-    What a full batch saves is the part of a step that does not grow with its rows: reading the weights. So it pays
+    A full batch saves the cost of a step that does not grow with its rows: reading the weights. So it pays
 
     - only with more sources than rows, because otherwise no row gets a new source;
     - only where a step does more work than the loop around it: every group of sources that began together is a search
@@ -98,7 +98,7 @@ def _decoded(session: Session, waiting: _Waiting, options: SearchOptions, most: 
 
 
 def _in_parallel(batches: Sequence[Iterator[Decoded]], ahead: int) -> Iterator[Decoded]:
-    """What all of these yield, each in a thread of its own, at most about `ahead` results before they are asked for.
+    """The results of all of these, each run in its own thread, at most about `ahead` results ahead of the reader.
 
     The first error ends all of them and is raised here.
     """
@@ -141,7 +141,7 @@ def _in_parallel(batches: Sequence[Iterator[Decoded]], ahead: int) -> Iterator[D
 def _batch_kept_full(
     session: Session, waiting: _Waiting, options: SearchOptions, first: list[Source]
 ) -> Iterator[Decoded]:
-    """Decodes `first` in as many rows, and in rows that get free what waits."""
+    """Decodes `first` in as many rows, and the waiting sources in rows that become free."""
     batch = RunningBatch(session, batch_form(session, first[0]), options.max_length)
     batch.admit(first)
     while batch.cohorts:
@@ -161,7 +161,7 @@ def _batch_kept_full(
 
 
 class _Waiting:
-    """The sources that have no row yet. Several workers may take from it at the same time."""
+    """The sources that have no row yet; thread-safe for several workers."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _Waiting:
         options = self.options
         if taken:
             limits = self.session.limits
-            limits = dataclasses.replace(limits, batch=None)  # a window is no batch
+            limits = dataclasses.replace(limits, batch=None)  # a window may be larger than a batch
             check_request(limits, self.session.config, taken, options, self.taken, prefixes, prompts)
         self.taken += len(taken)
         first = self.taken - len(taken)

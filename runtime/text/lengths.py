@@ -46,7 +46,7 @@ def lengths_by_decoding(
 ) -> list[tuple[int, int]]:
     """(source, output) tokens of every source: `count` of all lengths are decoded, the longest among them.
 
-    The others get the largest ratio that was seen, because an output that is longer than planned does not fit.
+    The others get the largest ratio found, because an output that is longer than planned does not fit.
     """
     if count < 1:
         raise RequestError(f"{count} lines to decode, expected at least 1; or give a ratio instead")
@@ -59,8 +59,8 @@ def lengths_by_decoding(
         known |= {i: max(len(best.tokens) for best in every) for i, every in zip(places, found, strict=True)}
         progress("plan: decode", (start + len(places)) / len(chosen))
     ratio = max((known[i] / len(sources[i]) for i in known), default=1.0)
-    guessed = lengths_by_ratio(sources, ratio, session.limits.target)
-    return [(source, known.get(i, target)) for i, (source, target) in enumerate(guessed)]
+    estimated = lengths_by_ratio(sources, ratio, session.limits.target)
+    return [(source, known.get(i, target)) for i, (source, target) in enumerate(estimated)]
 
 
 def evenly(places: Sequence[int], count: int) -> list[int]:

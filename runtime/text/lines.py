@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 BOM = b"\xef\xbb\xbf"
-LONGEST = 1 << 20  # bytes of a line; longer ones are not text, and memory is limited
-QUIET = 0.002  # seconds without a new line after which what has arrived is a window
-PATIENCE = 0.05  # seconds after which it is one, whatever else arrives
+LONGEST = 1 << 20  # bytes of a line at most, to limit memory
+QUIET = 0.002  # seconds without a new line after which a window ends
+PATIENCE = 0.05  # seconds after which a window ends in any case
 
 
 @dataclass(frozen=True)

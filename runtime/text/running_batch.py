@@ -5,8 +5,8 @@
     step 10 a  a  a  b  a  a  b  a     the next two are encoded and begin in their rows
     step 17 a  .  a  b  .  .  b  a
 
-Sources that begin together with the same options are one search, the same search as anywhere else; only the decoder
-step is shared by all. So there is no second kind of search, and the output of a source does not depend on its
+Sources that begin together with the same options are one search, the usual one; only the decoder
+step is shared by all. So there is no second implementation of search, and the output of a source does not depend on its
 neighbours. Sources with other options share a batch where their steps have the same form (`BatchForm`).
 """
 
@@ -34,10 +34,10 @@ Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypoth
 
 @dataclass(frozen=True)
 class Source:
-    """One of many: its number, its tokens (or features), its options, the beginning of its output (None: nothing of its
-    own), and what the decoder is fed before that (None: what the options say).
+    """One source: its number, its tokens (or features), its options, the prefix of its output (None: none of its
+    own), and what the decoder is fed before that (None: as in the options).
 
-    `asked` is a place in its prompt: the logits after that token are wanted, too (`RunningBatch.asked`)."""
+    `asked` is an index in its prompt: the logits after that token are returned, too (`RunningBatch.asked`)."""
 
     number: int
     tokens: Sequence[int]
@@ -51,7 +51,7 @@ class Source:
 class BatchForm:
     """What all sources of a batch have in common.
 
-    `bans` are the tokens that a session which chooses tokens by itself is told once for a whole batch; None where the
+    `bans` are the banned tokens that a session which chooses tokens by itself gets once for a batch; None where the
     search chooses them.
     """
 
@@ -81,7 +81,7 @@ class RunningBatch:
     """Rows that are decoded together, and the searches over them. It has no rows before the first sources come.
 
     `encode` makes a state of sources that are padded alike; the state of those that come first becomes the batch's.
-    `asked` are the logits [V] of each source that asked for some, by its number; who asked takes them out.
+    `asked` are the requested logits [V] by source number; the caller removes them.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class RunningBatch:
 
     @property
     def settled(self) -> bool:
-        """Whether rows may change: the search has caught up with a session that is some steps ahead."""
+        """Whether rows may change: the search has consumed all steps that the session ran ahead."""
         return self.rows is None or not self.rows.tree.waiting
 
     def admit(self, sources: list[Source]) -> None:
-        """These begin with the next step: in free rows, and in new ones where those are too few."""
+        """Starts these sources with the next step: in free rows, and in new ones if those are too few."""
         if self.rows is None:
             self.rows = _Rows(self, sources)
             places = np.arange(len(sources))
@@ -124,7 +124,7 @@ class RunningBatch:
             self.cohorts.append(_Cohort(self.rows, places[own], [sources[place] for place in own]))
 
     def step(self, tokens: bool = False) -> Advance:
-        """One decoder step of all rows, and what the searches make of it; `tokens` only if they are asked for."""
+        """One decoder step of all rows, and one step of their searches; `tokens` are returned only on request."""
         assert self.rows is not None
         advance = Advance({}, [], [])
         self.rows.step()
@@ -137,11 +137,11 @@ class RunningBatch:
                 advance.failed.append(([source.number for source in cohort.sources], found))
         self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
         if not self.cohorts:
-            self.rows.tree.waiting.clear()  # steps that the session did ahead for nobody
+            self.rows.tree.waiting.clear()  # steps that the session ran ahead and that are not needed
         return advance
 
     def drop(self, numbers: set[int]) -> None:
-        """Frees the rows of these sources: nobody waits for them any more."""
+        """Frees the rows of these sources, which were cancelled."""
         for cohort in self.cohorts:
             cohort.drop(numbers)
         self.cohorts = [cohort for cohort in self.cohorts if not cohort.done.all()]
@@ -149,7 +149,7 @@ class RunningBatch:
             self.rows.tree.waiting.clear()
 
     def shrink(self) -> None:
-        """Drops free rows, where they are enough to be worth a copy."""
+        """Drops free rows, if there are enough to be worth a copy."""
         if self.rows is None or (staying := staying_rows(self.rows.free)) is None:
             return
         places = self.rows.keep(staying)
@@ -176,7 +176,7 @@ def prefixes_of(sources: Sequence[Source]) -> list[list[int]]:
 
 
 class _Rows:
-    """The batch as the decoder sees it: one source a row, each at its own step, some of them free."""
+    """The rows of the batch for the decoder: one source per row, each at its own step, some of them free."""
 
     def __init__(self, owner: RunningBatch, sources: list[Source]):
         self.session, self.form, self.encode, self.asked = owner.session, owner.form, owner.encode, owner.asked
@@ -193,7 +193,7 @@ class _Rows:
         self.answer = StepOutput(np.zeros(0))
 
     def begin(self, rows: np.ndarray, sources: list[Source]) -> None:
-        """The first step of these rows: prompts are read, and the search will ask for start tokens."""
+        """Starts these rows: prompts are read, and the search will ask for start tokens."""
         config = self.session.config
         fed = [place for place, source in enumerate(sources) if source.prompt is not None or source.options.prompt]
         if fed:
@@ -206,7 +206,7 @@ class _Rows:
         self.parents[rows] = np.arange(self.form.width)
 
     def read_logits(self, rows: np.ndarray, sources: list[Source], found: dict[int, np.ndarray]) -> None:
-        """What sources ask for was found, by row, or comes with the next step: after the last token of a prompt."""
+        """Stores requested logits by row; those after a prompt's last token come with the next step."""
         for row, source in zip(rows.tolist(), sources, strict=True):
             if row in found:
                 self.asked[source.number] = found[row]
@@ -214,7 +214,7 @@ class _Rows:
                 self.asking[row] = source.number
 
     def first_state(self, sources: list[Source]) -> State:
-        """One state of sources that were not encoded all at once."""
+        """Joins the states of sources that were encoded in several calls."""
         (places, state), *others = self.encoded(sources)
         rows = np.zeros(len(sources), dtype=np.int64)
         rows[places] = np.arange(len(places))
@@ -225,7 +225,7 @@ class _Rows:
         return state
 
     def plan_of(self, sources: list[Source]) -> GreedyPlan | None:
-        """By what the session chooses tokens by itself; None where the search does."""
+        """The plan by which the session chooses tokens itself; None if the search does."""
         if self.form.bans is None:
             return None
         whole: GreedyPlan | None = None
@@ -245,7 +245,7 @@ class _Rows:
 
     def step(self) -> None:
         if self.tree.plan is None:
-            self.tree.restart(np.flatnonzero(self.free))  # free rows are stepped as well: this keeps them out of slots
+            self.tree.restart(np.flatnonzero(self.free))  # free rows are stepped as well, but must not use up slots
         self.answer = self.tree(self.tokens, self.parents)
         for row in np.flatnonzero(self.asking != NOBODY).tolist():
             self.asked[int(self.asking[row])] = np.array(self.answer.logits[row, 0])
@@ -262,7 +262,7 @@ class _Rows:
         self.begin(rows, sources)
 
     def grow(self, count: int) -> None:
-        """So many free rows more: copies of the first one, until a source takes them."""
+        """Adds free rows: copies of the first one, until a source takes them."""
         if not count:
             return
         rows = np.concatenate([np.arange(len(self.free)), np.zeros(count, dtype=np.int64)])
@@ -283,14 +283,14 @@ class _Rows:
 class _Cohort:
     """Sources that began together: a search, and its `Step`, which reads its rows of the batch's latest step.
 
-    A search emits with every step the tokens it will ask for next, so the whole batch can be stepped before.
+    A search emits with every step the tokens it will ask for next, so the whole batch can be stepped beforehand.
     """
 
     def __init__(self, batch: _Rows, rows: np.ndarray, sources: list[Source]):
         self.batch, self.sources = batch, sources
-        self.rows = rows  # of the sources that are still in the search; those that are done read some other's row
+        self.rows = rows  # rows of the sources in the search; finished ones read another's row
         self.done = np.zeros(len(rows), dtype=bool)
-        self.dropped = np.zeros(len(rows), dtype=bool)  # of all sources: nobody waits for them
+        self.dropped = np.zeros(len(rows), dtype=bool)  # of all sources: cancelled
         texts = [source.tokens for source in sources]
         options, config = sources[0].options, batch.session.config
         self.search = search_over(self, texts, config, options, prefixes_of(sources))
@@ -309,9 +309,9 @@ class _Cohort:
         self.rows, self.done, self.here = self.rows[rows], self.done[rows], self.here[rows]
 
     def advance(self, tokens: dict[int, int] | None = None) -> list[Decoded]:
-        """One step of the search; the tokens it asks for next go to the batch. What is done is given back.
+        """One step of the search; the tokens it asks for next go to the batch. Returns finished sources.
 
-        Into `tokens` goes the latest token of each source of one beam.
+        `tokens` gets the latest token of each source that has one beam.
         """
         emitted = next(self.search)
         if tokens is not None and emitted.tokens.shape[1] == 1:

@@ -39,7 +39,7 @@ class TargetScore:
 
 
 def perplexity_of(total: float, tokens: int) -> float:
-    """exp(-mean log-probability), of the sum of the log-probabilities of so many tokens."""
+    """exp(-mean log-probability), from the sum of the log-probabilities and the number of tokens."""
     with np.errstate(over="ignore"):  # too large for a float is infinite
         return float(np.exp(np.float64(-total / tokens)))
 

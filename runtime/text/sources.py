@@ -1,4 +1,4 @@
-"""Sources to decode, as token ids: of texts, or random ones; and how many are enough to compare."""
+"""Sources to decode, as token ids: from texts, or random; and how many suffice for a comparison."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from seq2engine.model.tokenizers.ids import IdsTokenizer
 
 from ..encoder_inputs import AudioSource
 
-TENSOR_SOURCES = 64  # tensors are compared on that many sources, of all lengths: more would show nothing new
-STEP_LOGITS = 1 << 20  # or on as many as give a step so many logits: with a large vocabulary fewer sources show as much
+TENSOR_SOURCES = 64  # tensors are compared on this many sources, of all lengths: more would show nothing new
+STEP_LOGITS = 1 << 20  # or fewer sources, so that a step has at most this many logits
 AUDIO_SOURCES = 4  # of audio: each is as long as fifty sentences
 AUDIO_DECODES = 8  # random ones that are decoded, unless fewer are asked for
 SMOOTH = 8  # frames from one sound to the next, in random audio features
-FEWEST_SOURCES = 16  # and never on fewer: a ratio of errors of one single row was measured at up to 17 in good exports
+FEWEST_SOURCES = 16  # never on fewer: the error ratio of a single row was measured at up to 17 in correct exports
 
 
 def tensor_sources(config: ModelConfig) -> int:
@@ -35,8 +35,9 @@ def fewest_sources(config: ModelConfig) -> int:
 
 
 def compared_sources(sources: list[list[int]], config: ModelConfig, limit: int) -> tuple[list[list[int]], list[int]]:
-    """The sources that tensors are compared on, and the places of those that go on to the last step: some of the given
-    ones, with random ones of at most `limit` tokens where they are too few.
+    """The sources that tensors are compared on, and the indices of those that continue to the last step.
+
+    They are some of the given ones, with random ones of at most `limit` tokens if those are too few.
     """
     shown = sample_of(sources, tensor_sources(config))
     fewest = fewest_sources(config)
@@ -52,7 +53,7 @@ def tree_sources(config: ModelConfig, beam: int) -> int:
 
 
 def coder_of(bundle: Bundle, ids: bool = False) -> Coder:
-    """What turns lines into ids and back: the bundle's tokenizer, or lines of ids if `ids` or where it has none."""
+    """What converts lines to ids and back: the bundle's tokenizer, or lines of ids if `ids` or where it has none."""
     return IdsTokenizer() if ids or not bundle.takes_text else bundle.tokenizer()
 
 
@@ -120,7 +121,7 @@ def sample_of(sources: list[list[int]], count: int) -> list[list[int]]:
 
 
 def sample_rows(sources: list[list[int]], count: int) -> list[int]:
-    """Where they are among the sources."""
+    """Their indices among the sources."""
     if len(sources) <= count:
         return list(range(len(sources)))
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))

@@ -1,4 +1,4 @@
-"""Which part of a text that is still being decoded is final."""
+"""The final part of a text that is still being decoded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from seq2engine.model.tokenizers.base import Coder
 
-REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
+REPLACEMENT = "\ufffd"  # what a decoder returns for incomplete bytes of a character
 
 
 def settled(text: str) -> str:
-    """The beginning of a text that more tokens cannot change.
+    """The beginning of a text that further tokens cannot change.
 
-    Tokenizers put the text of a token behind the text before it. What may still change is the end: bytes that become a
-    character with the next token, and a space that only stands before another word.
+    Tokenizers append the text of a token to the text before it. What may still change is the end: bytes that become a
+    character with the next token, and a space that only precedes another word.
     """
     return text.rstrip(f"{REPLACEMENT} ")
 

@@ -24,7 +24,7 @@ from .batching import BATCH, batches_by_length
 from .continuous_batching import Decoded, first_then_longest, translate_many, worth_it
 from .lines import Line, windows_of
 
-WINDOW = 64  # batches that are looked ahead: enough for lines of one length to meet, soon enough through
+WINDOW = 64  # batches of look-ahead: enough to group lines by length, without long waits
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def translate_lines(
     check_takes_text(session.config)
     check_options(session.limits, session.config, options)
     if prefixes is not None and options.prefix:
-        raise RequestError("a prefix of all lines and one of each, expected either")
+        raise RequestError("a prefix for all lines and one for each, expected one of the two")
     work = LineCoder(session, tokenizer, options, truncate, language, prefixes, strict)
     most = batch if session.limits.batch is None else min(batch, session.limits.batch)
     return (done for window in windows_of(lines, WINDOW * most) for done in work.window(window, most))

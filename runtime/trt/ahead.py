@@ -1,10 +1,10 @@
-"""Greedy search some tokens ahead of the host: what a step chooses is fed to the next one on the device.
+"""Greedy search some tokens ahead of the host: each step feeds its chosen tokens to the next one on the device.
 
     tokens, position, mask --> decoder_step --> logits --> next_greedy --> next tokens, position, mask, what was chosen
        ^                                                                      |
        +------------------------------ one copy ------------------------------+
 
-The host queues some of these, then waits once and reads what was chosen. The rules are in the plan that it sent before
+The host queues some of these, then waits once and reads the chosen tokens. The rules are in the plan sent before
 (search/greedy_plan.py).
 """
 
@@ -24,7 +24,7 @@ from ..search.greedy_plan import GreedyPlan
 from .device import Device
 from .engine import Engine
 from .launches import Launches, Run
-from .memory import DeviceArray, Parcel, Post, Sizes, TrtState, allocate, shape_of, typed_front
+from .memory import DeviceArray, Parcel, ParcelMemory, Sizes, TrtState, allocate, shape_of, typed_front
 from .shapes import Profile
 from .step_plan import SLOT_POSITION
 
@@ -36,16 +36,16 @@ FIXED = ("limit", "end")
 
 
 class AheadMemory:
-    """Memory of one state at a time that chooses tokens by itself: what a step is fed, and what it makes of that."""
+    """Memory for one state at a time that runs ahead: the inputs of a step and what it computes from them."""
 
     def __init__(self, device: Device, entries: Mapping[str, EngineEntry], most: list[Sizes]):
         greedy, step = entries[SCORED], entries["decoder_step"]
         known = {t.name: t for t in (*step.inputs, *greedy.inputs)}
         self.carried = [known[name] for name in (*STEP_INPUTS, *CARRIED, *RECORDED)]
         self.device = device
-        self.now = Post(device, self.carried, most)
+        self.now = ParcelMemory(device, self.carried, most)
         self.next = device.allocate(self.now.memory.size)
-        self.fixed = Post(device, [known[name] for name in FIXED], most)
+        self.fixed = ParcelMemory(device, [known[name] for name in FIXED], most)
         self.banned = allocate(device, known["banned"], most).reshaped(shape_of(known["banned"], most[0]))
         self.ban_staging = device.staging(self.banned.bytes)[: self.banned.bytes]
         self.sent_bans: bytes | None = None
@@ -68,7 +68,7 @@ class AheadMemory:
         return array
 
     def is_running(self, state: TrtState, plan: GreedyPlan) -> bool:
-        """Whether what is on the device belongs to this state and plan: then it goes on from there."""
+        """Whether the data on the device belongs to this state and plan and can be continued."""
         return self.running is not None and self.running[0]() is state and self.running[1] is plan
 
     def send_bans(self, banned: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class AheadMemory:
 
 @dataclass(frozen=True)
 class AheadPlan:
-    """What one state has in common for all tokens while its rows stay."""
+    """What all tokens of one state share while its rows stay."""
 
     memory: AheadMemory
     now: Parcel
@@ -109,7 +109,7 @@ class AheadPlan:
         self.memory.send_bans(plan.banned)
 
     def queue(self, count: int, columns: np.ndarray) -> list[np.ndarray]:
-        """Queues so many steps, and copies of what they record: arrays [B, last - first] of the columns they fill, to
+        """Queues steps, and copies of what they record: arrays [B, last - first] of the columns they fill, to
         be read after the wait."""
         for _ in range(count):
             self.launches()
@@ -126,7 +126,12 @@ class AheadPlan:
 
 
 def planned_ahead(
-    memory: AheadMemory, engines: Mapping[str, Engine], profile: Profile, state: TrtState, sizes: Sizes, logits: Post
+    memory: AheadMemory,
+    engines: Mapping[str, Engine],
+    profile: Profile,
+    state: TrtState,
+    sizes: Sizes,
+    logits: ParcelMemory,
 ) -> AheadPlan:
     device, scored = memory.device, not state.form.candidates
     step, greedy = engines["decoder_step"], engines[SCORED if scored else UNSCORED]
@@ -150,5 +155,5 @@ def planned_ahead(
 
 
 def end_of(arrays: Mapping[str, DeviceArray], names: Sequence[str]) -> int:
-    """Bytes from the first to the end of the last of these, which lie behind each other."""
+    """Bytes from the start of the first to the end of the last of these contiguous tensors."""
     return arrays[names[-1]].address + aligned(arrays[names[-1]].bytes) - arrays[names[0]].address

@@ -37,7 +37,7 @@ NO_GPU = (
 
 
 class Allocation:
-    """What keeps a piece of device memory: it is given back when the last `Memory` in it is gone."""
+    """The owner of a block of device memory, which is freed with the last `Memory` in it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Device(Protocol):
         """Queues a copy of staging memory to the device."""
 
     def download(self, target: np.ndarray, source: Memory, pitch: int = 0) -> None:
-        """Queues a copy to staging memory; with a `pitch` of rows [N, ...] that begin so many bytes apart there."""
+        """Queues a copy to staging memory; with a `pitch`, rows [N, ...] begin that many bytes apart there."""
 
     def copy(
         self, target: Memory, source: Memory, width: int, height: int = 1, pitches: tuple[int, int] = (0, 0)
@@ -150,14 +150,14 @@ class CudaDevice:
         with self.one_line():
             self.cuda.wait()
 
-    @collector_held()  # memory that it would give back waits for the stream, which ends a capture
+    @collector_held()  # freeing memory would wait for the stream, which ends a capture
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         with self.one_line():
             self.cuda.begin_capture()
         try:
             launch()
         except BaseException:
-            with suppress(CudaError):  # the stream must not stay in capture; what failed is told by the other error
+            with suppress(CudaError):  # the stream must not stay in capture; the other error names the failure
                 self.cuda.destroy_graph(self.cuda.end_capture())
             raise
         with self.one_line():
@@ -185,6 +185,6 @@ class CudaDevice:
 
 
 def released(release: Callable[[int], None], handle: int) -> None:
-    """Gives something back to CUDA. After a failure of the GPU nothing can be given back, and nothing needs to be."""
+    """Releases a CUDA resource. After a failure of the GPU nothing can be released, and nothing needs to be."""
     with suppress(CudaError):
         release(handle)

@@ -67,7 +67,7 @@ class Engine:
         self.profiles = profiles
         self.profile: int | None = None
         self.bound: Key | None = None
-        self.changes = 0  # of what is bound: a CUDA graph of the launches is of no use after one
+        self.changes = 0  # changes of the binding: a CUDA graph is invalid after one
         self.settled = False  # TensorRT finishes a change of shapes in the first launch, which must not be captured
         self.context: Any = None
         self.config: Any = None
@@ -231,7 +231,7 @@ class RuntimeCache:
         self.cache = config.create_runtime_cache()
         self.saved = self.path.read_bytes() if self.path.is_file() else b""
         if self.saved and not self.cache.deserialize(self.saved):
-            log.warning("%s is damaged, or of another GPU or driver: it is not used, and written anew", self.path)
+            log.warning("%s is damaged or of another GPU or driver: it is ignored and written again", self.path)
             self.saved = b""
         config.set_runtime_cache(self.cache)
 

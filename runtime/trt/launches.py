@@ -1,4 +1,4 @@
-"""Copies and engine runs that belong together, queued in one order again and again: where it pays as a CUDA graph."""
+"""Copies and engine runs that are queued together repeatedly, as a CUDA graph where it pays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Launches:
             run.engine.take(run.binding)
         changes = [run.engine.changes for run in self.runs]
         if changes != self.captured:
-            self.graph = None  # it is tied to the state of the contexts it was captured from
+            self.graph = None  # it is valid only for the contexts' state at its capture
         if self.graph is None and self.captures and all(run.engine.settled for run in self.runs):
             self.graph, self.captured = self.capture(), changes
         if self.graph is not None:

@@ -29,7 +29,7 @@ SETS = {"static": 1, "growing": 2}  # of cache buffers: written in place, or one
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """The front part of a piece of device memory, seen as a dense tensor. `dtype` is the passport's name for it."""
+    """The front of a block of device memory as a dense tensor. `dtype` is the passport's name for it."""
 
     memory: Memory
     dtype: str
@@ -115,7 +115,7 @@ class Parcel:
         self.device.download(self.host, self.memory)
 
 
-class Post:
+class ParcelMemory:
     """Memory on both sides for parcels of some tensors, whatever their shapes."""
 
     def __init__(self, device: Device, tensors: Sequence[EngineTensor], most: Sequence[Sizes]):
@@ -186,7 +186,7 @@ class BatchMemory:
         self.kept = slabs(device, kept, most)
         lengths = [{**sizes, "L": sizes["M"]} for sizes in most]  # a growing cache reads next what it writes now
         self.cache = [slabs(device, cache, lengths) for _ in range(SETS[cache_form])]
-        # A static cache's mask stays from step to step, and the next one is made beside it.
+        # A static cache's mask stays on the device; the next one is written to a second buffer.
         size = sum(room_for(tensor, most) for tensor in masks)
         self.masks = [device.allocate(size) for _ in range(2 if cache_form == "static" else 1)]
 
@@ -204,7 +204,7 @@ class TrtState(dict[str, DeviceArray]):
 
     `rows` are its sources; its tensors may have more rows, which are padding. `plan` and `ahead` are the session's
     plans of single steps and of steps ahead of the host, valid while shapes stay; `form` is what is read of its steps.
-    `parents` tell how the mask of the next step follows from the one that is there.
+    `parents` define the next step's mask from the current one.
     """
 
     def __init__(self, memory: BatchMemory, pool: list[BatchMemory], rows: int):
@@ -220,13 +220,13 @@ class TrtState(dict[str, DeviceArray]):
         weakref.finalize(self, pool.append, memory).atexit = False
 
     def moved(self, masks: bool = True) -> None:
-        """Rows, lengths or slots have changed, and with them the masks or not."""
+        """Invalidates plans after rows, lengths or slots have changed; `masks`: the mask as well."""
         self.plan = self.ahead = None
         if masks:
             self.mask_shape = None
 
     def is_at(self, steps: int) -> bool:
-        """Whether that is how many steps were done."""
+        """Whether this many steps were done."""
         return self.steps == steps
 
 

@@ -16,7 +16,7 @@ from seq2engine.export.artifact.transfers import itemsize_of
 from .device import Device, Memory
 from .memory import Shape, Slab
 
-SPARE = -1  # in place of a row: memory beside all rows
+SPARE = -1  # in place of a row: spare memory outside all rows
 
 
 def clear(device: Device, slab: Slab, shape: Shape) -> None:
@@ -27,7 +27,7 @@ def clear(device: Device, slab: Slab, shape: Shape) -> None:
 def row_moves(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Copies (to, from), one after the other, after which row i holds what row rows[i] held before them all.
 
-    A row is overwritten only when nobody needs it any more. Rows in a circle go through SPARE.
+    A row is overwritten only when it is no longer needed. Rows in a circle go through SPARE.
     """
     waiting = {to: source for to, source in enumerate(rows) if to != source}
     readers: dict[int, set[int]] = {}
@@ -65,7 +65,7 @@ def gather_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], s
 
 
 def put_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], coming: Slab, coming_shape: Shape) -> None:
-    """array[rows] = coming of every tensor of the slab; where sources are longer than those that come: zeros behind."""
+    """array[rows] = coming of every tensor of the slab, padded with zeros to the slab's source length."""
     axis = slab.axes.index("S")
     width, count = slab.row_bytes(shape), len(slab.names)
     if shape[1:] == coming_shape[1:]:
@@ -83,7 +83,7 @@ def put_rows(device: Device, slab: Slab, shape: Shape, rows: Sequence[int], comi
 
 
 def set_length(device: Device, slab: Slab, shape: Shape, length: int, spare: Memory) -> Shape:
-    """Every tensor of the slab with sources of another length, zeros behind the old ones; its shape afterwards."""
+    """Every tensor of the slab with sources of another length, padded with zeros; its shape afterwards."""
     axis = slab.axes.index("S")
     result = (*shape[:axis], length, *shape[axis + 1 :])
     size = math.prod(result) * itemsize_of(slab.dtype)

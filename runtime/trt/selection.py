@@ -15,7 +15,7 @@ from seq2engine.export.artifact.passport import PASSPORT, Passport, build_comman
 from seq2engine.export.artifact.profiles import Range, Workload
 from seq2engine.export.contract import GRAPHS
 
-if TYPE_CHECKING:  # choosing an engine needs no torch
+if TYPE_CHECKING:  # choosing an engine does not import torch
     from .device import Device
 
 EXAMPLE_TARGET = "sm89"
@@ -41,8 +41,8 @@ def choose_engine(
 ) -> tuple[Path, Passport]:
     """The folder and passport of the named engine, or of the one in this precision that suits a workload best.
 
-    One that is stale, does not run here or does not take the workload is chosen only if all are like it; opening it
-    then says what is wrong.
+    An engine that is stale, does not run here or does not take the workload is chosen only if all are; opening it
+    then names the problem.
     """
     bundle.require(precision)
     names = engine_names(bundle)
@@ -139,7 +139,7 @@ def fix(folder: Path, passport: Passport, **changed: Range | int) -> str:
 
 
 def larger_build(folder: Path, passport: Passport, wanted: Mapping[str, int]) -> str:
-    """The same, of an engine that takes so many beams or target tokens. A fixed number of beams stays a fixed one."""
+    """The same ranges, extended to this many beams or target tokens. A fixed number of beams stays fixed."""
     changed: dict[str, Range | int] = {}
     for name, size in wanted.items():
         now: Range = getattr(passport.ranges, name)

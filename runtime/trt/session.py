@@ -22,12 +22,22 @@ from seq2engine.model.config import ModelConfig
 from ..backends import SessionOptions
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
-from ..session import EVERYTHING, Ahead, Limits, Session, StepForm
+from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
 from .ahead import SCORED, AheadMemory, AheadPlan, planned_ahead
 from .device import CudaDevice, Device, Memory
 from .engine import Engine
 from .launches import Launches, Run
-from .memory import BatchMemory, DeviceArray, Post, Shape, Slab, TrtState, physical_rows, read_values, room_for_moves
+from .memory import (
+    BatchMemory,
+    DeviceArray,
+    ParcelMemory,
+    Shape,
+    Slab,
+    TrtState,
+    physical_rows,
+    read_values,
+    room_for_moves,
+)
 from .moves import clear, gather_rows, padded_slots, put_rows, set_length
 from .selection import Opening, check_files, check_machine, choose_engine, fix, larger_build, runs_on
 from .shapes import Profile, call_sizes, check_dtypes, check_places, check_reserved, profile_for, profiles_of
@@ -83,7 +93,7 @@ class TrtSession(Session):
         self.pool: list[BatchMemory] = []  # of states that died
         self.recent: list[Launches] = []
         self.engines: dict[str, Engine] = {}
-        self.posts: dict[str, Post] = {}
+        self.posts: dict[str, ParcelMemory] = {}
         self.step_memory: list[StepMemory] = []
         self.ahead_memory: list[AheadMemory] = []
         self.spare: list[Memory] = []  # for moves
@@ -100,7 +110,7 @@ class TrtSession(Session):
             raise
         if self.ahead_memory and tokens_per_wait > 1:
             candidates = passport.reductions[SCORED].candidates
-            self.ahead = Ahead(tokens_per_wait, candidates, self.ahead_memory[0].length)
+            self.ahead = RunAhead(tokens_per_wait, candidates, self.ahead_memory[0].length)
 
     def allocate_shared(self) -> None:
         """Memory on both sides for tensors that are copied in every call and that no state keeps."""
@@ -109,7 +119,7 @@ class TrtSession(Session):
             "encoder": entries["encoder"].inputs,
             "gather_slots": [t for t in entries["gather_slots"].inputs if t.name != "cache"],
         }
-        self.posts = {graph: Post(self.device, tensors, self.most) for graph, tensors in inputs.items()}
+        self.posts = {graph: ParcelMemory(self.device, tensors, self.most) for graph, tensors in inputs.items()}
         self.step_memory = [StepMemory(self.device, entries, self.sent, self.most)]
         self.ahead_memory = [AheadMemory(self.device, entries, self.most)] if SCORED in entries else []
         self.spare = [self.device.allocate(room_for_moves([*self.kept, *self.cache], self.most))]
@@ -290,7 +300,7 @@ class TrtSession(Session):
         state.moved()
 
     def move_rows(self, state: TrtState, rows: np.ndarray) -> None:
-        """Rows of sources that stay come first; behind them may be rows of some that left, as padding."""
+        """Rows of sources that stay come first; rows of some that left may follow as padding."""
         count = self.rows_for(len(rows), physical_rows(state)) if self.static else len(rows)
         for slab in self.slabs_of(state):
             shape = state[slab.names[0]].shape
@@ -303,7 +313,7 @@ class TrtSession(Session):
         return [*state.memory.kept, *([] if reserved is None else state.memory.holding(reserved))]
 
     def move_slots(self, state: TrtState, slots: np.ndarray) -> None:
-        """These slots [B,L'] come first. A static cache keeps its length: what is behind them repeats one of them."""
+        """These slots [B,L'] come first. A static cache keeps its length: the slots after them repeat one of them."""
         engine, first = self.opened("gather_slots"), state[self.cache[0].name]
         count, length = physical_rows(state), first.shape[2] if self.static else slots.shape[1]
         index = padded_slots(slots, count, length)
@@ -327,8 +337,8 @@ class TrtSession(Session):
                 state[name] = new
 
     def rows_for(self, staying: int, now: int) -> int:
-        """How many rows to go on with: the current ones until half of them are padding, so that the shapes of a decode,
-        and with them its CUDA graph, change seldom while sources leave it."""
+        """How many rows to continue with: the current ones until half of them are padding, so that shapes, and with
+        them the CUDA graph, rarely change while sources leave."""
         while staying <= now // 2 and now // 2 >= self.fewest_rows:
             now //= 2
         return max(now, staying)
@@ -383,7 +393,7 @@ def engine_on_this_machine(
     folder, passport = choose_engine(bundle, precision, engine, workload)
     check_files(bundle, folder, passport)
     device = CudaDevice()
-    if engine is None and not runs_on(passport, device):  # there may be another one for this GPU
+    if engine is None and not runs_on(passport, device):  # another engine may fit this GPU
         folder, passport = choose_engine(bundle, precision, None, workload, lambda one: runs_on(one, device))
         check_files(bundle, folder, passport)
     trt = load_tensorrt(passport.flavour)

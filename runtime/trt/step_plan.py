@@ -1,10 +1,10 @@
-"""One step of a TensorRT session: what it is sent, which engines run behind each other, what is read.
+"""One step of a TensorRT session: its inputs, the sequence of engines, and the outputs that are read.
 
     tokens, places, parents --+--> tree_mask --> mask --+
                               +-------------------------+--> decoder_step --> logits --> candidates --> host
     a whole mask, where it does not follow from the last --^
 
-Logits stay on the device where the search is content with candidates. They cross when it asks for them.
+Logits stay on the device where candidates suffice for the search. They are copied to the host on request.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..search.step_output import Candidates, Reduced, StepOutput
 from .device import Device
 from .engine import Engine
 from .launches import Launches, Run, Work
-from .memory import DeviceArray, Parcel, Post, Shape, Sizes, TrtState, allocate, room_for, shape_of
+from .memory import DeviceArray, Parcel, ParcelMemory, Shape, Sizes, TrtState, allocate, room_for, shape_of
 from .shapes import Profile
 
 MASK = "self_mask"
 SLOT_POSITION = "slot_position"  # of models with relative positions
-MASKS = (MASK, SLOT_POSITION)  # what stays on the device and follows from what is there
+MASKS = (MASK, SLOT_POSITION)  # stays on the device and is derived there
 CANDIDATES = "candidates"
 TREE_MASK = "tree_mask"
 
@@ -43,10 +43,10 @@ class StepMemory:
         self.masks = [t for t in sent if t.name in MASKS]
         following = entries[TREE_MASK].inputs if TREE_MASK in entries else ()
         parents = [t for t in following if t.name == "parents"]
-        self.small = Post(device, [*(t for t in sent if t.name not in MASKS), *parents], most)
+        self.small = ParcelMemory(device, [*(t for t in sent if t.name not in MASKS), *parents], most)
         self.mask_staging = device.staging(sum(room_for(t, most) for t in self.masks))
-        self.logits = Post(device, [t for t in step.outputs if t.name == "logits"], most)
-        self.best = Post(device, entries[CANDIDATES].outputs, most)
+        self.logits = ParcelMemory(device, [t for t in step.outputs if t.name == "logits"], most)
+        self.best = ParcelMemory(device, entries[CANDIDATES].outputs, most)
         self.beam = [self.numbers(t, most) for t in following if t.name == "beam"]
 
     def numbers(self, tensor: EngineTensor, most: Sequence[Sizes]) -> DeviceArray:
@@ -92,14 +92,14 @@ class StepPlan:
         if self.best is None:
             logits = self.logits.values["logits"][front]
             return StepOutput(logits if shortlist is None else logits[..., shortlist.ids], shortlist=shortlist)
-        raw = LaterLogits(self.logits, front, wait, partial(state.is_at, state.steps))
+        raw = DeferredLogits(self.logits, front, wait, partial(state.is_at, state.steps))
         found = {name: array[front] for name, array in self.best.values.items()}
         candidates = ordered(found["best_tokens"], found["best_logits"], state.form.best, raw.shape[-1])
         return StepOutput(raw, None if candidates is None else Reduced(candidates, found["exp_sum"]))
 
 
-class LaterLogits:
-    """Logits on the device. They cross when an item is asked for, once."""
+class DeferredLogits:
+    """Logits on the device. They are copied to the host once, when an item is read."""
 
     def __init__(
         self, parcel: Parcel, front: tuple[slice, slice], wait: Callable[[], None], is_latest: Callable[[], bool]
@@ -136,7 +136,7 @@ def ordered(tokens: np.ndarray, logits: np.ndarray, wanted: int, vocab: int) -> 
 
 def fill(window: np.ndarray, value: np.ndarray) -> None:
     """Copies an input of a step into the engine's memory. Padding rows and beams get token 0 at position 0 with an
-    all-true mask; in the masks of all others, slots behind the value's last are false."""
+    all-true mask; in the masks of all others, slots after the value's last are false."""
     padding = window.dtype == bool
     if window.shape != value.shape:
         window[...] = padding

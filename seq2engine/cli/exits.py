@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from seq2engine.cli.interrupts import heeded_interrupts
+from seq2engine.cli.interrupts import handled_interrupts
 from seq2engine.errors import Seq2EngineError, UsageError
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
@@ -20,11 +20,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def exit_code_of(command: Callable[[], int]) -> int:
-    """Runs a command to its end; whatever it printed has arrived by then."""
-    if sys.stdout is None:  # closed by the caller: prints go nowhere instead of failing here and there
+    """Runs a command, flushes its output and returns the exit code."""
+    if sys.stdout is None:  # closed by the caller: output is discarded instead of failing at some print
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        with heeded_interrupts() as interrupts:
+        with handled_interrupts() as interrupts:
             code = flushed(command)
         if interrupts.number and code != INTERRUPTED:
             return interrupted(interrupts.exit_code)
@@ -42,13 +42,13 @@ def exit_code_of(command: Callable[[], int]) -> int:
         silence_output()
         return CLOSED_PIPE
     except OSError as error:
-        if error.strerror is None:  # raised by hand, so nothing of the system's
+        if error.strerror is None:  # raised by our own code, not by the system
             raise
         return failed(text_of(error))
 
 
 def flushed(command: Callable[[], int]) -> int:
-    """Output that cannot be written is an error now; at the end of the interpreter it would be one of its own."""
+    """Flushes the output now, so that a write error is reported by us and not by the interpreter at its exit."""
     try:
         code = command()
     except SystemExit:  # after --help or wrong usage
@@ -69,14 +69,14 @@ def interrupted(code: int) -> int:
 
 
 def tell(line: str) -> None:
-    from seq2engine.common.terminal import fresh_line  # late: interrupts are heeded before anything larger is imported
+    from seq2engine.common.terminal import fresh_line  # late: interrupts are handled before anything larger is imported
 
-    with suppress(OSError):  # where not even this can be written, the exit code must do
+    with suppress(OSError):  # where not even this can be written, the exit code is all that is left
         print(f"{fresh_line(sys.stderr)}{line}", file=sys.stderr)
 
 
 def text_of(error: OSError) -> str:
-    """What the system refused, of which file. Only output that is printed has no name: others are written to files."""
+    """The system's error and the file it is about; an error without a file name is about printed output."""
     advice = "; make room there and run it again" if error.errno in FULL else ""
     if error.filename is None:
         silence_output()
@@ -86,5 +86,5 @@ def text_of(error: OSError) -> str:
 
 
 def silence_output() -> None:
-    """What is left to print goes nowhere, so that the interpreter does not fail over it at its end."""
+    """Discards further output, so that the interpreter does not fail at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

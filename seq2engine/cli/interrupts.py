@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one KeyboardInterrupt that is never lost, wherever in a program they arrive."""
+"""Ctrl-C and SIGTERM become one KeyboardInterrupt that is never lost, wherever they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler
 
 
 class Interrupts:
-    """Which signal came, and whether the program still has to get its KeyboardInterrupt.
+    """The signal that arrived, and whether its KeyboardInterrupt is still to be raised.
 
     An exception inside the import of a compiled module may come out as an ImportError, a SystemError or not at all, and
     one inside a finaliser is printed and forgotten. So an interrupt waits for the end of the imports that are under way
@@ -67,10 +67,10 @@ def importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def heeded_interrupts() -> Iterator[Interrupts]:
-    """Inside, an interrupt is a KeyboardInterrupt, and the block ends with one if there was any, whatever became of it.
+def handled_interrupts() -> Iterator[Interrupts]:
+    """Inside the block an interrupt raises KeyboardInterrupt; if code swallowed it, it is raised again at the end.
 
-    A signal that somebody else handles or ignores, as `nohup` does, is left alone; so is everything outside the main
+    A signal that is already handled or ignored, as by `nohup`, is left alone; so is everything outside the main
     thread, where Python handles no signals.
     """
     interrupts = Interrupts()
@@ -86,7 +86,7 @@ def heeded_interrupts() -> Iterator[Interrupts]:
     try:
         yield interrupts
     except Exception as error:  # an interrupt inside a compiled import may come out as anything; all else is raised on
-        if interrupts.number:  # what an import made of a second interrupt, or the program of the first
+        if interrupts.number:  # raised in place of an interrupt, by an import or by the program
             raise KeyboardInterrupt from error
         raise
     finally:

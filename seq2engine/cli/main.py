@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from seq2engine.cli.exits import exit_code_of
 from seq2engine.cli.summaries import SUMMARIES
 from seq2engine.cli.usage import check_usage, check_usage_without_bundle
 from seq2engine.errors import BundleError, missing_package
-from seq2engine.flags.lists import Parser, meant
+from seq2engine.flags.lists import Parser
 from seq2engine.flags.shared import fetch_bundles
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ COMMANDS = {
     "bench": ("bench",),
     "completion": ("completion",),
 }
-OF_ALL = "completion"  # a command that has to know all others
+NEEDS_ALL_COMMANDS = "completion"  # needs the parsers of all commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +57,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         fetch_bundles(args)
         return command(args)
     except BundleError:
-        check_usage_without_bundle(args)  # wrong usage comes before a bundle that is not there
+        check_usage_without_bundle(args)  # wrong usage is reported before a missing bundle
         raise
     except ModuleNotFoundError as error:
         if missing := missing_package(error, args.command_name):
@@ -67,9 +66,9 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; texts and files may stand before, between and behind the flags of `run` and `transcribe`.
+    """The parsed arguments; texts and files of `run` and `transcribe` may come before, between and after flags.
 
-    argparse takes those behind a flag for unknown arguments: it fills all places at the first words that have one.
+    argparse reports those after a flag as unknown: it fills all positional arguments at the first words it finds.
     """
     words = sys.argv[1:] if argv is None else list(map(str, argv))
     parser = make_parser(modules_for(words))
@@ -77,25 +76,20 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     behind = more.index("--") if "--" in more else len(more)
     flags = [word for word in more[:behind] if word.startswith("-")]
     if flags or (more and not isinstance(getattr(args, "text", None), list)):
-        args.usage_error(f"unrecognized arguments: {' '.join(flags or more)}{nearest(flags, args.usage())}")
+        args.usage_error(args.unrecognized(flags or more))
     if more:
         args.text = [*args.text, *more[:behind], *more[behind + 1 :]]
     return args
 
 
-def nearest(flags: Sequence[str], usage: str) -> str:
-    """What a mistyped flag may have been, of those that a usage has."""
-    return meant([flag.partition("=")[0] for flag in flags], re.findall(r"--[a-z][a-z0-9-]*", usage))
-
-
 def modules_for(words: Sequence[str]) -> tuple[str, ...]:
     """The modules of the commands that are among the words, so that no other is imported."""
     named = tuple(module for module, commands in COMMANDS.items() if not set(commands).isdisjoint(words))
-    return tuple(COMMANDS) if OF_ALL in named else named
+    return tuple(COMMANDS) if NEEDS_ALL_COMMANDS in named else named
 
 
 def make_parser(modules: Sequence[str] = tuple(COMMANDS)) -> Parser:
-    """The parser with the commands of some modules; of no module: with the names and summaries of all commands."""
+    """The parser with the commands of some modules; without modules, only names and summaries of all commands."""
     parser = Parser(
         prog="seq2engine",
         description="Encoder-decoder Transformers to ONNX and TensorRT: the same outputs, faster, with proof.",

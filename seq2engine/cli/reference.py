@@ -1,4 +1,4 @@
-"""docs/CLI.md, made of the parser: `python -m seq2engine.cli.reference > docs/CLI.md` writes it anew."""
+"""docs/CLI.md, made of the parser: `python -m seq2engine.cli.reference > docs/CLI.md` writes it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seq2engine.cli.main import make_parser
 
 OPENING = """# Command line
 
-Flags stand before or after the other arguments. Lists take commas or spaces, and flags may be repeated.
+Flags may come before or after the other arguments. Lists take commas or spaces, and flags may be repeated.
 Every reporting command has `--json`.
 Exit codes: 0 done, 1 an error or a failed parity or comparison, 2 wrong usage, 130 interrupted, 141 closed pipe.
 """
@@ -40,7 +40,7 @@ def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that may stand in a table of Markdown."""
+    """Text escaped for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -1,9 +1,9 @@
-"""One line for each command, so that `seq2engine --help` imports none. A test holds them to the commands' own."""
+"""One line for each command, so that `seq2engine --help` imports none. A test compares them with the commands' own."""
 
 from __future__ import annotations
 
 SUMMARIES = {
-    "demo": "the whole pipeline on small seeded models, on this machine, without a GPU",
+    "demo": "run the whole pipeline on small models, on this machine, without a GPU",
     "train": "train a model on parallel text: TSV, or two aligned files",
     "import": "convert a checkpoint of Hugging Face, fairseq, OpenNMT-py or torch.nn",
     "export": "write a checkpoint's ONNX graphs as a bundle",

@@ -9,9 +9,9 @@ from typing import Any
 
 from seq2engine.errors import Seq2EngineError, UsageError
 
-Check = Callable[[argparse.Namespace], Iterator[str]]  # what is wrong with some options
+Check = Callable[[argparse.Namespace], Iterator[str]]  # the problems of some options
 
-# Option -> the least it may be. Where an option is a text in one command and a number in another, numbers are meant.
+# Option -> its minimum, for the commands in which it is a number.
 LEAST = {
     **dict.fromkeys(("batch", "beam", "cores", "count", "jobs", "max_length", "nbest", "profiles", "shard"), 1),
     **dict.fromkeys(("slots", "threads"), 1),
@@ -28,7 +28,7 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 
 
 def check_usage(args: argparse.Namespace) -> None:
-    """Raises one error that lists every problem. GPUs are spelled as we do afterwards."""
+    """Raises one error that lists every problem; rewrites GPU names to our spelling, such as sm89."""
     ours: tuple[Check, ...] = (numbers, precisions, choices, sessions, ranges, training)
     refuse(args, (benchmarks,) if args.command_name == "bench" else ours)
     if getattr(args, "gpu", None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from seq2engine.common.terminal import fresh_line
 from seq2engine.errors import Seq2EngineError
 from seq2engine.flags.languages import add_languages
-from seq2engine.flags.lists import MOST_PRECISE, Listed, add_precisions, one_of
+from seq2engine.flags.lists import MOST_PRECISE, ListAction, add_precisions, one_of
 from seq2engine.flags.shared import (
     Commands,
     add_command,
@@ -40,8 +40,11 @@ def add_parser(commands: Commands) -> None:
     renamed = {"--lengths": "--max-length", "--output": "--max-length", "--source": "--source-length"}
     summary = "time encoder, step and whole decodes, outputs compared first"
     sub = add_command(commands, "bench", run_bench, summary, renamed)
-    add_bench_flags(sub)
-    add_references(sub, "count every arm's error rates on these, so that quality stands beside speed")
+    add_arm_flags(sub)
+    add_case_flags(sub)
+    add_run_flags(sub)
+    add_compare_flags(sub)
+    add_references(sub, "also measure every arm's error rates on these")
     sub.add_argument("--count", type=int, help="references to decode (default: all)")
     add_languages(sub)
     add_provider(sub)
@@ -53,7 +56,8 @@ def run_bench(args: argparse.Namespace) -> int:
     return compare_benches(args) if args.bundle[0] == COMPARE else run_arms(args)
 
 
-def add_bench_flags(sub: argparse.ArgumentParser) -> None:
+def add_arm_flags(sub: argparse.ArgumentParser) -> None:
+    """What is timed: backends, precisions and other libraries."""
     sub.add_argument(
         "bundle",
         nargs="+",
@@ -62,24 +66,28 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--backend",
-        action=Listed,
+        action=ListAction,
         fits=one_of(*BACKENDS),
         default=["torch", "onnxruntime"],
         help="arms (default: torch,onnxruntime)",
     )
-    add_precisions(sub, None, f"{MOST_PRECISE} all backends")
+    add_precisions(sub, None, f"{MOST_PRECISE} by all backends")
     sub.add_argument(
         "--peers",
-        action=Listed,
+        action=ListAction,
         fits=is_peer,
         default=[],
         metavar="NAME",
         help="other libraries with the same weights as arms, from .peers (make peers): all, or names such as "
         "'ctranslate2 int8'; of all, one that fails is listed as failed",
     )
+
+
+def add_case_flags(sub: argparse.ArgumentParser) -> None:
+    """The workloads: fixed sizes, a sweep, scenarios, real sentences."""
     sub.add_argument(
         "--case",
-        action=Listed,
+        action=ListAction,
         fits=is_case,
         metavar="BxKxSxT",
         help="cases: batch x beam x source x output, such as 8x4x32x32",
@@ -94,34 +102,41 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         add_numbers(sub, f"--{flag}", "N", f"a sweep with these values of {flag.replace('-', ' ')}")
     sub.add_argument(
         "--scenario",
-        action=Listed,
+        action=ListAction,
         fits=one_of("single", "offline", "server"),
         default=[],
         metavar="NAME",
         help="also single (stream), offline and server, as in MLPerf",
     )
     sub.add_argument(
-        "--bound", type=float, metavar="MS", help="p99 of a server (default: 4 times the first arm's median)"
+        "--bound",
+        type=float,
+        metavar="MS",
+        help="p99 bound of the server scenario in ms (default: 4x the first arm's median)",
     )
     sub.add_argument(
         "--natural",
-        action=Listed,
+        action=ListAction,
         fits=is_workload,
         default=[],
         metavar="BxK",
-        help="time the sources of --references, each decoded to its own end, in batches of B with K beams, such as "
+        help="time the sources of --references, each decoded to its end token, in batches of B with K beams, such as "
         "1x1,32x4; and compare every arm's outputs. Other cases are then timed only if asked for",
     )
+
+
+def add_run_flags(sub: argparse.ArgumentParser) -> None:
+    """How it is timed, and where the report goes."""
     sub.add_argument(
         "--neighbour",
         type=int,
         default=0,
         metavar="N",
-        help="start so many busy processes first, each on a core of its own (default: %(default)s)",
+        help="busy processes to start first, each on a core of its own (default: %(default)s)",
     )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
     add_threads(sub, "all cores, of every arm")
-    sub.add_argument("--quick", action="store_true", help="without the machine's ceiling and the arms' memory")
+    sub.add_argument("--quick", action="store_true", help="skip the machine's ceiling and the arms' peak memory")
     sub.add_argument(
         "--export-times", action="store_true", help="export every precision again and note how long it took"
     )
@@ -131,15 +146,18 @@ def add_bench_flags(sub: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder for the report, or its file (.html or .json) (default: BUNDLE/reports/bench-ARMS-DATE-TIME)",
     )
+
+
+def add_compare_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--slower", type=float, default=1.05, help="compare fails beyond this many times as long (default: %(default)s)"
+        "--slower", type=float, default=1.05, help="compare: fails beyond this ratio (default: %(default)s)"
     )
-    sub.add_argument("--relative", action="store_true", help="compare every arm's time over the first arm's of its run")
-    sub.add_argument("--anyway", action="store_true", help="compare results of other models or machines all the same")
+    sub.add_argument("--relative", action="store_true", help="compare: times relative to the first arm of the same run")
+    sub.add_argument("--anyway", action="store_true", help="compare: allow results of different models or machines")
 
 
 def add_numbers(sub: argparse.ArgumentParser, flag: str, metavar: str, what: str) -> None:
-    sub.add_argument(flag, action=Listed, fits=str.isdecimal, item=int, metavar=metavar, help=what)
+    sub.add_argument(flag, action=ListAction, fits=str.isdecimal, item=int, metavar=metavar, help=what)
 
 
 def is_case(word: str) -> bool:
@@ -156,7 +174,7 @@ def is_peer(word: str) -> bool:
 
 
 def run_arms(args: argparse.Namespace) -> int:
-    """Times what is asked for; the report is there after the first case, and has every finished one at any time."""
+    """Times what the flags ask for; the report is written after the first case and updated after each."""
     from seq2engine.benchmarks.checks import check_bench
     from seq2engine.benchmarks.options import plan_from_options
     from seq2engine.benchmarks.report.page import bench_html, bench_table
@@ -213,7 +231,7 @@ def bench_usage(args: argparse.Namespace) -> list[str]:
 
 
 def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) -> BenchOptions:
-    """All but the references, which are read when nothing else is wrong."""
+    """The options without the references, which are read last."""
     from seq2engine.benchmarks.natural.result import workload_problems, workloads_from_text
     from seq2engine.benchmarks.options import BenchOptions
 
@@ -238,7 +256,7 @@ def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) 
 
 
 def sweep_of(args: argparse.Namespace) -> dict[str, list[int]]:
-    """Sizes that make a sweep; output lengths alone make none, but give every case each of them."""
+    """The sizes of a sweep; output lengths alone are not a sweep: they apply to every case."""
     sizes = {"batch": args.batch, "beam": args.beam, "source": args.source_length}
     return {axis: values for axis, values in sizes.items() if values}
 
@@ -257,7 +275,7 @@ def cases_from_args(args: argparse.Namespace, config: ModelConfig) -> tuple[Case
 
 
 def compare_benches(args: argparse.Namespace) -> int:
-    """0 where nothing is slower for sure, else 1."""
+    """Exit code 0 unless something is significantly slower."""
     from seq2engine.benchmarks.comparison import compare_results, comparison_table
     from seq2engine.benchmarks.result_files import result_from_path
 

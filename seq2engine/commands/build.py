@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seq2engine.errors import BuildError
-from seq2engine.flags.lists import MOST_PRECISE, Listed, is_gpu, is_range
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.lists import MOST_PRECISE, ListAction, is_gpu, is_range
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.shared import Commands, add_bundle, add_command, progress_for
 
 if TYPE_CHECKING:
@@ -40,34 +40,37 @@ def add_parser(commands: Commands) -> None:
 
 def add_build_flags(sub: argparse.ArgumentParser) -> None:
     add_bundle(sub)
-    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} every GPU)")
+    sub.add_argument("--precision", help=f"which graphs to build (default: {MOST_PRECISE} by every GPU)")
     add_gpus(sub, "GPUs by compute capability, such as sm89,sm120")
     for name, (_, what) in RANGES.items():
         sub.add_argument(
             f"--{name.replace('_', '-')}",
-            action=Listed,
+            action=ListAction,
             fits=is_range,
             metavar="RANGE",
-            help=f"{what}: one number, or least:usual:most; several for as many profiles",
+            help=f"{what}: one number, or min:opt:max; several for several profiles",
         )
-    sub.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    sub.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     sub.add_argument("--flavour", help="tensorrt or tensorrt_rtx (default: the one installed)")
-    sub.add_argument("--workspace", metavar="SIZE", help="most scratch memory of a kernel, such as 512M")
-    sub.add_argument("--weight-streaming", action="store_true", help="let weights stay on the host when running")
+    sub.add_argument("--workspace", metavar="SIZE", help="maximum scratch memory of a kernel, such as 512M")
+    sub.add_argument("--weight-streaming", action="store_true", help="weight streaming: weights stay on the host")
     sub.add_argument("--refit", action="store_true", help="let weights be swapped by `refit` (tensorrt only)")
-    sub.add_argument("--name", help="of the engine's folder (default: by its precision, beams and key)")
+    sub.add_argument("--name", help="folder name of the engine (default: from its precision, beams and key)")
     sub.add_argument("--force", action="store_true", help="replace the engine of that --name")
-    sub.add_argument("--rebuild", action="store_true", help="build again though the same engine was built before")
+    sub.add_argument("--rebuild", action="store_true", help="build even if the same engine was built before")
     sub.add_argument(
-        "--engine-cache", type=Path, metavar="DIR", help="engines built before (default: ~/.cache/seq2engine/engines)"
+        "--engine-cache",
+        type=Path,
+        metavar="DIR",
+        help="folder of the engine cache (default: ~/.cache/seq2engine/engines)",
     )
-    sub.add_argument("--no-engine-cache", action="store_true", help="neither look into the engine cache nor add to it")
-    sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built at once (default: %(default)s)")
-    sub.add_argument("--json", action="store_true", help="print the passport as JSON; of several engines, a list")
+    sub.add_argument("--no-engine-cache", action="store_true", help="do not use the engine cache")
+    sub.add_argument("--jobs", type=int, default=1, metavar="N", help="graphs built in parallel (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print the passport as JSON; a list for several engines")
 
 
 def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--gpu", action=Listed, fits=is_gpu, default=[], metavar="SM", help=what)
+    parser.add_argument("--gpu", action=ListAction, fits=is_gpu, default=[], metavar="SM", help=what)
 
 
 def run_build(args: argparse.Namespace) -> int:
@@ -89,7 +92,7 @@ def run_build(args: argparse.Namespace) -> int:
     precision = build_precision(args, bundle, trt)
     first, *narrower = profiles_from_args(args, bundle, precision)
     check_targets(trt, args.gpu, precision, bundle.root)  # all, before the first build
-    say_precision(args, bundle, precision, "every GPU runs")
+    print_default_precision(args, bundle, precision, "every GPU runs")
     passports: list[Passport] = []
     groups = target_groups(args.gpu)
     names = [name_of_group(args.name, targets, len(groups)) for targets in groups]
@@ -117,7 +120,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def name_of_group(name: str | None, targets: Sequence[str], groups: int) -> str | None:
-    """The name that was given; where targets need engines of their own, with the targets behind it."""
+    """The given name; with the targets appended where they need engines of their own."""
     return name if name is None or groups == 1 else "-".join((name, *targets))
 
 
@@ -134,8 +137,8 @@ def build_precision(args: argparse.Namespace, bundle: Bundle, trt: Any) -> str:
 def add_refit_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", type=Path, help="bundle with the new weights")
     sub.add_argument("source", type=Path, help="bundle of the same architecture that has an engine built with --refit")
-    sub.add_argument("--engine", help="which engine, where there are several")
-    sub.add_argument("--force", action="store_true", help="replace engines that are there")
+    sub.add_argument("--engine", help="which engine, if there are several")
+    sub.add_argument("--force", action="store_true", help="replace existing engines")
     sub.add_argument("--json", action="store_true", help="print the passport as JSON")
 
 
@@ -151,7 +154,7 @@ def run_refit(args: argparse.Namespace) -> int:
 
 
 def profiles_from_args(args: argparse.Namespace, bundle: Bundle, precision: str) -> list[ShapeRanges]:
-    """The profiles that were asked for: an option with several ranges has one for each, with one it is for all."""
+    """The profiles from the flags: a flag with one range applies to all profiles, one with several has one for each."""
     from seq2engine.export.artifact.profiles import range_from_text
     from seq2engine.export.engines.to_engine import default_ranges
 

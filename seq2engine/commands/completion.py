@@ -35,7 +35,7 @@ DRAFTS = ("quantised", "none")
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag as shells know it. `values` may be empty: then a value is a file, or nothing that could be listed."""
+    """A flag for shells. `values` is empty where they cannot be listed; then files are completed."""
 
     name: str
     help: str
@@ -82,12 +82,12 @@ def values_of(action: argparse.Action) -> tuple[str, ...]:
 
 
 def places_of(parser: Parser) -> list[str]:
-    """Words that a command takes without a flag, where they are of a fixed set."""
+    """Positional arguments of a command that have a fixed set of values."""
     return [str(word) for action in parser._actions if not action.option_strings for word in action.choices or ()]
 
 
 def bash_script(commands: Commands) -> str:
-    """Words behind a flag with known values complete to those; else to flags behind a dash, and to files."""
+    """Completes the value of a flag if its values are known; else flags after a dash, and files."""
     known = {name: flags_of(parser) for name, parser in commands.choices.items()}
     flags = "\n".join(
         f"    {name}) flags='{' '.join(flag.name for flag in found)}'; places='{' '.join(places)}' ;;"
@@ -151,7 +151,7 @@ def fish_value(flag: Flag) -> str:
 
 
 def quoted(text: str | None) -> str:
-    """As one word of fish, in one line."""
+    """Quoted for fish, in one line."""
     plain = " ".join((text or "").replace("%%", "%").split())
     return "'" + plain.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

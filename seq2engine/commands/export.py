@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seq2engine.export.contract import DEFAULT_PRECISIONS
-from seq2engine.flags.lists import Listed, add_precisions, is_precision
+from seq2engine.flags.lists import ListAction, add_precisions, is_precision
 from seq2engine.flags.shared import Commands, add_command, add_json, print_note, progress_for
 
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ def add_parser(commands: Commands) -> None:
         help="checkpoint folder, anything that `import` reads, a model of the Hugging Face hub by hf:NAME[@REVISION], "
         "shipped:g2p, or random:PRESET[:SEED] for random weights",
     )
-    sub.add_argument("bundle", type=Path, nargs="?", help="folder to write; one of the same weights gets what it lacks")
+    sub.add_argument(
+        "bundle", type=Path, nargs="?", help="folder to write; added to if it is a bundle of the same weights"
+    )
     sub.add_argument(
         "--add",
-        action=Listed,
+        action=ListAction,
         fits=is_precision,
         metavar="PRECISION",
         help="add these to a bundle, from its own weights: export --add int8 BUNDLE",
@@ -46,7 +48,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FORM",
         help="KV cache: static (written in place) or growing (default: %(default)s)",
     )
-    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of a bundle that is there")
+    sub.add_argument("--force", action="store_true", help="replace the graphs and weights of an existing bundle")
     add_json(sub)
 
 
@@ -72,7 +74,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def run_add(args: argparse.Namespace) -> int:
-    """`export --add`: the one place is the bundle."""
+    """`export --add`: the positional argument is the bundle."""
     from seq2engine.exporting import add_precisions as added_precisions
 
     if args.bundle is not None or args.precision is not None or args.force:

@@ -14,7 +14,7 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "import", run_import, summary)
     sub.add_argument("source", help="folder or file to read, or hf:NAME[@REVISION]: a model of the hub")
     sub.add_argument("checkpoint", type=Path, help="folder to write")
-    sub.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
+    sub.add_argument("--force", action="store_true", help="replace an existing checkpoint")
     add_json(sub)
 
 

@@ -30,10 +30,10 @@ def add_inspect_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--check",
         action="store_true",
-        help="hash every file of the manifest and the passports and list what is missing or changed: exit code 1",
+        help="check the hash of every file of the manifest and the passports; exit code 1 if one is missing or changed",
     )
-    sub.add_argument("--html", action="store_true", help="also write a page, and its JSON, into BUNDLE/reports")
-    sub.add_argument("--out", type=Path, help="the same into this folder or file")
+    sub.add_argument("--html", action="store_true", help="also write an HTML report and its JSON into BUNDLE/reports")
+    sub.add_argument("--out", type=Path, help="folder or file of the HTML report")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -24,20 +24,20 @@ def add_parser(commands: Commands) -> None:
 
 def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--precision", help="which graphs (default: the engine's, or what `build` would take)")
-    parser.add_argument("--engine", help="which engine to bring along, where the bundle holds several of a precision")
+    parser.add_argument("--precision", help="which graphs (default: those of the engine, or what `build` would choose)")
+    parser.add_argument("--engine", help="which engine to include, if the bundle has several of a precision")
     for name, (_, what) in RANGES.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             nargs=1,
             metavar="RANGE",
-            help=f"{what}, for build.py: one number, or least:usual:most",
+            help=f"{what}, for build.py: one number, or min:opt:max",
         )
-    parser.add_argument("--slots", type=int, help="length of a static cache (default: always enough)")
+    parser.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample sources (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads that record (default: all cores)")
-    parser.add_argument("--force", action="store_true", help="replace a package that is there")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample sources (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads for recording (default: all cores)")
+    parser.add_argument("--force", action="store_true", help="replace an existing package")
 
 
 def run_package(args: argparse.Namespace) -> int:
@@ -70,10 +70,10 @@ def run_package(args: argparse.Namespace) -> int:
 
 def add_push_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="hf:OWNER/NAME; the token is that of HF_TOKEN or `hf auth login`")
-    parser.add_argument("--private", action="store_true", help="if the repository is made, only its owner sees it")
+    parser.add_argument("--private", action="store_true", help="create the repository as private, if it does not exist")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to write to (default: main)")
     parser.add_argument(
-        "--dry-run", action="store_true", help="upload nothing, write the card as README.md of the bundle"
+        "--dry-run", action="store_true", help="upload nothing; write the model card to README.md in the bundle"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from seq2engine.errors import UsageError
 from seq2engine.flags.languages import add_languages
-from seq2engine.flags.lists import Listed, Maybe, one_of
+from seq2engine.flags.lists import ListAction, OptionalValueAction, one_of
 from seq2engine.flags.precision import precisions_from_args
 from seq2engine.flags.shared import (
     Commands,
@@ -50,7 +50,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--seed", type=int, default=0, help="seed of the random sources (default: %(default)s)")
     sub.add_argument("--beam", type=int, default=4, help="beam size of the beam decodes (default: %(default)s)")
-    sub.add_argument("--max-length", type=int, help="most output tokens (default: the model's maximum, at most 64)")
+    sub.add_argument("--max-length", type=int, help="maximum output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
     sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
     sub.add_argument(
@@ -61,7 +61,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--metrics",
-        action=Listed,
+        action=ListAction,
         fits=one_of("errors", "bleu", "chrf"),
         default=["errors"],
         help="scores, with --references: errors (WER, lines wrong), bleu, chrf (default: errors)",
@@ -78,13 +78,13 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="hold this ONNX graph of another exporter (encoder, decoder, with past, merged, whole model) "
-        "against the bundle's reference instead; may be given again",
+        help="compare this ONNX graph of another exporter (encoder, decoder, with past, merged, whole model) "
+        "with the bundle's reference instead; may be repeated",
     )
     sub.add_argument("--gate", type=Path, metavar="FILE", help="thresholds in TOML or JSON; exit code 1 if one breaks")
     sub.add_argument(
         "--locate",
-        action=Maybe,
+        action=OptionalValueAction,
         fits=re.compile(".+:.+").fullmatch,
         metavar="PLACE:TENSOR",
         help="only locate the first wrong tensor inside the ONNX graphs, with --backend tensorrt then inside engines "
@@ -95,7 +95,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         default=[],
-        help="number of a source to locate the fault with; may be given again",
+        help="number of a source to locate the fault with; may be repeated",
     )
 
 

@@ -34,14 +34,14 @@ def add_parser(commands: Commands) -> None:
 def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("corpus", type=Path, help="file of lines as the model will get them, in UTF-8")
     add_bundle(sub)
-    sub.add_argument("--profiles", type=int, default=3, help="most profiles (default: %(default)s)")
+    sub.add_argument("--profiles", type=int, default=3, help="maximum profiles (default: %(default)s)")
     sub.add_argument("--ratio", type=float, help="output tokens per source token (default: decode some lines)")
     sub.add_argument("--count", type=int, default=DECODED, help="lines to decode (default: %(default)s)")
-    sub.add_argument("--ids", action="store_true", help="lines of token ids where the bundle takes text")
+    sub.add_argument("--ids", action="store_true", help="lines are token ids, although the bundle takes text")
     add_languages(sub)
     sub.add_argument("--batch", metavar="RANGE", default="1:8:32", help="sources at once (default: %(default)s)")
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
-    sub.add_argument("--precision", help=f"of the engine to build (default: {MOST_PRECISE} every GPU)")
+    sub.add_argument("--precision", help=f"precision of the engine to build (default: {MOST_PRECISE} by every GPU)")
     add_gpus(sub, "GPUs to build for, such as sm89")
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
 
@@ -139,7 +139,7 @@ def plan_text(plan: ShapePlan, bundle: Bundle, args: argparse.Namespace) -> str:
 
 
 def choices_text(plans: list[ShapePlan]) -> str:
-    """What more profiles would bring, and cost."""
+    """The waste and the size with more profiles."""
     rows = [
         (len(plan.profiles), f"{plan.waste:.1%}", f"about {plan.engine_bytes / 1e6:.0f} MB")
         for plan, before in zip(plans, [None, *plans], strict=False)

@@ -19,9 +19,17 @@ from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.errors import RequestError
 from seq2engine.flags.cluster import add_cluster_flags, check_cluster_flags, job_of, uses_gpu
 from seq2engine.flags.languages import add_languages, add_strict
-from seq2engine.flags.precision import say_precision
+from seq2engine.flags.precision import print_default_precision
 from seq2engine.flags.search import add_search_flags, lines_of_file, options_from_args, prefixes_from_args
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, progress_for
+from seq2engine.flags.shared import (
+    Commands,
+    add_backend,
+    add_bundle,
+    add_command,
+    add_draft,
+    backend_settings,
+    progress_for,
+)
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
@@ -49,30 +57,32 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--no-profile",
         action="store_true",
-        help="measure auto choices (precision, draft) anew: neither take nor keep those of this machine "
+        help="measure auto choices (precision, draft) again: neither read nor keep those of this machine "
         "(~/.cache/seq2engine/measured)",
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
-    sub.add_argument("--ids", action="store_true", help="lines of token ids, in and out, where the bundle takes text")
+    sub.add_argument(
+        "--ids", action="store_true", help="input and output lines are token ids, although the bundle takes text"
+    )
     add_languages(sub)
-    sub.add_argument("--batch", type=int, default=32, help="most lines decoded together (default: %(default)s)")
+    sub.add_argument("--batch", type=int, default=32, help="maximum lines decoded together (default: %(default)s)")
     sub.add_argument(
         "--truncate",
         action="store_true",
-        help="cut lines that are too long; without, each is an error and an empty line",
+        help="cut lines that are too long, instead of reporting an error and printing an empty line",
     )
     add_strict(sub)
     add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
     sub.add_argument(
-        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities behind it"
+        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities after it"
     )
     sub.add_argument(
         "--alignments",
         action="store_true",
         default=None,
-        help="print source-output pairs of tokens behind each output, such as 0-0 2-1, from cross-attention",
+        help="print source-output pairs of tokens after each output, such as 0-0 2-1, from cross-attention",
     )
 
 
@@ -96,14 +106,14 @@ def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
         print_precision(args, model)
         options = options_from_args(args, model)
         prefixes = prefixes_from_args(args, model, options.forced_bos)
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed, decoded = False, 0
         progress, size = progress_of_file(args.input, args.quiet)
         for translated in translated_lines(args, model, options, prefixes, lines):
             decoded = translated.line.number
             failed |= translated.error is not None
-            if said := translated.error or note_on_line(translated):
-                print(f"line {translated.line.number}: {said}", file=sys.stderr)
+            if message := translated.error or note_on_line(translated):
+                print(f"line {translated.line.number}: {message}", file=sys.stderr)
             shown = shown_of(args, model, options, translated)
             sys.stdout.buffer.write(f"{shown}\n".encode())  # UTF-8 whatever the terminal's settings, like the input
             sys.stdout.buffer.flush()
@@ -114,20 +124,15 @@ def run_here(args: argparse.Namespace, bundle: Bundle) -> int:
 
 
 def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None) -> Translator:
-    """The model, as the flags ask for it; `threads` where they do not say how many."""
+    """The model, as the flags ask for it; `threads` is the default of --threads."""
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.translator import load
 
     return load(
         bundle,
-        args.backend,
-        args.precision,
-        args.threads or threads,
-        args.engine,
+        **{**backend_settings(args), "threads": args.threads or threads},
         attention=bool(args.alignments or args.coverage_penalty),
-        deterministic=args.deterministic,
-        provider=args.provider,
         draft=args.draft,
         profile=not args.no_profile,
         workload=Workload(beam=widest(args, defaults_of(bundle).values), target=args.max_length),
@@ -186,9 +191,9 @@ def run_on_cluster(args: argparse.Namespace, bundle: Bundle) -> int:
     options = ClusterOptions(args.cluster, args.cores, gpus=uses_gpu(args))
     decoded = decode_blocks(partial(open_decode, for_workers(args)), blocks, args.out, options, progress_for(args))
     failed = 0
-    for number, said, is_error in problems_in(args.out, blocks):
+    for number, message, is_error in problems_in(args.out, blocks):
         failed += is_error
-        print(f"line {number}: {said}", file=sys.stderr)
+        print(f"line {number}: {message}", file=sys.stderr)
     where = (
         merge_shards(args.out, blocks, "output.jsonl" if args.json else "output.txt") if args.keep_order else args.out
     )
@@ -205,7 +210,7 @@ def for_workers(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def open_decode(args: argparse.Namespace, threads: int | None) -> Decode:
-    """What decodes lines in a worker, by the same functions as on one machine."""
+    """The decode function of a worker: the same as on one machine."""
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.runtime.cluster.shards import Record
 
@@ -221,7 +226,7 @@ def open_decode(args: argparse.Namespace, threads: int | None) -> Decode:
 
 
 def print_precision(args: argparse.Namespace, model: Translator) -> None:
-    """One line on the precision, where there is something to know."""
+    """Prints one line on the chosen precision, if there was a choice."""
     from seq2engine.runtime.auto_precision import note_on
 
     note = model.session.chosen or note_on(model.session.precision, args.backend, args.provider)
@@ -230,14 +235,14 @@ def print_precision(args: argparse.Namespace, model: Translator) -> None:
 
 
 def widest(args: argparse.Namespace, own: Mapping[str, Any]) -> int:
-    """Beams of a step, by which an engine is chosen: of the search, or of all samples or alternatives together."""
+    """Beams per step (or samples, or beams of all alternatives), by which an engine is chosen."""
     beam, nbest = args.beam or own.get("beam", 1), args.nbest or own.get("nbest", 1)
     return int(beam * nbest if args.sample or args.alternatives else beam)
 
 
 @contextmanager
 def lines_from_args(args: argparse.Namespace) -> Iterator[Iterator[Line]]:
-    """The lines to decode; a file that cannot be opened is refused here, before anything is loaded."""
+    """The lines to decode; a file that cannot be opened is an error here, before anything is loaded."""
     from seq2engine.runtime.text.lines import line_from_bytes
 
     if args.text:  # bytes of an argument that are no UTF-8 come as surrogates
@@ -258,7 +263,7 @@ def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]
     name = "standard input" if path is None else str(path)
     source = sys.stdin.fileno() if path is None else path
     try:
-        # Without a buffer: a thread in a buffered read holds its lock, and Python cannot exit until it returns.
+        # Unbuffered: a thread in a buffered read holds a lock, and Python cannot exit until it returns.
         file = FileIO(source, "rb", closefd=path is not None)
     except OSError as error:
         raise RequestError(f"cannot read {name}: {error.strerror}") from error
@@ -267,7 +272,7 @@ def lines_from_input(path: Path | None, instead: str) -> Iterator[Iterator[Line]
 
 
 def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
-    """What has arrived, at most a chunk of it, until the end."""
+    """Bytes as they arrive, at most one chunk at a time, until the end."""
     try:
         while (chunk := file.read(CHUNK)) != b"":
             if chunk is None:  # the input is set not to block, and has nothing yet
@@ -279,14 +284,14 @@ def chunks_from(file: FileIO, name: str) -> Iterator[bytes]:
 
 
 def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
-    """What shows how much of a large file is done, and its bytes; nothing where a bar would stand among the results."""
+    """The progress bar of a large file and its size; none where it would mix with the results."""
     size = 0 if path is None else os.path.getsize(path)
     shown = size >= LARGE and not quiet and not sys.stdout.isatty()
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
 def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
-    """Always `nbest` lines, so that a reader can count which input line they belong to.
+    """Always `nbest` lines, so that line numbers of input and output can be matched.
 
     Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
     are any.

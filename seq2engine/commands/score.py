@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.commands.run import lines_from_input, print_precision, progress_of_file
 from seq2engine.flags.languages import add_languages, add_strict
-from seq2engine.flags.precision import say_precision
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command
+from seq2engine.flags.precision import print_default_precision
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, backend_settings
 
 if TYPE_CHECKING:
     from seq2engine.runtime.text.scoring import ScoredLine
@@ -28,17 +28,17 @@ def add_parser(commands: Commands) -> None:
 
 def add_score_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
-    sub.add_argument("--ids", action="store_true", help="both sides are token ids though the bundle takes text")
+    sub.add_argument("--ids", action="store_true", help="both sides are token ids, although the bundle takes text")
     add_languages(sub)
     add_strict(sub)
-    sub.add_argument("--batch", type=int, default=32, help="most lines scored together (default: %(default)s)")
+    sub.add_argument("--batch", type=int, default=32, help="maximum lines scored together (default: %(default)s)")
     sub.add_argument("--json", action="store_true", help="print one JSON object per line, token by token")
 
 
 def run_score(args: argparse.Namespace) -> int:
     """Prints total log-probability, tokens and perplexity of every line, and of the corpus to the error output.
 
-    A target of text is scored with its end token, behind the first token of every output where the model has one; ids
+    A target of text is scored with its end token, after the forced first token where the model has one; ids
     are taken as they are. An empty line, or one that cannot be scored, is an empty line of the output.
     """
     from seq2engine.export.artifact.bundle import open_bundle
@@ -52,19 +52,9 @@ def run_score(args: argparse.Namespace) -> int:
     failed, scored, tokens, total = False, 0, 0, 0.0
     with (
         lines_from_input(args.input, instead="--input FILE") as lines,
-        load(
-            bundle,
-            args.backend,
-            args.precision,
-            args.threads,
-            args.engine,
-            deterministic=args.deterministic,
-            provider=args.provider,
-            workload=Workload(beam=1),
-            ids=args.ids,
-        ) as model,
+        load(bundle, **backend_settings(args), workload=Workload(beam=1), ids=args.ids) as model,
     ):
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         print_precision(args, model)
         progress, size = progress_of_file(args.input, args.quiet)
         for one in model.score_lines(

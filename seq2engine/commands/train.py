@@ -21,7 +21,9 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     where = "TSV of source and target, or PATH of two aligned files PATH.source and PATH.target"
     parser.add_argument("data", type=Path, help=where)
     parser.add_argument("checkpoint", type=Path, help="folder to write")
-    parser.add_argument("--dev", type=Path, required=True, help="the same, to validate on after each epoch")
+    parser.add_argument(
+        "--dev", type=Path, required=True, help="validation data in the same format, used after each epoch"
+    )
     for side in ("source", "target"):
         help_text = "a token is a word between spaces, or a character (default: words)"
         parser.add_argument(f"--{side}-split", choices=("words", "characters"), default="words", help=help_text)
@@ -39,27 +41,27 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(flag, type=kind, help=help_text)
     longest = "tokens that the model takes; longer pairs are left out (default: 128)"
-    parser.add_argument("--source-length", dest="max_source", type=int, metavar="N", help=f"most source {longest}")
-    parser.add_argument("--max-length", dest="max_target", type=int, metavar="N", help=f"most output {longest}")
+    parser.add_argument("--source-length", dest="max_source", type=int, metavar="N", help=f"maximum source {longest}")
+    parser.add_argument("--max-length", dest="max_target", type=int, metavar="N", help=f"maximum output {longest}")
     for flag, kind, help_text in (
-        ("--epochs", int, "times through the data (default: 20)"),
-        ("--minutes", float, "stop after that long, with what has been learnt by then"),
+        ("--epochs", int, "passes over the data (default: 20)"),
+        ("--minutes", float, "stop after this many minutes and keep what was learnt"),
         ("--batch-tokens", int, "source and target tokens of a batch (default: 8000)"),
         ("--warmup", int, "steps until the learning rate is highest (default: 2000)"),
-        ("--rate", float, "factor on the paper's learning rate (default: 1)"),
+        ("--rate", float, "factor on the learning rate of the paper (default: 1)"),
         ("--label-smoothing", float, "probability spread over all tokens in the loss (default: 0.1)"),
-        ("--clip", float, "gradients longer than this are clipped (default: 1)"),
+        ("--clip", float, "gradient norm that is clipped to (default: 1)"),
         ("--average", int, "epochs whose weights are averaged (default: 5)"),
         (
             "--cooldown",
             int,
             "last epochs over which the learning rate falls to zero (default: 0, the paper's schedule)",
         ),
-        ("--seed", int, "same seed, same model (default: 0)"),
+        ("--seed", int, "random seed (default: 0)"),
     ):
         parser.add_argument(flag, type=kind, help=help_text)
     parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
-    parser.add_argument("--force", action="store_true", help="replace a checkpoint that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing checkpoint")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

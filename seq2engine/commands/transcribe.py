@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from seq2engine.commands.run import print_precision
 from seq2engine.common.terminal import fresh_line
-from seq2engine.flags.precision import say_precision
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, progress_for
+from seq2engine.flags.precision import print_default_precision
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, backend_settings, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.runtime.speech.transcript import Transcript
@@ -43,12 +43,12 @@ def add_transcribe_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--format", choices=FORMATS, help="txt, srt, vtt or json (default: txt)")
     sub.add_argument("--json", action="store_true", help="the same as --format json: one object for every file")
     sub.add_argument(
-        "--out", type=Path, metavar="DIR", help="write NAME.FORMAT there for every file, not to the output"
+        "--out", type=Path, metavar="DIR", help="folder for one NAME.FORMAT per file, instead of standard output"
     )
-    sub.add_argument("--batch", type=int, default=8, help="most files decoded together (default: %(default)s)")
+    sub.add_argument("--batch", type=int, default=8, help="maximum files decoded together (default: %(default)s)")
     sub.add_argument("--beam", type=int, help="beams (default: 1)")
-    sub.add_argument("--length-penalty", type=float, help="of beam search (default: 1)")
-    sub.add_argument("--max-length", type=int, help="most tokens of a window of 30 s (default: half of the model's)")
+    sub.add_argument("--length-penalty", type=float, help="length penalty of beam search (default: 1)")
+    sub.add_argument("--max-length", type=int, help="maximum tokens of a 30 s window (default: half of the model's)")
     sub.add_argument("--prompt", help="text that the first window continues, such as names in their spelling")
     sub.add_argument(
         "--no-previous-text",
@@ -61,8 +61,8 @@ def add_transcribe_flags(sub: argparse.ArgumentParser) -> None:
 
 
 def add_fallback_flags(sub: argparse.ArgumentParser) -> None:
-    """When an output is not trusted, and what is tried then."""
-    temperatures = "tried one after the other until an output passes; 0 is no sampling (default: 0,0.2,0.4,0.6,0.8,1)"
+    """Flags of the fallback: when an output is rejected, and what is tried next."""
+    temperatures = "tried one after the other until an output passes; 0: no sampling (default: 0,0.2,0.4,0.6,0.8,1)"
     sub.add_argument("--temperatures", type=numbers, metavar="LIST", help=temperatures)
     sub.add_argument("--best-of", type=int, help="samples drawn at a temperature above 0 (default: 5)")
     ratio = "an output whose text compresses by more than this repeats itself and fails (default: 2.4)"
@@ -71,7 +71,7 @@ def add_fallback_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--log-prob", type=float, help=log_prob)
     no_speech = "a failed window with a larger probability of no speech is silence (default: 0.6)"
     sub.add_argument("--no-speech", type=float, help=no_speech)
-    sub.add_argument("--seed", type=int, help="of the samples (default: 0)")
+    sub.add_argument("--seed", type=int, help="seed of the samples (default: 0)")
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -80,8 +80,8 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def run_transcribe(args: argparse.Namespace) -> int:
-    """Prints or writes every transcript in the order of the files; a file that cannot be transcribed is an error of its
-    own, and an empty line of the output.
+    """Prints or writes every transcript in the order of the files; a file that cannot be transcribed is reported
+    and leaves an empty line in the output.
     """
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.profiles import Workload
@@ -94,19 +94,10 @@ def run_transcribe(args: argparse.Namespace) -> int:
     given["timestamps"] = bool(args.timestamps) or form in TIMED
     options = TranscribeOptions(**given)
     bundle = open_bundle(args.bundle)
-    with load(
-        bundle,
-        args.backend,
-        args.precision,
-        args.threads,
-        args.engine,
-        attention=options.words,
-        deterministic=args.deterministic,
-        provider=args.provider,
-        workload=Workload(beam=options.beam),
-    ) as model:
+    workload = Workload(beam=options.beam)
+    with load(bundle, **backend_settings(args), attention=options.words, workload=workload) as model:
         print_precision(args, model)
-        say_precision(args, bundle, model.session.precision, f"{args.backend} runs")
+        print_default_precision(args, bundle, model.session.precision, f"{args.backend} runs")
         failed = False
         for transcript in model.transcribe_iter(args.text, options, batch=args.batch, progress=progress_for(args)):
             if transcript.error is not None:
@@ -144,7 +135,7 @@ def put_out(args: argparse.Namespace, transcript: Transcript, form: str) -> None
         sys.stderr.write(fresh_line(sys.stderr) if sys.stdout.isatty() else "")
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
-    elif transcript.error is None:  # of a file that failed, an older transcript stays
+    elif transcript.error is None:  # an older transcript of a failed file stays
         args.out.mkdir(parents=True, exist_ok=True)
         with new_file(args.out / f"{Path(transcript.name).stem}.{form}") as beside:
             beside.write_text(FORMATS[form](transcript, bool(args.timestamps)), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""What all stages use and what uses none of them: files, progress, tables, pages."""
+"""Helpers that all stages use: files, progress, tables, report pages."""

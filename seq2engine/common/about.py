@@ -20,7 +20,7 @@ PACKAGES = {  # what is shown -> the distributions it may come from
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
     "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
 }
-HASH_LENGTH = 12  # characters of a hash that people compare
+HASH_LENGTH = 12  # characters of a hash in reports
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -44,7 +44,7 @@ def about_rows(
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that decide over results, of those that are installed; nothing is imported."""
+    """Versions of the installed packages that affect results; nothing is imported."""
     found = {name: first_version(distributions) for name, distributions in PACKAGES.items()}
     return {name: number for name, number in found.items() if number}
 

@@ -49,7 +49,7 @@ def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], No
         for file in beside.rglob("*"):
             if file.is_file():
                 file.chmod(0o644)  # some writers make files that only their owner reads
-        check_replaceable(target, force, marker)  # again: somebody else may have put a folder there meanwhile
+        check_replaceable(target, force, marker)  # again: another process may have put a folder there meanwhile
         if keep is not None:
             keep(beside)
         exchange(beside, target)
@@ -83,7 +83,7 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
 
 def remove_if_free(path: Path) -> None:
     """Removes a file or folder that no living process holds a lock on."""
-    with suppress(OSError):  # locked, or a neighbour was faster
+    with suppress(OSError):  # locked, or another process was faster
         lock = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +130,7 @@ def keep_files(old: Path, new: Path, replaced: Callable[[Path], bool]) -> None:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Removes those of the folders, the innermost first, that are there and that nobody has put anything into."""
+    """Removes those of the folders that exist and are empty, the innermost first."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

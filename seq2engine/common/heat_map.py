@@ -22,7 +22,7 @@ ANCHORS = ("440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962",
 TICKS = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 LETTER = 7  # pixels that a letter of a label is wide
 SMALLEST = 14  # pixels of a cell that a phone may still tell from the next
-OUTSIDE = 8  # rems of a screen that are no cells: margins, labels of the rows, gaps
+OUTSIDE = 8  # rems of a screen that are not cells: margins, labels of the rows, gaps
 LONGEST_LABEL = 14  # characters; longer ones are cut, the tooltip has them whole
 
 
@@ -35,7 +35,7 @@ def palette() -> np.ndarray:
 
 
 def levels_of(values: np.ndarray) -> np.ndarray:
-    """Numbers from 0 to 1 -> the places of their colours. What is no number is drawn as 0."""
+    """Numbers from 0 to 1 -> the places of their colours. NaN is drawn as 0."""
     roots = np.sqrt(np.nan_to_num(values, nan=0.0).clip(0, 1))
     return (roots * (LEVELS - 1)).round().astype(np.uint8)
 
@@ -63,7 +63,7 @@ class CellMap:
 def cells_html(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], verb: str, cell: int, labelled: bool
 ) -> Html:
-    """values [rows, columns] as a table of cells of so many pixels; with a tooltip: "row" verb "column": 0.83."""
+    """values [rows, columns] as a table of cells of `cell` pixels, with a tooltip: "row" verb "column": 0.83."""
     backs = [tooltip_text(f'"{visible(column)}"') for column in columns]
     lines = []
     for row, places, numbers in zip(rows, levels_of(values), values, strict=True):
@@ -76,7 +76,7 @@ def cells_html(
 
 
 def cell_size(cell: int, columns: int) -> str:
-    """So many pixels, or fewer where a narrow screen has no room for all columns: down to SMALLEST."""
+    """The size of a cell in pixels; smaller where a narrow screen has no room for all columns, down to SMALLEST."""
     return f"max({min(cell, SMALLEST)}px,min({cell}px,(100vw - {OUTSIDE}rem)/{columns}))"
 
 

@@ -69,8 +69,8 @@ def hub_name(text: str | os.PathLike[str]) -> HubName:
 def snapshot_of(name: HubName, choose: Choose, progress: Progress = silent, note: Note = lambda text: None) -> Snapshot:
     """Downloads the files that `choose` picks, and the shards that a chosen index lists, unless they are cached.
 
-    Where the hub cannot be reached, or is not to be asked (HF_HUB_OFFLINE), a whole cached copy is taken. Small files
-    come before the weights: a cached copy that has weights has all.
+    Where the hub cannot be reached, or HF_HUB_OFFLINE is set, a complete cached copy is used. Small files
+    are downloaded before the weights, so a cached copy that has the weights is complete.
     """
     hub = hub_package(f"{name}")
     with hub_errors(name), hub_progress(progress) as shown:
@@ -100,7 +100,7 @@ def files_on_hub(name: HubName) -> list[str]:
     hub = hub_package(f"{name}")
     try:
         info = hub.HfApi().model_info(name.repo, revision=name.revision)
-    except (KeyError, TypeError, ValueError) as error:  # the page of a proxy, say
+    except (KeyError, TypeError, ValueError) as error:  # for example the page of a proxy
         if isinstance(error, hub.errors.HfHubHTTPError):
             raise
         raise HubError(f"{endpoint()} does not answer as a hub does ({words_of(error)}); check HF_ENDPOINT") from error
@@ -122,7 +122,7 @@ def cached_snapshot(name: HubName, choose: Choose, why: Exception, note: Note) -
         if file.endswith(INDEX):
             files += shards_of(name, folder / file)
     if lacking := [file for file in files if not (folder / file).is_file()]:
-        raise HubError(f"{name} is not whole in the cache, {lacking[0]} is missing, and {reason}")
+        raise HubError(f"{name} is incomplete in the cache ({lacking[0]} is missing), and {reason}")
     note(f"the cached copy of {name} is used (commit {folder.name}), because {reason.partition(';')[0]}")
     return Snapshot(name, folder.name, folder, tuple(files))
 
@@ -176,7 +176,7 @@ def hub_package(wanted_by: str) -> Any:
 
 @contextmanager
 def hub_errors(name: HubName) -> Iterator[None]:
-    """Whatever the hub's client raises in the block, as one line of ours."""
+    """Errors of the hub's client in the block become HubErrors of one line."""
     errors = hub_package(f"{name}").errors
     try:
         yield
@@ -205,13 +205,13 @@ def hub_errors(name: HubName) -> Iterator[None]:
     except errors.FileMetadataError as error:
         raise HubError(f"{endpoint()} does not answer as a hub does ({words_of(error)}); check HF_ENDPOINT") from error
     except OSError as error:
-        if error.strerror is not None:  # of the system: a full disk, say
+        if error.strerror is not None:  # of the system, such as a full disk
             raise
         raise HubError(f"{name} was not downloaded whole ({words_of(error)}); run it again") from error
 
 
 def no_answer(error: BaseException | None) -> bool:
-    """Whether no hub answered, or none is to be asked; an answer that is an error is something else."""
+    """Whether no hub answered or HF_HUB_OFFLINE is set; an error response counts as an answer."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     return isinstance(error, HTTPError | OfflineModeIsEnabled) and not isinstance(error, HfHubHTTPError)
@@ -239,8 +239,8 @@ def endpoint() -> str:
 
 @contextmanager
 def hub_progress(progress: Progress) -> Iterator[Progress]:
-    """What reports transfers in the block: the hub's own bars on a terminal, and then nothing of ours; else ours, and
-    neither bars nor warnings of the hub's.
+    """Progress of transfers in the block: on a terminal the hub's own bars; elsewhere ours, with the hub's bars and
+    warnings silenced.
     """
     if progress is not silent and sys.stderr is not None and sys.stderr.isatty():
         yield silent

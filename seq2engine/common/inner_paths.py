@@ -1,4 +1,4 @@
-"""Paths that a file of a folder names, and places in it that are written: neither may lead out of the folder."""
+"""Paths that a file in a folder names or that are written in it: none may lead out of the folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path_inside(root: Path, relative: str) -> Path:
 def problem_with_path(relative: str) -> str:
     """What is wrong with a path that should be inside a folder, as far as its text shows it."""
     if not is_text(relative):
-        return "is no text that a path can be"
+        return "is not text that a path can be"
     parts = PurePosixPath(relative).parts
     if len(relative.encode()) > LONGEST or any(len(part.encode()) > LONGEST_PART for part in parts):
         return "is too long for a path"
@@ -35,7 +35,7 @@ def problem_with_path(relative: str) -> str:
 
 
 def place_inside(root: Path, *names: str) -> Path:
-    """A place in `root` to write to. A link on the way there is refused: whoever planted it chose what is written."""
+    """A place in `root` to write to. A symbolic link on the way is refused: it could redirect the write."""
     path = root
     for name in names:
         path /= name

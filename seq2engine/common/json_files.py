@@ -1,4 +1,4 @@
-"""Reads every JSON file of ours and of others: regular files only, within limits, and checked against a type.
+"""Reads all JSON files, ours and foreign: regular files only, within size limits, checked against a type.
 
 A problem is a ValueError (or an OSError of the file), so that each reader adds its own advice. docs/SECURITY.md lists
 the limits.
@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-LARGEST = 256 * 2**20  # bytes; the largest vocabularies in use take a tenth of it
-MOST_DIGITS = 40  # of an integer; a token, a size or a seed has 20 at most
+LARGEST = 256 * 2**20  # bytes; ten times the largest vocabularies in use
+MOST_DIGITS = 40  # digits of an integer; a token, a size or a seed has 20 at most
 DEEPEST = 100  # lists and objects inside one another; the deepest files in use have 12
 MOST_PROBLEMS = 20  # in an error
 SHOWN = 60  # characters of a wrong value in an error
@@ -38,7 +38,7 @@ def read_json(path: Path, largest: int = LARGEST, finite: bool = True) -> Any:
 
 
 def read_object(path: Path, largest: int = LARGEST, finite: bool = True) -> dict[str, Any]:
-    """The same of a file that holds names and values."""
+    """The same for a file that must hold an object."""
     value = read_json(path, largest, finite)
     if not isinstance(value, dict):
         raise ValueError(f"it is {shortened(value)}, expected an object")
@@ -53,7 +53,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 def read_regular(path: Path, largest: int = LARGEST) -> bytes:
     """The bytes of a file.
 
-    What is no regular file is refused before it is read: opening a pipe would wait for somebody to write to it.
+    What is not a regular file is refused before it is read: opening a pipe would wait for a writer.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -80,7 +80,7 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
         )
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip())
-        where = "it ends in the middle" if cut else f"{error.msg}, line {error.lineno}, column {error.colno}"
+        where = "it is truncated" if cut else f"{error.msg}, line {error.lineno}, column {error.colno}"
         raise ValueError(f"not JSON: {where}") from error
     if SURROGATE.search(raw):
         check_text(value)
@@ -95,7 +95,7 @@ def decoded(content: bytes) -> str:
 
 
 def depth_of(content: bytes) -> int:
-    """How deep lists and objects are nested, up to where a text is no JSON; without recursion."""
+    """How deep lists and objects are nested, without recursion; counts up to the first syntax error."""
     if content.count(b"[") + content.count(b"{") <= DEEPEST:
         return 0
     outside = b"".join(ESCAPE.sub(b"", content).split(b'"')[::2])  # of strings
@@ -117,7 +117,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"the name {shortened(twice)} stands there twice")
+        raise ValueError(f"the name {shortened(twice)} occurs twice")
     return made
 
 
@@ -155,7 +155,7 @@ def fields_from_json(kinds: Mapping[str, Any], value: Any) -> dict[str, Any]:
 
 
 def converted(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """The value as that type, or anything where a problem was noted."""
+    """The value as that type; arbitrary where a problem was noted."""
     if kind is Any:
         return value
     origin = get_origin(kind)
@@ -252,7 +252,7 @@ def is_record(kind: Any) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """Whether a string is one that a file name or a terminal takes: no half of a surrogate pair, no NUL."""
+    """Whether a file name or a terminal can hold a string: no lone surrogate, no NUL."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -261,7 +261,7 @@ def is_text(value: str) -> bool:
 
 
 def listed(problems: list[str]) -> str:
-    """All problems, but no pages of them."""
+    """The first problems and the number of further ones."""
     more = len(problems) - MOST_PROBLEMS
     return "; ".join([*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
 

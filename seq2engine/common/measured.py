@@ -1,9 +1,9 @@
-"""What was measured once on this machine, kept in the user's cache folder.
+"""Measurements of this machine, kept in the user's cache folder.
 
 Each measurement is one file, named by a hash of all that it depends on: processor and its instructions, cores, versions
-of libraries, and what the caller adds, such as the model. A file holds these, too, and is taken only if they are the
-same. One that is damaged counts as none; writers replace it whole, so of two at once the later one stays. A folder that
-cannot be written keeps nothing.
+of libraries, and what the caller adds, such as the model. A file holds these as well and is used only if they are the
+same. A damaged file counts as missing; files are replaced atomically, so the last writer wins. A folder that
+cannot be written to keeps nothing.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Measured:
 
 
 def machine_facts() -> Value:
-    """What decides which way is fastest: the processor as this process sees it, and the libraries."""
+    """The facts that performance depends on: the processor as this process sees it, and the libraries."""
     fields: dict[str, str] = {}
     if LISTING.is_file():
         for line in LISTING.read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() in OF_CPU:
-                fields.setdefault(name.strip(), value.strip())  # the first processor speaks for all
+                fields.setdefault(name.strip(), value.strip())  # all processors are alike
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cpu": fields or platform.processor(), "cores": cores, "libraries": versions()}
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from seq2engine.common.tables import without_empty_columns
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 HERE = "seq2engine.common"
-FITTING = 4  # columns that a phone shows side by side
-LONG = 48  # characters of a cell from which on it is a sentence
+FITTING = 3  # columns that a phone shows side by side
+LONG = 48  # characters from which on a cell is wrapped as a sentence
 NUMERIC = frozenset("+-.0123456789")  # first characters of a number
 
 
@@ -120,8 +122,8 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
 
 
 def table_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A column holds numbers if its first cell is one."""
-    body = [list(row) for row in rows]
+    """A column holds numbers if its first cell is one. Columns without any value are left out."""
+    head, body = without_empty_columns(head, [list(row) for row in rows])
     numeric = [bool(body) and is_number(str(body[0][i])) for i in range(len(head))]
     cells = [[cell_of(*named) for named in zip(head, numeric, row, strict=True)] for row in body]
     return Table(len(head) > FITTING, list(zip(head, numeric, strict=True)), cells)

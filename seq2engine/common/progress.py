@@ -77,7 +77,7 @@ class ProgressPrinter:
     def fitted(self, fraction: float, text: str) -> str:
         """Bar and text in one line of the terminal: a line that wraps could not be redrawn.
 
-        The width is read anew each time, because windows are resized. The last column stays free: some terminals wrap
+        The width is read each time, because windows are resized. The last column stays free: some terminals wrap
         as soon as it is filled.
         """
         columns = (columns_of(self.stream) or 80) - 1

@@ -1,4 +1,4 @@
-"""Where reports go: every run writes a page and its JSON, named by content and date, so that none replaces another."""
+"""Where reports go: every run writes an HTML page and its JSON, named by kind and date, so none replaces another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report_files(
 ) -> ReportFiles:
     """Where a report of `kind` is to be written: ROOT/reports/KIND-NAME-DATE-TIME.{html,json}.
 
-    `out` is another folder for it, or, ending in .html or .json, the very file (which is then replaced). Call it before
+    `out` is another folder or, ending in .html or .json, the file itself (which is then replaced). Call it before
     the work that is reported: a place that cannot be written to is refused here.
     """
     if out is not None and out.suffix in SUFFIXES:
@@ -57,7 +57,7 @@ def report_files(
 
 
 def free_stem(stem: Path) -> Path:
-    """`stem`, or with a number behind it where there is such a report already (two in one second)."""
+    """`stem`, or with a number appended if there is such a report already (two in one second)."""
     number, free = 1, stem
     while any(free.with_name(free.name + suffix).exists() for suffix in SUFFIXES):
         number += 1
@@ -71,7 +71,7 @@ def latest_report(root: Path, kind: str, suffix: str = ".json") -> Path | None:
 
 
 def age_of(path: Path) -> tuple[int, str]:
-    """By which the newest report is found; a link is as old as itself, wherever it leads."""
+    """The time by which the newest report is found; of a link its own, not its target's."""
     return path.lstat().st_mtime_ns, path.name
 
 

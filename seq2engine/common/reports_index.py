@@ -1,4 +1,4 @@
-"""The page of a reports folder that links all of its reports, newest first, with what each has found."""
+"""The index page of a reports folder: links to all reports, newest first, with their verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # the date of a report's name, whic
 
 
 def write_index(folder: Path) -> None:
-    """Writes the page anew. A report that has been written stays written, whatever becomes of its index."""
+    """Writes the page again. A failure here does not affect the report itself."""
     with suppress(OSError), new_file(folder / INDEX) as beside:
         beside.write_text(index_html(folder), encoding="utf-8")
 
@@ -41,7 +41,7 @@ def index_html(folder: Path) -> str:
 
 
 def summary_of(data: Path) -> tuple[Html, Html]:
-    """A badge and a sentence, as far as a report's data has them."""
+    """The verdict as a badge, and a summary sentence, if the report's data has them."""
     values = values_of(data)
     verdict = values.get("verdict", values.get("passed"))
     badge = Html("")
@@ -53,7 +53,7 @@ def summary_of(data: Path) -> tuple[Html, Html]:
 
 
 def values_of(data: Path) -> dict[str, Any]:
-    """A report's data; nothing where there is none, or where it is no object, or too large to be opened for a line."""
+    """A report's data; empty where it is missing, not an object, or too large to read for one line."""
     try:
         return read_object(data, largest=LARGEST, finite=False)
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def values_of(data: Path) -> dict[str, Any]:
 
 
 def sentence_of(values: dict[str, Any]) -> str:
-    """What a report has found: its own words, or what can be counted in it."""
+    """A report's result in one sentence: its own, or counts."""
     for name in ("reason", "summary"):
         if isinstance(values.get(name), str):
             return str(values[name])

@@ -1,14 +1,15 @@
-"""Plain text tables for the terminal, no wider than it is."""
+"""Plain text tables that fit the terminal."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from seq2engine.common.terminal import columns_of, width_of
 
+T = TypeVar("T")
 GAP = "  "  # between columns
 GAPS = (GAP, " ")  # what is tried where columns must be narrow
 
@@ -16,12 +17,13 @@ GAPS = (GAP, " ")  # what is tried where columns must be narrow
 def text_table(
     head: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None, stream: TextIO | None = None
 ) -> str:
-    """Columns padded to their widest cell; columns of numbers are set right.
+    """Columns padded to their widest cell; columns of numbers are right-aligned, columns without any value left out.
 
-    At most `width` columns wide (None: as wide as the terminal that `stream` writes to, without a limit where it is
-    none): cells are wrapped between words, and where that is not enough every row becomes a record, a line a cell.
+    At most `width` columns wide (None: the width of the terminal that `stream` writes to; no limit where it is not a
+    terminal): cells are wrapped between words, and where that is not enough every row becomes a record of one line for
+    each cell.
     """
-    cells = [[str(value) for value in row] for row in rows]
+    head, cells = without_empty_columns(head, [[str(value) for value in row] for row in rows])
     limit = columns_of(stream or sys.stdout) if width is None else width
     natural = [max(width_of(line[i]) for line in [list(head), *cells]) for i in range(len(head))]
     if limit is None:
@@ -40,8 +42,14 @@ def text_table(
     return records(head, cells, limit)
 
 
+def without_empty_columns(head: Sequence[str], rows: Sequence[Sequence[T]]) -> tuple[list[str], list[list[T]]]:
+    """The table without columns whose cells are all empty; a table without rows keeps its columns."""
+    kept = [i for i in range(len(head)) if not rows or any(str(row[i]) for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
 def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], gap: str = GAP) -> str:
-    """Rows of columns that wide; a cell that is wider takes several lines."""
+    """Rows with columns of these widths; a wider cell takes several lines."""
     right = [all(line[i][:1].isdigit() for line in cells if line[i]) for i in range(len(head))]
     lines = []
     for number, row in enumerate([list(head), *cells]):
@@ -74,7 +82,7 @@ def records(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> 
 
 
 def shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Widths from `least` to `most`, with that much room given out, a column at a time, to those that lack most."""
+    """Widths from `least` to `most`: the room is distributed one column at a time to those that lack most."""
     widths = list(least)
     for _ in range(room):
         lacking = max(range(len(widths)), key=lambda i: most[i] - widths[i])
@@ -83,7 +91,7 @@ def shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 
 def filled(text: str, width: int | None = None, stream: TextIO | None = None, indent: str = "  ") -> str:
-    """A long line in lines of at most `width` columns (None: as `text_table` has it), all but the first indented."""
+    """A long line wrapped to at most `width` columns (None: as in `text_table`), all but the first line indented."""
     limit = columns_of(stream or sys.stdout) if width is None else width
     if limit is None or width_of(text) <= limit:
         return text
@@ -91,9 +99,9 @@ def filled(text: str, width: int | None = None, stream: TextIO | None = None, in
 
 
 def parts_of(cell: str) -> list[str]:
-    """What a cell may be wrapped between: behind commas, and at spaces that no number stands at (12 ms, 3 of 4).
+    """Where a cell may be wrapped: after commas, and at spaces that are not next to a number (12 ms, 3 of 4).
 
-    Never inside of brackets: an interval such as [0.1, 0.5] is one thing.
+    Never inside brackets: an interval such as [0.1, 0.5] stays together.
     """
     return re.split(r"(?:(?<=,) +|(?<![\d\s,]) +(?![\d\s]))(?![^\[\]()]*[\])])", cell)
 
@@ -103,7 +111,7 @@ def head_parts(name: str) -> list[str]:
 
 
 def wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Parts put into as few lines as there must be. A part that is wider than a line is left whole, to be copied."""
+    """Parts in as few lines as possible. A part that is wider than a line is not split, so that it can be copied."""
     lines = [""]
     for part in parts:
         joined = f"{lines[-1]} {part}" if lines[-1] else part

@@ -44,10 +44,10 @@ def gpu_name() -> str:
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """No garbage collection inside, for calls into TensorRT that log to Python.
+    """Disables garbage collection inside the block, for calls into TensorRT that log to Python.
 
-    TensorRT logs under a lock. Were the collector to run in that moment and to find an old builder, its end would wait
-    for the same lock for ever.
+    TensorRT logs under a lock. If the collector ran then and freed an old builder, its destructor would wait for the
+    same lock: a deadlock.
     """
     running = gc.isenabled()
     gc.disable()

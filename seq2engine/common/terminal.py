@@ -10,18 +10,18 @@ CUT = "…"
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Columns of the terminal a stream writes to, as it is now; None where the stream is no terminal."""
+    """Columns of the terminal a stream writes to, as it is now; None where the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-    except OSError:  # a stream that only claims to be a terminal has no size, nor a descriptor
+    except OSError:  # a stream may claim to be a terminal and have neither size nor descriptor
         columns = 0
     return columns or shutil.get_terminal_size().columns
 
 
 def fresh_line(stream: TextIO | None) -> str:
-    """What to write before a line so that a bar of progress, which may be there on a terminal, is gone."""
+    """Control characters that erase a progress bar on a terminal before a line is written."""
     return "\r\x1b[K" if stream is not None and stream.isatty() else ""
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
 
-SHARD = 2048  # lines of a shard: as many as one worker sorts by length at a time, at the usual --batch
-# Flags that decide over no output: where and how fast it is made, and how it is shown.
+SHARD = 2048  # lines of a shard: the window in which a worker sorts by length, at the default --batch
+# Flags that do not affect outputs: placement, speed, display.
 BESIDE = ("cluster", "out", "keep_order", "cores", "shard", "column", "quiet", "threads", "text", "input", "bundle")
 OURS = ("command_name", "command_line", "hub_bundle")
 
@@ -18,7 +18,7 @@ OURS = ("command_name", "command_line", "hub_bundle")
 def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a Ray cluster (--input may be a folder; text, TSV and Parquet files)")
     group.add_argument("--cluster", metavar="ADDRESS", help="local, auto, or HOST:PORT of the cluster's head")
-    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the shards; the same call again resumes it")
+    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the shards; the same command resumes it")
     group.add_argument(
         "--keep-order", action="store_true", help="merge the shards to one file in the order of the lines"
     )
@@ -53,7 +53,7 @@ def uses_gpu(args: argparse.Namespace) -> bool:
 
 
 def job_of(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
-    """All that decides over the outputs: two runs with the same description may share a folder."""
+    """Everything that affects the outputs: two runs with the same description may share a folder."""
     from seq2engine.export.artifact.default_precision import default_precision
     from seq2engine.runtime.cluster.corpus import corpus_files
 

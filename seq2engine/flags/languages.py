@@ -11,5 +11,5 @@ def add_languages(sub: argparse.ArgumentParser) -> None:
 
 
 def add_strict(sub: argparse.ArgumentParser) -> None:
-    what = "an unknown character is an error of its line; without, it is decoded as <unk> with a warning"
+    what = "report a line with unknown characters as an error, instead of decoding them as <unk> with a warning"
     sub.add_argument("--strict", action="store_true", help=what)

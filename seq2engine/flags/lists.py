@@ -1,8 +1,9 @@
-"""Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words behind it.
+"""Flags that take a list, and words in any order: `--precision fp32,fp16`, the flag twice, or words after it.
 
-argparse would give a flag with several values every word up to the next flag, so that a bundle could not stand behind
-it. Here the words behind a list flag are its own as long as they look like its items; behind a command's last place
-(`export CKPT B --precision ...`) all are. Where a word could be both, use `=`: `--precision=fp32 fp16`.
+argparse would give a flag with several values every word up to the next flag, so that a bundle could not come after
+it. Here the words after a list flag are its values as long as they look like its items; after a command's last
+positional argument (`export CKPT B --precision ...`) all are. If a word could be both, use `=`:
+`--precision=fp32 fp16`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 Fits = Callable[[str], object]
-MOST_PRECISE = "the most precise that serves"  # see export/artifact/default_precision.py
+MOST_PRECISE = "the most precise supported"  # see export/artifact/default_precision.py
+# Flags of other tools -> ours, suggested where a command has it and no spelling is close.
+OTHER_NAMES = {"--html": "--out", "--report": "--out", "--device": "--provider", "--dtype": "--precision"}
 
 
-class Listed(argparse.Action):
-    """Collects the items of a comma-separated value; the flag may be given again. `fits` knows an item when it sees
-    one; `item` makes a value of it."""
+class ListAction(argparse.Action):
+    """Collects the items of a comma-separated value; the flag may be repeated. `fits` tells whether a word is an
+    item; `item` converts it."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class Listed(argparse.Action):
             raise argparse.ArgumentError(self, f"invalid {self.item.__name__} value: {text!r}") from None
 
 
-class Maybe(argparse.Action):
+class OptionalValueAction(argparse.Action):
     """A flag with a value, which `fits`, or without one: then it is `const`."""
 
     def __init__(
@@ -72,11 +75,17 @@ class Maybe(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, as every other error is; the thirty lines of usage are what --help is for."""
+    """Reports wrong usage in one line, with the flag that may have been meant. Flags cannot be abbreviated."""
 
-    renamed: Mapping[str, str] = {}  # flags of older versions -> what they are called now
+    renamed: Mapping[str, str] = {}  # flags of older versions -> their names now
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings, allow_abbrev=False)
+        self.unknown: list[str] = []  # flags of the last command line that this parser does not have
 
     def error(self, message: str) -> NoReturn:
+        if self.unknown and message.startswith("the following arguments are required"):
+            message = self.unrecognized(self.unknown)  # a required flag may be the one that was mistyped
         if wrong := re.fullmatch(r"argument command: invalid choice: '(.*)' \(choose from (.*)\)", message):
             message = f"unknown command {wrong[1]}{meant([wrong[1]], re.findall(r'[a-z]+', wrong[2]))}"
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
@@ -94,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.with_lists_joined(self.with_command_first(words)), namespace)
 
     def with_command_first(self, words: Sequence[str]) -> list[str]:
-        """Flags before the command are as good as behind it: `--quiet export` -> `export --quiet`."""
+        """Flags may come before the command: `--quiet export` -> `export --quiet`."""
         commands = next((a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)), ())
         at = next((place for place, word in enumerate(words) if word in commands), 0)
         if at and is_flag(words[0]) and self.action_of(words[0]) is None:
@@ -104,13 +113,13 @@ class Parser(argparse.ArgumentParser):
     def with_lists_joined(self, words: Sequence[str]) -> list[str]:
         """The words with every list in one: `--precision fp32 fp16 CKPT` -> `CKPT --precision=fp32,fp16`.
 
-        Words that belong to no flag come first: argparse fills all places, optional ones too, at the first it meets.
+        Positional words come first: argparse fills all positional arguments, optional ones too, at the first it finds.
         """
         rest = list(words)
         flags: list[str] = []
         placed: list[str] = []
         places = [action for action in self._actions if not action.option_strings]
-        free = sum(action.nargs != "*" for action in places)  # words still needed that belong to no flag
+        free = sum(action.nargs != "*" for action in places)  # positional arguments that are still missing
         if any(isinstance(action, argparse._SubParsersAction) for action in places):
             return rest  # the command's own parser knows its flags
         while rest:
@@ -123,10 +132,12 @@ class Parser(argparse.ArgumentParser):
                 continue
             self.refuse_old_name(word)
             action = self.action_of(word)
+            if action is None:
+                self.unknown.append(word)
             if action is None or "=" in word:
                 flags.append(word)
                 continue
-            if not isinstance(action, Listed):
+            if not isinstance(action, ListAction):
                 flags += with_value(action, word, rest, free)
                 continue
             values = items_at(rest, action.fits if free > 0 else always)
@@ -140,21 +151,33 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} is now {self.renamed[name]}")
 
     def action_of(self, word: str) -> argparse.Action | None:
-        """The flag that a word names, in full or by a beginning that only one has."""
-        name = word.partition("=")[0]
-        flags = {flag: action for action in self._actions for flag in action.option_strings}
-        if name in flags:
-            return flags[name]
-        begun = {id(action): action for flag, action in flags.items() if flag.startswith(name)}
-        return next(iter(begun.values())) if len(begun) == 1 and name.startswith("--") else None
+        """The action of the flag that a word names."""
+        return self._option_string_actions.get(word.partition("=")[0])
+
+    def unrecognized(self, words: Sequence[str]) -> str:
+        """The message for arguments that this parser does not have, with the flags that may have been meant."""
+        flags = [word.partition("=")[0] for word in words if is_flag(word)]
+        return f"unrecognized arguments: {' '.join(words)}{meant(flags, list(self._option_string_actions))}"
 
 
 def meant(words: Sequence[str], known: Sequence[str]) -> str:
-    """What mistyped words may have been, of those that are known."""
+    """The known words that mistyped words resemble, as the end of an error message; empty where there is none."""
+    found = dict.fromkeys(match for word in words if (match := nearest(word, known)))
+    return f" (did you mean {', '.join(found)}?)" if found else ""
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """The known word that a word abbreviates, resembles or is another name of."""
     import difflib
 
-    found = [match for word in words for match in difflib.get_close_matches(word, known, 1)]
-    return f" (did you mean {', '.join(dict.fromkeys(found))}?)" if found else ""
+    begun = [name for name in known if name.startswith(word)]
+    if len(begun) == 1 and len(word) > len("--"):
+        return begun[0]
+    names = {name.strip("-"): name for name in known}  # without dashes: those alone would make short flags alike
+    close = difflib.get_close_matches(word.strip("-"), names, 1)
+    if close:
+        return names[close[0]]
+    return OTHER_NAMES[word] if OTHER_NAMES.get(word) in known else None
 
 
 def is_flag(word: str) -> bool:
@@ -162,16 +185,16 @@ def is_flag(word: str) -> bool:
 
 
 def with_value(action: argparse.Action, flag: str, rest: list[str], free: int) -> list[str]:
-    """A flag that is no list, with its value, which is taken off the front of the rest."""
+    """A flag that is not a list, with its value, which is removed from the front of `rest`."""
     if action.nargs not in (None, 1, "?") or not rest or is_flag(rest[0]):
         return [flag]
-    if isinstance(action, Maybe) and free > 0 and not action.fits(rest[0]):
+    if isinstance(action, OptionalValueAction) and free > 0 and not action.fits(rest[0]):
         return [f"{flag}={action.const}"]
     return [flag, rest.pop(0)]
 
 
 def items_at(words: Sequence[str], fits: Fits) -> list[str]:
-    """The words up to the next flag: the first, whatever it is, and those behind it that fit."""
+    """The words up to the next flag: the first in any case, then those that fit."""
     found: list[str] = []
     for word in words:
         if is_flag(word) or (found and not all(fits(part) for part in word.split(","))):
@@ -211,7 +234,7 @@ def add_precisions(parser: argparse.ArgumentParser, default: Sequence[str] | Non
 
     parser.add_argument(
         "--precision",
-        action=Listed,
+        action=ListAction,
         fits=is_precision,
         default=default,
         metavar="PRECISION",

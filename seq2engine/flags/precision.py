@@ -1,4 +1,4 @@
-"""The precision of a command: --precision, else the most precise that serves, and a line that names it."""
+"""The precision of a command: --precision, else the most precise supported one, and a line that names it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 def precision_from_args(args: argparse.Namespace, bundle: Bundle) -> str:
-    """Of commands with one precision, by `args.backend` and `args.engine`."""
+    """For commands with one precision, by `args.backend` and `args.engine`."""
     from seq2engine.export.artifact.default_precision import default_precision
 
     return args.precision or default_precision(bundle, args.backend, args.engine)
 
 
 def precisions_from_args(args: argparse.Namespace, bundle: Bundle) -> list[str]:
-    """Of commands that take several, each once."""
+    """For commands that take several; each occurs once."""
     from seq2engine.export.artifact.default_precision import default_precision
 
     return list(dict.fromkeys(args.precision or [default_precision(bundle, args.backend, args.engine)]))
 
 
-def say_precision(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
-    """One line where there was a choice: none where a bundle holds one precision only, or one was named."""
+def print_default_precision(args: argparse.Namespace, bundle: Bundle, chosen: str, serves: str) -> None:
+    """One line if there was a choice: the bundle has several precisions and none was named."""
     if args.precision is None and len(bundle.precisions) > 1 and not args.quiet:
         held = ", ".join(bundle.precisions)
         print(f"precision {chosen}: the most precise of {held} that {serves}", file=sys.stderr)

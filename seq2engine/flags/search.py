@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OWN = "(default: the model's own, else {})"  # of generation.json in the bundle
 
 UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call the unknown token
-SHOWN = 5  # texts with a problem that an error names
+SHOWN = 5  # texts that an error lists
 
 
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         type=float,
         help=f"stop at this many times --beam finished hypotheses, as in CTranslate2 {OWN.format(1.0)}",
     )
-    sub.add_argument("--length-penalty", type=float, help=f"power of the length {OWN.format(1.0)}")
+    sub.add_argument("--length-penalty", type=float, help=f"length penalty {OWN.format(1.0)}")
     sub.add_argument(
         "--coverage-penalty",
         type=float,
@@ -45,9 +45,9 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
         choices=("true", "false", "never"),
         help=f"when beam search stops, as in Hugging Face {OWN.format('false')}",
     )
-    sub.add_argument("--nbest", type=int, help=f"hypotheses of a line, one line each {OWN.format(1)}")
-    sub.add_argument("--max-length", type=int, help=f"most output tokens {OWN.format('all it can')}")
-    sub.add_argument("--min-length", type=int, help=f"fewest output tokens {OWN.format(0)}")
+    sub.add_argument("--nbest", type=int, help=f"hypotheses per line, one line each {OWN.format(1)}")
+    sub.add_argument("--max-length", type=int, help=f"maximum output tokens {OWN.format('all it can')}")
+    sub.add_argument("--min-length", type=int, help=f"minimum output tokens {OWN.format(0)}")
     sub.add_argument(
         "--ignore-eos",
         action="store_true",
@@ -70,7 +70,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--phrases",
         action="append",
         metavar="TEXT",
-        help="every output contains this (ids, where the lines are ids); may be given again",
+        help="every output contains this (ids, where the lines are ids); may be repeated",
     )
     rules.add_argument(
         "--trie",
@@ -83,7 +83,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         type=token_ids,
         action="append",
         metavar="IDS",
-        help="never output this token, or this sequence; may be given again, adds to the model's own",
+        help="never output this token, or this sequence; may be repeated, adds to the model's own",
     )
     rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that are not allowed first")
     rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="output only these tokens and the end token")
@@ -91,17 +91,19 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--shortlist",
         type=token_ids,
         metavar="IDS",
-        help="compute only these and the end token: faster",
+        help="compute logits of these tokens and the end token only: faster",
     )
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
     rules.add_argument("--start", type=int, metavar="ID", help="first token of the decoder's input (default: its own)")
     never = OWN.format("0, which allows it")
-    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no N tokens in a row twice {never}")
+    rules.add_argument("--no-repeat-ngram", type=int, metavar="N", help=f"no n-gram of N tokens twice {never}")
     rules.add_argument(
-        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no N tokens of the source in a row {never}"
+        "--source-no-repeat-ngram", type=int, metavar="N", help=f"no n-gram of N tokens of the source {never}"
     )
-    rules.add_argument("--repetition-penalty", type=float, help=f"on tokens already in the output {OWN.format(1.0)}")
+    rules.add_argument(
+        "--repetition-penalty", type=float, help=f"penalty on tokens already in the output {OWN.format(1.0)}"
+    )
 
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
@@ -122,13 +124,18 @@ def add_alternatives(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--sample", action="store_true", default=None, help="draw tokens; --nbest counts samples")
     sampling.add_argument(
-        "--temperature", type=float, help="below 1 favours likely tokens, above 1 others (default: 1)"
+        "--sample", action="store_true", default=None, help="sample tokens; --nbest is the number of samples"
     )
-    sampling.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest tokens (default: all)")
-    sampling.add_argument("--top-p", type=float, metavar="P", help="draw from as few tokens as make up P (default: 1)")
-    sampling.add_argument("--seed", type=int, help="the same seed gives the same outputs (default: another every time)")
+    sampling.add_argument("--temperature", type=float, help="sampling temperature (default: 1)")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens (default: all)")
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the smallest set of tokens with total probability P (default: 1)",
+    )
+    sampling.add_argument("--seed", type=int, help="random seed (default: different every time)")
 
 
 def token_ids(text: str) -> tuple[int, ...]:
@@ -148,7 +155,7 @@ class ForcedTexts:
     problems: list[str] = field(default_factory=list)
 
     def ids(self, text: str, flag: str) -> tuple[int, ...]:
-        """Ids are taken as they are; text goes without its end token, because the output goes on."""
+        """Ids are used unchanged; text is encoded without its end token, because the output continues."""
         try:
             ids = self.model.tokenizer.encode_target(text)
         except RequestError as error:
@@ -164,12 +171,12 @@ class ForcedTexts:
         return tuple(ids)
 
     def prefix(self, text: str, flag: str, forced_bos: int | None) -> tuple[int, ...]:
-        """Text stands behind the first token of every output."""
+        """Text comes after the forced first token of every output."""
         first = () if forced_bos is None or not self.model.takes_text else (forced_bos,)
         return (*first, *self.ids(text, flag))
 
     def shown_problems(self) -> list[str]:
-        """The first few problems: a file may have one in every line."""
+        """The first few problems; a file may have one per line."""
         more = len(self.problems) - SHOWN
         return self.problems if more <= 0 else [*self.problems[:SHOWN], f"and {more} more texts like that"]
 

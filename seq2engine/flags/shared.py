@@ -27,7 +27,7 @@ def add_command(
 ) -> Parser:
     """A command's own parser. `renamed` are flags it had before, with what they are called now."""
     sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    sub.set_defaults(command=run, command_name=name, usage_error=sub.error, usage=sub.format_usage)
+    sub.set_defaults(command=run, command_name=name, usage_error=sub.error, unrecognized=sub.unrecognized)
     sub.add_argument("--quiet", action="store_true", help="show no progress")
     sub.renamed = renamed
     return sub
@@ -38,7 +38,7 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
 
 
 def fetch_bundles(args: argparse.Namespace) -> None:
-    """Puts the folder of a bundle on the hub in the place of its name, so that its download shows progress.
+    """Downloads a bundle given as hf:NAME and replaces the name by its folder, so that the download shows progress.
 
     A command that writes a new bundle is refused: it takes a folder.
     """
@@ -55,7 +55,7 @@ def fetch_bundles(args: argparse.Namespace) -> None:
     found = [bundle_folder_from_hub(one, progress, note) if str(one).startswith("hf:") else one for one in listed]
     args.bundle = found if isinstance(given, list) else found[0]
     if not isinstance(given, list):
-        args.hub_bundle = f"{str(given).partition('@')[0]}@{found[0].name}"  # the very commit, for other machines
+        args.hub_bundle = f"{str(given).partition('@')[0]}@{found[0].name}"  # the exact commit, for other machines
 
 
 def print_note(args: argparse.Namespace, text: str) -> None:
@@ -72,21 +72,27 @@ def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
     else:
         auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
         parser.add_argument("--precision", help=f"one of the bundle's, or {auto} (default: {MOST_PRECISE})")
-    add_threads(parser, "the backend's own choice: what the cores and the size of the model allow")
-    parser.add_argument("--engine", help="which engine, where a bundle holds several of a precision")
+    add_threads(parser, "chosen by the backend from the cores and the model's size")
+    parser.add_argument("--engine", help="which engine, if the bundle has several of a precision")
     parser.add_argument(
         "--deterministic", action="store_true", help="bitwise batch-invariant; adds padding (onnxruntime)"
     )
     add_provider(parser)
 
 
+def backend_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `add_backend` as arguments of `load`."""
+    names = ("backend", "precision", "threads", "engine", "deterministic", "provider")
+    return {name: getattr(args, name) for name in names}
+
+
 def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     what = (
-        "speculative decoding of single sources with one beam, same output: what drafts tokens, a cheaper precision of "
-        "the bundle or quantised (fp32's own weights in 8 and 4 bits)"
+        "draft for speculative decoding (single sources, one beam): quantised (fp32's own weights in 8 and 4 bits) or a "
+        "cheaper precision of the bundle; outputs do not change"
     )
     if default is not None:
-        what += f"; auto: quantised for fp32, while it is faster; none (default: {default})"
+        what += f"; auto: quantised for fp32 while it is faster; none: off (default: {default})"
     parser.add_argument("--draft", metavar="DRAFT", default=default, type=draft_from_text, help=what)
 
 
@@ -112,7 +118,7 @@ def add_provider(parser: argparse.ArgumentParser) -> None:
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:
-    help_text = f"lines of source<TAB>right output, or shipped:g2p for that model's test split: {what}"
+    help_text = f"lines of source<TAB>reference, or shipped:g2p for that model's test split: {what}"
     parser.add_argument("--references", metavar="TSV", help=help_text)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 HASHES = ("key", "graph hash", "file hash")
-GRAPH_HEAD = ("graph", "precision", "opset", "nodes", "weights", "products", "of weights", "in fp32", "attentions")
+GRAPH_HEAD = ("graph", "precision", "opset", "nodes", "weights", "matmuls", "with weights", "fp32 nodes", "attentions")
 ENGINE_HEAD = (
     "engine",
     "launches",
@@ -37,15 +37,15 @@ ENGINE_HEAD = (
 )
 
 TOKEN_HEAD = (
-    "logits become",
-    "engines of a token",
+    "step output",
+    "engines per token",
     "launches",
-    "to the GPU",
-    "to the host",
-    "waits",
+    "host to GPU",
+    "GPU to host",
+    "host waits",
     "allocations",
     "candidates",
-    "for",
+    "serves",
 )
 
 
@@ -67,7 +67,7 @@ def bundle_values(bundle: Bundle, foreign: ForeignStep | None = None) -> dict[st
 
 
 def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
-    """A passport, and what its engines are allowed to launch (null where there is no budget)."""
+    """A passport and the launch budgets of its engines (null where there is none)."""
     values = dataclasses.asdict(passport)
     for graph, entry in values["engines"].items():
         entry["launch_budget"] = budget_of(passport, config, graph)
@@ -79,7 +79,7 @@ def engine_values(passport: Passport, config: ModelConfig) -> dict[str, Any]:
 
 
 def budget_of(passport: Passport, config: ModelConfig, graph: str) -> int | None:
-    if "sm75" in passport.targets:  # Turing has other kernels than those the table was read from
+    if "sm75" in passport.targets:  # the table does not apply to Turing, which has other kernels
         return None
     beams = passport.ranges.beam.max > 1
     return launches_allowed(config, graph, passport.precision, passport.cache_form, beams)
@@ -112,7 +112,7 @@ def bundle_summary(bundle: Bundle) -> str:
 
 
 def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
-    """A row for every graph; one without its files is marked so instead of its size."""
+    """A row for every graph; "missing" instead of the size if its files are not there."""
     return [
         (
             name,
@@ -124,7 +124,7 @@ def graph_rows(bundle: Bundle) -> list[tuple[object, ...]]:
             else "missing",
             counts(entry.census["products"]),
             counts(entry.census["product_weights"]),
-            f"{len(entry.fp32_nodes)} nodes" if entry.fp32_nodes else "",
+            len(entry.fp32_nodes) or "",
             entry.census["attentions"],
         )
         for precision, graphs in bundle.manifest.graphs.items()
@@ -169,7 +169,7 @@ def engine_text(passport: Passport, config: ModelConfig) -> str:
 
 
 def engine_lines(passport: Passport) -> list[str]:
-    """What all engines of a passport share: for which GPU, profiles, flags."""
+    """What all engines of a passport have in common: GPUs, profiles, flags."""
     where = passport.device or ", ".join(passport.targets) or "the default GPUs"
     cache = f"{passport.slots} cache slots" if passport.cache_form == "static" else "growing cache"
     lines = [f"{passport.flavour} {passport.version} for {where}: {passport.precision}, {cache}"]
@@ -201,7 +201,7 @@ def engine_rows(passport: Passport, config: ModelConfig) -> list[tuple[object, .
 
 
 def largest(passport: Passport, reduction: str) -> tuple[int, int]:
-    """Sources and beams of the largest batch that an engine takes."""
+    """Sources and beams of the engine's largest batch."""
     return passport.ranges.batch.max, 1 if reduction == "next_greedy" else passport.ranges.beam.max
 
 
@@ -211,8 +211,8 @@ def transfer_cells(transfers: Transfers) -> tuple[str, str, str, int]:
 
 
 def token_rows(passport: Passport) -> list[tuple[object, ...]]:
-    """What one token of the largest batch takes, by what becomes of the logits: engines that run, their launches, what
-    crosses the bus, how often the host waits and allocates memory, and what that serves."""
+    """The cost of one token of the largest batch, a row for each way to reduce the logits on the device: engines that
+    run, their launches, bytes over the bus, waits and allocations of the host, and the searches that it serves."""
     return [
         (
             name,
@@ -228,14 +228,14 @@ def token_rows(passport: Passport) -> list[tuple[object, ...]]:
 
 
 def weights_text(name: str, entry: EngineEntry) -> str:
-    """Bytes by type; the tiny engines have none, and those of `tensorrt` cannot be read."""
+    """Bytes of weights by type; device graphs have none, and engines of `tensorrt` cannot be read."""
     if name not in GRAPHS:
         return "none"
     return ", ".join(f"{megabytes(size)} {kind}" for kind, size in largest_first(entry.weight_bytes)) or "unknown"
 
 
 def tensors_text(tensors: Sequence[EngineTensor]) -> str:
-    """Inputs or outputs in one line; those that differ by the number of a layer only are one."""
+    """Inputs or outputs in one line; tensors that differ only in the layer number are merged."""
     layers: dict[tuple[str, str], list[str]] = {}
     for tensor in tensors:
         name, _, layer = tensor.name.partition(".")
@@ -260,7 +260,7 @@ def damage_of(folder: Path, passport: Passport) -> list[str]:
 
 
 def largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Types of constants by size; what would show as nothing is left out."""
+    """Types of constants by size; those that round to 0.0 MB are left out."""
     return sorted(((kind, size) for kind, size in sizes.items() if size >= 50_000), key=lambda pair: -pair[1])
 
 

@@ -38,7 +38,7 @@ def inspect_html(
     command: str = "",
     foreign: ForeignStep | None = None,
 ) -> str:
-    """The whole page; `hashed`: the files were hashed, not only looked for."""
+    """The whole page; `hashed`: the files were hashed, not only checked for existence."""
     name = bundle.root.resolve().name
     about = about_rows(name, bundle.config.shape, bundle.manifest.checkpoint_sha256, command)
     made_by = ", ".join(f"{package} {number}" for package, number in bundle.manifest.made_by.items())
@@ -66,9 +66,9 @@ def inspect_html(
 
 
 def calibration_text(bundle: Bundle) -> str:
-    """On what the ranges were measured that decide which nodes stay in fp32."""
+    """The decodes that measured value ranges, by which nodes stay in fp32; empty where nothing was calibrated."""
     decodes = bundle.manifest.calibration
-    return ", ".join(f"{key} {value}" for key, value in decodes.items() if not isinstance(value, dict | list))
+    return f"{decodes['sources']} sources ({decodes['corpus']}), {decodes['steps']} decoder steps" if decodes else ""
 
 
 def fallback_rows(bundle: Bundle) -> list[tuple[object, ...]]:

@@ -1,4 +1,4 @@
-"""How a package's decode.py decodes, and the greedy decodes of the model in fp64 that engines are compared with."""
+"""The decoding options of a package's decode.py, and the fp64 greedy decodes that engines are compared with."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted
 from seq2engine.runtime.session import Session
 
-SAMPLES, LONGEST = 4, 64  # decodes without texts, and the most tokens of any: enough to see, and a second or two
-BATCH = 16  # decoded at once: all logits of a step are kept in fp64
-BEST = 8  # tokens of a step whose logits are recorded, to tell a tie from a mistake
+SAMPLES, LONGEST = 4, 64  # decodes without texts, and tokens of each at most: they take a second or two
+BATCH = 16  # decoded together: all logits of a step are kept in fp64
+BEST = 8  # tokens of a step whose logits are recorded, to distinguish a tie from an error
 NOT_DONE = ("phrases", "trie", "shortlist")  # fields of SearchOptions that decode.py refuses
 OF_BEAMS = ("beam_style", "length_penalty", "early_stopping", "patience")  # fields that only beam search reads
 DONE = (
@@ -32,14 +32,14 @@ DONE = (
 
 
 def greedy_options(session: Session, longest: int) -> SearchOptions:
-    """The model's own options with one beam: recorded decodes are greedy, whatever search the model asks for."""
+    """The model's own options with one beam: recorded decodes are always greedy."""
     return dataclasses.replace(measured_options(session, 1, longest), beam_style="huggingface", patience=1.0)
 
 
 def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:
     """package.json's "decode": the options of decode.py.
 
-    `room` is the most tokens that fit engines and cache; rounding could exchange two tokens within `margin`.
+    `room` is the longest output that fits engines and cache; rounding could swap two tokens within `margin`.
     """
     options = greedy_options(session, room)
     own_beam = session.defaults.values.get("beam", 1)
@@ -60,12 +60,12 @@ def decode_values(session: Session, room: int, margin: float) -> dict[str, Any]:
 
 
 def usual_margin(recording: Recording) -> float:
-    """Between two tokens that rounding could exchange: the median over all steps."""
+    """The margin between two tokens that rounding could swap: the median over all steps."""
     return float(np.median(np.concatenate([arrays["allowed_margin"].ravel() for arrays in recording.batches])))
 
 
 def room_of(ranges: ShapeRanges, cache_form: str, slots: int) -> int:
-    """Tokens of a greedy output at most. Spare beams of an engine that takes no single one need slots of their own."""
+    """The longest greedy output in tokens. If an engine cannot run a single beam, its spare beams need slots, too."""
     return min(ranges.target.max, slots - ranges.beam.min + 1) if cache_form == "static" else ranges.target.max
 
 
@@ -92,7 +92,7 @@ def recorded_decodes(
     decode: dict[str, Any],
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
-    """Every source's whole greedy output, and of each of its tokens the likeliest and their logits."""
+    """The greedy output of every source, with the likeliest tokens and their logits at each step."""
     if decode["refused"]:
         return []
     options = greedy_options(oracle, decode["sample_length"])

@@ -10,8 +10,8 @@ Errors are measured as in parity: in units of each element's scale (error_scale.
 search could choose them. What a script needs for that is recorded, so that it only compares:
 
     NAME.scale      scale of every row of a tensor; the unit of an element is the larger of it and the element
-    logits.lowest   value that the logits of a row are raised to, out of reach of being chosen; recorded ones are
-    budgets         allowed median, 90th percentile and maximum: as many times PyTorch's own error as parity allows
+    logits.lowest   lower clamp for the logits of a row, too low to be chosen; recorded logits are clamped already
+    budgets         allowed median, 90th percentile and maximum: PyTorch's own error times parity's factors
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from seq2engine.runtime.session import Session
 from ..errors import SessionError
 
 COLUMNS = 1024  # logits of a row that are recorded where a vocabulary is larger; the best token is looked for in all
-BEST = 8  # best tokens of a row whose logits are recorded behind those columns
+BEST = 8  # best tokens of a row whose logits are recorded after those columns
 SEED = 7
 STAGE = "package: record"
 
@@ -54,7 +54,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Recording:
-    """`batches` are the arrays of one run each; `outputs` the oracle's greedy decode of every source."""
+    """`batches` has the arrays of each run; `outputs` the oracle's greedy decode of every source."""
 
     batches: tuple[Arrays, ...]
     budgets: dict[str, Budget]
@@ -65,7 +65,7 @@ class Recording:
 
 @dataclass
 class Tallies:
-    """PyTorch's errors at a precision, by tensor; adding to them gives the scales to record."""
+    """PyTorch's errors at a precision, by tensor; `add` returns the scales to record."""
 
     precision: str
     tallies: dict[str, ErrorTally] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Tallies:
         return self.tallies.setdefault(name, ErrorTally(self.precision))
 
     def budgets(self) -> dict[str, Budget]:
-        """Refuses a precision at which PyTorch itself is not finite."""
+        """The budgets; raises if PyTorch itself is not finite at this precision."""
         factors, floor = FACTORS[self.precision], EPSILON[self.precision]
         found = {}
         for name, tally in self.tallies.items():
@@ -117,7 +117,7 @@ def recorded(
     slots: int,
     progress: Progress = silent,
 ) -> Recording:
-    """Runs both sessions side by side over the sources, `batch` at a time, for so many steps of so many beams.
+    """Runs both sessions side by side over the sources, `batch` at a time, for this many steps and beams.
 
     `slots` is the length of an engine's static cache, which masks are recorded for. The sessions here have as many as
     the steps write: a slot that no row attends to changes nothing, and those of an engine would take gigabytes.
@@ -141,7 +141,7 @@ def recorded(
 
 
 def reported(progress: Progress, begin: float, share: float, part: float) -> None:
-    """Tells how much of all is done, when a part of one batch is: the batch begins somewhere and is a share of all."""
+    """Progress of one batch as a part of the whole: it starts at some fraction and covers a share."""
     progress(STAGE, begin + share * part)
 
 
@@ -217,7 +217,7 @@ class SideBySide:
         return [session.tensor(state, name) for session, state in zip(self.sessions, self.states, strict=True)]
 
     def steps(self) -> Iterator[Arrays]:
-        """The inputs of every step, and both answers. Masks are as wide as the last step's, or as a static cache."""
+        """The inputs of every step and both outputs. Masks are as wide as the last step's, or as a static cache."""
         batch, beams = len(self.ids), self.beams
         tokens = np.full((batch, beams), self.config.start_id, dtype=np.int64)
         for step in range(self.count):

@@ -1,6 +1,6 @@
-"""The model card of a bundle for the hub: what it holds, what was proved and measured of it, and how to run it.
+"""The model card of a bundle for the hub: its content, parity and benchmark results, and how to run it.
 
-Verdicts and times come from the bundle's own reports, and only from those of these very weights.
+Verdicts and times come from the bundle's own reports, and only from those of the same weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPDX_UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Evidence:
-    """Reports of a bundle that are about its weights as they are now."""
+    """The reports of a bundle that are about its current weights."""
 
     parity: tuple[tuple[Path, dict[str, Any]], ...]  # the latest of every backend and precision
     bench: tuple[Path, BenchResult] | None
@@ -56,7 +56,7 @@ def evidence_of(bundle: Bundle) -> Evidence:
 
 
 def report_values(path: Path) -> dict[str, Any]:
-    """A report's data; nothing of one that is damaged."""
+    """A report's data; empty if it is damaged."""
     try:
         values = read_json(path)
     except (OSError, ValueError):
@@ -137,8 +137,8 @@ def parity_text(evidence: Evidence) -> str:
         )
         for _, values in evidence.parity
     ]
-    return "Against the model in PyTorch, with float64 as the judge of errors.\n\n" + markdown_table(
-        ("candidate", "verdict", "what was found"), rows
+    return "Compared with the model in PyTorch; errors are against float64.\n\n" + markdown_table(
+        ("candidate", "verdict", "result"), rows
     )
 
 

@@ -3,7 +3,7 @@
 out/  README.md  requirements.txt         what to run, and what that needs
       package.json                        what is what: shapes of every input, hashes of all files, budgets
       graphs/{encoder,decoder_step}.onnx  as TensorRT gets them, with their weights
-      graphs/candidates.onnx              behind a step: the best tokens, so that logits stay on the GPU
+      graphs/candidates.onnx              after a step: the best tokens, so that logits stay on the GPU
       engines/<flavour>/                  what was built here, or what build.py builds there
       samples/*.npz                       inputs, and what the model in fp64 makes of them
       tokenizer/                          as the bundle has it; where it has one
@@ -51,9 +51,9 @@ from seq2engine.runtime.trt.selection import check_files, choose_engine
 
 FORMAT = 4
 PACKAGE = "package.json"
-CANDIDATES = "candidates"  # the tiny graph that comes along
-SOURCES = 16  # a ratio of errors of fewer was measured to scatter too much to judge by (see runtime/parity/run.py)
-STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: enough to tell, and a few megabytes
+CANDIDATES = "candidates"  # the device graph that is included
+SOURCES = 16  # with fewer, the ratio of errors varies too much to judge (see runtime/parity/run.py)
+STEPS, LONGEST = 8, 24  # steps and source tokens of a sample: a few megabytes
 SCRIPTS = (
     "run_all.py", "build.py", "verify.py", "decode.py", "engine_building.py", "timing.py",
     "report.py", "machine.py", "greedy.py", "beam.py", "engine_steps.py", "output_rules.py", "tokenizer.py",
@@ -63,8 +63,8 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """What goes into a package. Shapes are those of an engine that the bundle holds, or `ranges` and `slots` where none
-    is to come along. `texts` are decoded here and on the GPU machine and compared; by default random sources.
+    """The content of a package. Shapes are those of an engine of the bundle, or `ranges` and `slots` where none
+    is included. `texts` are decoded here and on the GPU machine and compared; by default random sources.
     """
 
     precision: str | None = None  # default: the engine's, or what `build` would take
@@ -174,7 +174,7 @@ def recordings_for(
     batch, beams = min(widest.batch.max, SOURCES), widest.beam.max
     room = form.slots // beams if bundle.cache_form == "static" else widest.target.max
     steps = min(STEPS, widest.target.max, room)
-    count = batch * math.ceil(SOURCES / batch)  # all batches full: one of fewer may be less than the engine takes
+    count = batch * math.ceil(SOURCES / batch)  # full batches only: a smaller one may be below the engine's minimum
     sources = random_sources(bundle.config, count, options.seed, min(widest.source.max, LONGEST))
     if any(len(source) < widest.source.min for source in sources):
         sources = [(source * widest.source.min)[: max(len(source), widest.source.min)] for source in sources]
@@ -182,7 +182,7 @@ def recordings_for(
         open_session(bundle, "torch", oracle_of(precision), options.threads) as oracle,
         open_session(bundle, "torch", precision, options.threads) as reference,
     ):
-        chosen = sample_sources(bundle, options.texts, sources, widest)  # refuses a wrong text before the long work
+        chosen = sample_sources(bundle, options.texts, sources, widest)  # checks the texts before the long work
         recording = recorded(oracle, reference, sources, batch, beams, steps, form.slots, progress)
         progress(STAGE, 1.0)
         decode = decode_values(oracle, room_of(widest, bundle.cache_form, form.slots), usual_margin(recording))
@@ -209,7 +209,7 @@ def written_graph(bundle: Bundle, precision: str, name: str, form: Form, folder:
 
 
 def written_candidates(bundle: Bundle, precision: str, form: Form, folder: Path) -> dict[str, Any]:
-    """The same for the tiny graph that leaves the best tokens of a step's logits."""
+    """The same for the device graph that reduces a step's logits to the best tokens."""
     widest, step = form.profiles[0], bundle.specs(precision)["decoder_step"]
     model, spec = graphs_of_engine(step, bundle.cache_form, widest, form.slots)[CANDIDATES]
     path = folder / "graphs" / f"{CANDIDATES}.onnx"
@@ -252,7 +252,7 @@ def write_around(values: dict[str, Any], form: Form, brought: str, folder: Path)
 
 
 def script_bytes(name: str) -> bytes:
-    """A script of the package; what sessions use as well lies in seq2engine.common."""
+    """A script of the package; what sessions use as well is in seq2engine.common."""
     own = resources.files("seq2engine.export") / "gpu_package" / name
     return (own if own.is_file() else resources.files("seq2engine.common") / name).read_bytes()
 
@@ -262,7 +262,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def written_samples(recording: Recording, precision: str, folder: Path) -> list[str]:
-    exact = np.float64 if precision == "fp32" else np.float32  # whose rounding is negligible against that of fp16
+    exact = np.float64 if precision == "fp32" else np.float32  # their rounding is negligible compared with fp16
     samples = []
     (folder / "samples").mkdir()
     for number, arrays in enumerate(recording.batches):

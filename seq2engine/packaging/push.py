@@ -23,7 +23,7 @@ OURS = ("onnx/", "engines/", "tokenizer/", "reports/")  # where files of an earl
 
 @dataclass(frozen=True)
 class PushOptions:
-    """`revision` is the branch to write to, which is made where it is not there; None is the main one."""
+    """`revision` is the branch to write to, created if it does not exist; None: main."""
 
     private: bool = False
     revision: str | None = None
@@ -94,7 +94,7 @@ def files_of(bundle: Bundle) -> list[Path]:
 def uploaded(
     name: HubName, card: str, files: dict[str, Path], options: PushOptions, progress: Progress
 ) -> tuple[str, str]:
-    """Makes the repository and the branch where they are not there, then one commit; its hash and its page."""
+    """Creates the repository and the branch if needed, then one commit; returns its hash and URL."""
     hub = hub_package("seq2engine push")
     with hub_errors(name), hub_progress(progress) as shown:
         shown("push: upload", 0.0, f"{len(files)} files")
@@ -111,7 +111,7 @@ def uploaded(
             done = api.create_commit(
                 name.repo, operations, commit_message="Bundle of seq2engine", revision=options.revision
             )
-        except RuntimeError as error:  # of one of its threads, around what went wrong
+        except RuntimeError as error:  # raised by one of its threads around the actual error
             raise error.__cause__ or error from None
         shown("push: upload", 1.0)
     return str(done.oid), str(done.commit_url)

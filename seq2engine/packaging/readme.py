@@ -1,4 +1,4 @@
-"""The README and the requirements of a package: what a colleague with a GPU reads, runs and sends back."""
+"""The README and the requirements of a package, for the person who runs it on a GPU machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WHEELS = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx-cu13"}
 README = """# {title}
 
 An encoder-decoder Transformer as two ONNX graphs ({precision}, {cache_form} cache){engines}, with scripts that build
-TensorRT engines of them, hold the engines against the model in fp64, decode text and time it. Nothing else is needed
-than Python 3.10 or later, an NVIDIA GPU with its driver, and what is in requirements.txt.
+TensorRT engines from them, compare the engines with the model in fp64, decode text and time it. All that is needed is
+Python 3.10 or later, an NVIDIA GPU with its driver, and the packages in requirements.txt.
 
     pip install -r requirements.txt
     python run_all.py                 # {first}, parity, decodes, timing: writes report.html
@@ -35,7 +35,7 @@ The engines take {batch} sources of {source} tokens and make {target} tokens at 
 
 
 def readme_text(values: dict[str, Any], brought: str) -> str:
-    """`values` are package.json's; `brought` names the TensorRT of engines that came along, or is `none`."""
+    """`values` are package.json's; `brought` is the TensorRT of the included engines, or `none`."""
     widest, decode = values["ranges"][0], values["decode"]
     most = widest["beam"]["max"]
     beam = f", `--beam` 1 to {most} (the model's own default is {decode['own_beam']})" if most > 1 else ", greedy"
@@ -45,7 +45,7 @@ def readme_text(values: dict[str, Any], brought: str) -> str:
         precision=values["precision"],
         cache_form=values["cache_form"],
         engines="" if brought == "none" else f" and engines of {brought}",
-        first="builds the engines" if brought == "none" else "the engines that came along",
+        first="builds the engines" if brought == "none" else "the included engines",
         example='"some text"'
         if values["tokenizer"]
         else '"17 4 250"   # token ids: this model came without a tokenizer',
@@ -58,12 +58,12 @@ def readme_text(values: dict[str, Any], brought: str) -> str:
 
 
 def requirements_text(kind: str | None, built: tuple[str, str] | None) -> str:
-    """Of engines that came along, (flavour, version): they open in no other version."""
+    """`engines` are (flavour, version) of included engines: they open in no other version."""
     lines = ["numpy>=1.24"]
     if built is not None:
         lines.append(f"{WHEELS[built[0]]}=={built[1]}")
     else:
-        lines += ["tensorrt>=10.15", "# or, which builds without a GPU too: tensorrt-rtx-cu13>=1.7"]
+        lines += ["tensorrt>=10.15", "# or, to build without a GPU as well: tensorrt-rtx-cu13>=1.7"]
     if kind in LIBRARIES:
         lines.append(LIBRARIES[kind])
     return "\n".join(lines) + "\n"

@@ -20,11 +20,11 @@ from starlette.routing import Route
 from seq2engine import __version__
 from seq2engine.errors import BusyError, ConfigError, DeadlineError, RequestError, Seq2EngineError, StoppingError
 from seq2engine.runtime.serving.fields import (
-    Asked,
     BadRequestError,
-    asked_from_json,
+    ParsedRequest,
     has_lone_surrogate,
     object_from_json,
+    request_from_json,
 )
 from seq2engine.runtime.serving.service import Pending, TextRequest, TextService, values_of
 from seq2engine.runtime.text.translate import Translated
@@ -34,13 +34,13 @@ from .metrics import Metrics
 from .openapi import docs_html, openapi
 from .page import CONTENT_POLICY, page_html
 
-GONE = 499  # nobody reads this answer: the client has closed the connection
+GONE = 499  # the client has closed the connection, so this answer is not read
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one request may take. `token` protects everything but health and the pages; None: nothing is protected."""
+    """Limits of one request. `token` protects everything but health and the pages; None: no authentication."""
 
     body: int = 1 << 20  # bytes
     timeout: float = 60.0  # seconds, waiting included
@@ -48,7 +48,7 @@ class ServerLimits:
 
 
 class StatusError(Seq2EngineError):
-    """An answer with a status of its own."""
+    """An error response with its own HTTP status."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -68,10 +68,10 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """One line; of a bug no more than that there is one, as the log has the rest."""
+    """One line; for a bug a generic message, because the traceback is in the log."""
     if isinstance(error, Seq2EngineError):
         return " ".join(str(error).split())
-    return "the server failed on this request; its log says more"
+    return "the server failed on this request; see its log"
 
 
 class Application:
@@ -101,7 +101,7 @@ class Application:
         return Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found, 500: server_error})
 
     def answered(self, path: str, call: Handler, protected: bool = False) -> Handler:
-        """The call with its errors as JSON, counted."""
+        """A request handler that returns errors as JSON and counts responses."""
 
         async def handler(request: Request) -> Response:
             try:
@@ -127,7 +127,7 @@ class Application:
             raise StatusError(401, "the bearer token is missing or wrong; send it as: Authorization: Bearer TOKEN")
 
     async def body_of(self, request: Request) -> bytes:
-        """The body, which may be neither too large nor too slow."""
+        """The body; raises if it is too large or too slow."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise StatusError(415, f"the body is {kind or 'of no type'}, expected application/json")
@@ -149,7 +149,7 @@ class Application:
             raise StatusError(408, f"the body did not arrive in {self.limits.timeout:g} s") from error
         return b"".join(parts)
 
-    def request_of(self, asked: Asked) -> TextRequest:
+    def request_of(self, asked: ParsedRequest) -> TextRequest:
         others = asked.others
         search = {**asked.search, "scores": bool(others.get("scores", False))}
         options = self.service.options(others.get("target_language"), **search)
@@ -160,7 +160,7 @@ class Application:
 
     async def translate(self, request: Request) -> Response:
         started = time.monotonic()
-        asked = asked_from_json(await self.body_of(request))
+        asked = request_from_json(await self.body_of(request))
         texts = self.request_of(asked)
         if asked.others.get("stream"):
             tokens: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
@@ -185,11 +185,11 @@ class Application:
         return JSONResponse({"results": found, "seconds": round(time.monotonic() - started, 6)})
 
     async def events(
-        self, pending: Sequence[Pending], asked: Asked, tokens: asyncio.Queue[Any], started: float
+        self, pending: Sequence[Pending], asked: ParsedRequest, tokens: asyncio.Queue[Any], started: float
     ) -> AsyncIterator[str]:
-        """Pieces of every text as they come, its result when it is there. A client that goes away ends the decode."""
+        """Pieces of every text as they are decoded, then its result. A disconnected client cancels the decode."""
         texts = [self.service.stream() for _ in pending]
-        told = [False] * len(pending)
+        streamed = [False] * len(pending)
         left = len(pending)
         loop = asyncio.get_running_loop()
 
@@ -199,23 +199,23 @@ class Application:
         for place, one in enumerate(pending):
             if one.future is None:
                 tokens.put_nowait((place, None))
-            else:  # behind the text's last token, as both come from the same thread
+            else:  # after the text's last token: both come from the same thread
                 one.future.add_done_callback(partial(ended, place))
         try:
             while left:
                 place, token = await tokens.get()
                 if token is not None:
                     if piece := texts[place].add(token):
-                        told[place] = True
+                        streamed[place] = True
                         yield event("piece", {"index": place, "text": piece})
                     continue
                 left -= 1
                 try:
                     translated = pending[place].translated()
-                except Exception as error:  # one text's error, after the answer has begun
+                except Exception as error:  # the error of one text, after the response has begun
                     yield event("error", {"index": place, "error": message_of(error), "status": status_of(error)})
                     continue
-                if told[place] and (rest := texts[place].finish(translated.outputs[0].tokens)):
+                if streamed[place] and (rest := texts[place].finish(translated.outputs[0].tokens)):
                     yield event("piece", {"index": place, "text": rest})
                 yield event("result", {"index": place, **result_of(translated, asked)})
             yield event("done", {"seconds": round(time.monotonic() - started, 6)})
@@ -258,7 +258,7 @@ class Application:
 
 
 async def done_or_gone(pending: Sequence[Pending], request: Request) -> None:
-    """Returns when all are done; a client that has gone by then is an error, which nobody reads."""
+    """Returns when all are done; a client that has closed the connection by then is an error for the log."""
     futures = [asyncio.wrap_future(one.future) for one in pending if one.future is not None]
     if not futures:
         return
@@ -272,7 +272,7 @@ async def done_or_gone(pending: Sequence[Pending], request: Request) -> None:
         raise StatusError(GONE, "the client has gone")
     for future in futures:
         if not future.cancelled():
-            future.exception()  # it is raised where the result is read
+            future.exception()  # raised when the result is read
 
 
 async def disconnected(request: Request) -> None:
@@ -280,8 +280,8 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def result_of(translated: Translated, asked: Asked) -> dict[str, Any]:
-    """One text's answer."""
+def result_of(translated: Translated, asked: ParsedRequest) -> dict[str, Any]:
+    """The JSON of one text."""
     if translated.error is not None:
         return {"error": translated.error.removesuffix("; shorten it or add --truncate")}
     scores, tokens = bool(asked.others.get("scores", False)), bool(asked.others.get("tokens", False))
@@ -308,5 +308,5 @@ async def not_found(request: Request, error: Exception) -> Response:
 
 
 async def server_error(request: Request, error: Exception) -> Response:
-    """A bug: the traceback is in the log, not in the answer."""
+    """A bug: the traceback is in the log, not in the response."""
     return JSONResponse({"error": message_of(error)}, 500)

@@ -1,4 +1,4 @@
-"""Cross-attention weights for the server: one output at a time, on a session of its own, opened when asked for."""
+"""Cross-attention weights for the server: one output at a time, on a separate session that is opened on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seq2engine.runtime.translator import Translator
 
 
 class AttentionMaps:
-    """The weights of outputs that the server has decoded. ONNX Runtime computes them, whatever serves."""
+    """The weights of outputs that the server has decoded. ONNX Runtime computes them, whichever backend serves."""
 
     def __init__(self, model: Translator):
         self.model = model

@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it."""
+"""The server's metrics in Prometheus format."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         scheduler, counters = self.scheduler, self.scheduler.counters
-        yield GaugeMetricFamily("seq2engine_queue_length", "Requests that wait for a row.", scheduler.queued)
-        yield GaugeMetricFamily("seq2engine_rows_used", "Requests that are being decoded.", scheduler.active)
-        yield GaugeMetricFamily("seq2engine_rows", "Most requests that are decoded at once.", scheduler.rows)
+        yield GaugeMetricFamily("seq2engine_queue_length", "Requests waiting for a row.", scheduler.queued)
+        yield GaugeMetricFamily("seq2engine_rows_used", "Requests being decoded.", scheduler.active)
+        yield GaugeMetricFamily("seq2engine_rows", "Maximum requests decoded together.", scheduler.rows)
         requests = CounterMetricFamily("seq2engine_requests", "Texts by outcome.", labels=["outcome"])
         for outcome, count in counters.requests.items():
             requests.add_metric([outcome], count)
         yield requests
         yield CounterMetricFamily("seq2engine_tokens", "Tokens of the best outputs.", counters.tokens)
         yield CounterMetricFamily("seq2engine_steps", "Decoder steps.", counters.steps)
-        yield CounterMetricFamily("seq2engine_step_rows", "Rows of all steps that were in use.", counters.rows)
+        yield CounterMetricFamily("seq2engine_step_rows", "Rows in use, summed over steps.", counters.rows)
         free = counters.stepped_rows - counters.rows
-        yield CounterMetricFamily("seq2engine_step_rows_free", "Rows of all steps that were free.", free)
-        yield histogram("seq2engine_queue_seconds", "Until a row was free.", counters.waited)
-        yield histogram("seq2engine_first_token_seconds", "Until the first token.", counters.first_token)
-        yield histogram("seq2engine_request_seconds", "Until the result.", counters.latency)
+        yield CounterMetricFamily("seq2engine_step_rows_free", "Free rows, summed over steps.", free)
+        yield histogram("seq2engine_queue_seconds", "Seconds until a row was free.", counters.waited)
+        yield histogram("seq2engine_first_token_seconds", "Seconds until the first token.", counters.first_token)
+        yield histogram("seq2engine_request_seconds", "Seconds until the result.", counters.latency)
 
 
 def histogram(name: str, about: str, counted: Histogram) -> HistogramMetricFamily:
@@ -53,7 +53,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(SchedulerCollector(scheduler))
         self.responses = Counter(
-            "seq2engine_http_responses", "Answers by path and status.", ["path", "status"], registry=self.registry
+            "seq2engine_http_responses", "Responses by path and status.", ["path", "status"], registry=self.registry
         )
 
     def text(self) -> bytes:

@@ -10,7 +10,7 @@ from seq2engine.runtime.serving.fields import FIELDS, MOST_TEXTS
 
 PACKAGE = "seq2engine.serving"
 ERRORS = {
-    "400": "The body is no JSON object.",
+    "400": "The body is not a JSON object.",
     "401": "The bearer token is missing or wrong.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
@@ -18,7 +18,7 @@ ERRORS = {
     "422": "The request cannot be decoded; the message says why.",
     "429": "Too many requests are waiting; try again later.",
     "503": "The server is stopping.",
-    "504": "The request was not done in its time.",
+    "504": "The request timed out.",
 }
 OUTPUT = {
     "type": "object",
@@ -94,7 +94,7 @@ def openapi(name: str, version: str, protected: bool) -> dict[str, Any]:
                 )
             },
             "/health/live": {"get": plain("The process runs.", "text/plain")},
-            "/health/ready": {"get": {**plain("It takes requests.", "text/plain")}},
+            "/health/ready": {"get": {**plain("The server accepts requests.", "text/plain")}},
             "/metrics": {"get": plain("Prometheus metrics.", "text/plain")},
             "/openapi.json": {"get": plain("This description.", "application/json")},
         },
@@ -133,7 +133,7 @@ def docs_html(described: Mapping[str, Any]) -> str:
     ]
     values = {
         "title": described["info"]["title"],
-        "subtitle": "What the server takes and answers; the same for programs: /openapi.json",
+        "subtitle": "Requests and responses of this server; machine-readable: /openapi.json",
         "calls": calls,
         "fields_of": fields_of,
         "errors": list(ERRORS.items()),

@@ -1,4 +1,4 @@
-"""The page to try a model: one self-contained file that talks to the server it came from."""
+"""The page to try a model: one self-contained file that calls the server it was loaded from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the application in one process: a socket, uvicorn, and signals that let it finish what it has begun."""
+"""Runs the application in one process: a socket, uvicorn, and a graceful stop on signals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 
 from seq2engine.errors import SessionError
 
-STOPPING = 5.0  # seconds beyond a request's own time before a stop no longer waits
+STOPPING = 5.0  # seconds beyond a request's timeout for which a stop waits
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bound, so that an address that cannot be had is an error before a model is loaded."""
+    """A bound socket: an address that is not available is an error before a model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,13 +39,13 @@ def address_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that ends with exit code 0 after a signal: it takes no new request and finishes those it has."""
+    """Uvicorn that stops gracefully: after a signal it finishes the requests it has and exits with 0."""
 
     started_line: Callable[[], None]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn's own would raise the signal again after a clean stop."""
+        """Uvicorn's own handler would raise the signal again after a clean stop."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self.stop)
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        if self.should_exit:  # asked again
+        if self.should_exit:  # a second signal
             self.force_exit = True
         self.should_exit = True
 
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
 
 def run_server(app: Starlette, listening: socket.socket, timeout: float, started_line: Callable[[], None]) -> None:
-    """Serves until a signal comes; requests that run by then are finished, for at most their own time."""
+    """Serves until a signal; running requests are finished, within their own timeouts."""
     config = uvicorn.Config(
         app,
         log_level="error",

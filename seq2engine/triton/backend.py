@@ -1,7 +1,7 @@
-"""The Python model inside Triton: requests of all clients share one running batch, and answers are streamed.
+"""The Python model inside Triton: requests of all clients share one running batch, and responses are streamed.
 
-Triton's process calls `initialize`, `execute` and `finalize`; decoding is the scheduler's thread, and one more thread
-sends what it decodes, so that neither waits for the other.
+Triton's process calls `initialize`, `execute` and `finalize`; the scheduler's thread decodes, and one more thread
+sends the results, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from .repository import DESCRIPTION, FORMAT
 from .tensors import array_of, string_tensor, tensor_of
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-LOOK = 0.1  # seconds between two looks for clients that have gone
-LAST = 5.0  # seconds that the end waits for the sender
+LOOK = 0.1  # seconds between two checks for clients that have disconnected
+LAST = 5.0  # seconds that `finalize` waits for the sender
 COUNT = 1.0  # and between two updates of the metrics
 ENDED = object()
 
 
 @dataclass(eq=False)
 class Job:
-    """One request of a client: where its answers go, and what it asked for."""
+    """One request: its response sender and the outputs it asked for."""
 
     sender: Any  # None once the last response is sent
-    names: frozenset[str]  # of the outputs that it wants
+    names: frozenset[str]  # names of the requested outputs
     pending: Pending | None = None
     ticket: Ticket | None = None
     stream: TextStream | None = None
 
     def finish(self, response: Any) -> None:
-        """Sends the last response and lets the sender go, as what Triton keeps for it may keep the model loaded."""
+        """Sends the last response and drops the sender: Triton may keep the model loaded while it exists."""
         sender, self.sender = self.sender, None
         sender.send(response, flags=FINAL)
 
@@ -65,7 +65,7 @@ class TritonPythonModel:
     """Named and called as Triton wants it."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Loads the bundle. What does not fit is one line in Triton's log, and the model is not loaded."""
+        """Loads the bundle. An error is one line in Triton's log, and the model is not loaded."""
         folder = Path(args["model_repository"])
         if args.get("model_instance_kind") == "GPU":
             os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]
@@ -94,17 +94,17 @@ class TritonPythonModel:
         self.sending.start()
 
     def execute(self, requests: Iterable[Any]) -> None:
-        """Queues requests and returns at once; answers follow from the sender's thread."""
+        """Queues requests and returns at once; the sender's thread responds."""
         for request in requests:
             job = Job(request.get_response_sender(), frozenset(request.requested_output_names()))
             self.jobs.add(job)  # before its first event
             try:
                 self.begin(job, request)
-            except Exception as error:  # of this request, and of no other
+            except Exception as error:  # an error of this request only
                 self.events.put((job, error))
 
     def finalize(self) -> None:
-        """Finishes what was begun. Triton no longer answers calls of ours by then, so that the sender makes none."""
+        """Finishes running requests. Triton no longer serves our calls by then, so the sender makes none."""
         self.closing = True
         self.service.scheduler.close()
         self.events.put(None)
@@ -138,7 +138,7 @@ class TritonPythonModel:
             job.ticket.future.add_done_callback(lambda future: self.events.put((job, ENDED)))
 
     def send_all(self) -> None:
-        """The sender's thread: what was decoded goes out in its order; clients that are gone are looked for."""
+        """The sender's thread: sends results in order and checks for clients that have disconnected."""
         looked = counted = 0.0
         while True:
             try:
@@ -161,20 +161,20 @@ class TritonPythonModel:
                 self.metrics.update(self.service.scheduler)
 
     def send(self, job: Job, event: object) -> None:
-        if job not in self.jobs:  # a token that was on its way when the client went
+        if job not in self.jobs:  # a token that was decoded before the client disconnected
             return
         if isinstance(event, int):
             assert job.stream is not None
             job.sender.send(response_of(job.names, (event,), job.stream.add(event), None, 0, final=False))
             return
         self.jobs.discard(job)
-        if not self.jobs and not self.closing:  # before the last answer: Triton may unload the model right behind it
+        if not self.jobs and not self.closing:  # before the last response: Triton may unload the model right after it
             self.metrics.update(self.service.scheduler, idle=True)
         try:
             if isinstance(event, Exception):
                 raise event
             self.send_result(job)
-        except BaseException as error:  # the request's own, cancelled ones among them
+        except BaseException as error:  # the request's own error, including cancellation
             job.fail(error)
 
     def send_result(self, job: Job) -> None:
@@ -198,7 +198,7 @@ class TritonPythonModel:
 
 
 def checked_description(folder: Path, version: str) -> dict[str, Any]:
-    """What the model was written for; refused where this environment is another."""
+    """The description of the model; raises if this environment differs from it."""
     try:
         described = read_json(folder / DESCRIPTION)
     except (OSError, ValueError) as error:
@@ -221,7 +221,7 @@ def again(folder: Path) -> str:
 
 
 def source_of(request: Any) -> str | list[int]:
-    """The text or the ids of a request, which has exactly one of them."""
+    """The text or the ids of a request; exactly one must be given."""
     given = {
         name: array_of(tensor, strings=name == "text").reshape(-1)
         for name in ("text", "text_utf8", "ids")
@@ -240,7 +240,7 @@ def source_of(request: Any) -> str | list[int]:
 
 
 def fields_from_parameters(parameters: str) -> dict[str, Any]:
-    """The request's parameters. Numbers may be strings: Triton's protocol has no fractions in all versions."""
+    """The request's parameters. Numbers may be strings: older Triton protocols have no floats."""
     values = {name: number_of(name, value) for name, value in json.loads(parameters or "{}").items()}
     if problems := [problem for name, value in values.items() if (problem := problem_with(name, value))]:
         raise RequestError("; ".join(problems))
@@ -281,15 +281,15 @@ class Metrics:
         labels = {"model": name, "version": version}
         self.families: list[Any] = []
         self.gauges = {
-            "queued": self.metric("seq2engine_queue_length", "Requests that wait for a row.", False, labels),
-            "active": self.metric("seq2engine_rows_used", "Requests that are being decoded.", False, labels),
+            "queued": self.metric("seq2engine_queue_length", "Requests waiting for a row.", False, labels),
+            "active": self.metric("seq2engine_rows_used", "Requests being decoded.", False, labels),
         }
         self.counts = {
             "tokens": self.metric("seq2engine_tokens_total", "Tokens of the best outputs.", True, labels),
             "steps": self.metric("seq2engine_steps_total", "Decoder steps.", True, labels),
-            "rows": self.metric("seq2engine_step_rows_total", "Rows of all steps that were in use.", True, labels),
+            "rows": self.metric("seq2engine_step_rows_total", "Rows in use, summed over steps.", True, labels),
         }
-        self.told = dict.fromkeys(self.counts, 0)
+        self.reported = dict.fromkeys(self.counts, 0)
         self.state: tuple[int, ...] = ()
 
     def metric(self, name: str, about: str, counter: bool, labels: dict[str, str]) -> Any:
@@ -299,7 +299,7 @@ class Metrics:
         return family.Metric(labels=labels)
 
     def update(self, scheduler: Any, idle: bool = False) -> None:
-        """Tells Triton what has changed; nothing while nothing does. `idle`: no request is left, whatever it counts."""
+        """Reports changed counters to Triton. `idle`: no request is left, so gauges are 0."""
         held = {name: 0 if idle else getattr(scheduler, name) for name in self.gauges}
         state = (*held.values(), *(getattr(scheduler.counters, name) for name in self.counts))
         if state == self.state:
@@ -309,5 +309,5 @@ class Metrics:
             gauge.set(held[name])
         for name, counter in self.counts.items():
             now = getattr(scheduler.counters, name)
-            counter.increment(now - self.told[name])
-            self.told[name] = now
+            counter.increment(now - self.reported[name])
+            self.reported[name] = now

@@ -1,4 +1,4 @@
-"""The config.pbtxt of Triton models: what goes in, what comes out, and how many instances there are."""
+"""The config.pbtxt of Triton models: inputs, outputs and instances."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Warmup:
 
 
 # Of the model that decodes. Text is UTF-8 in uint8: strings end the Python stub of older servers with numpy 2, and with
-# it every request, so that they are declared only where somebody asks for them.
+# it every request, so that they are declared only on request.
 STRING_INPUT, STRING_OUTPUT = Tensor("text", "string", (1,), optional=True), Tensor("text", "string", (1,))
 DECODING_INPUTS = (
     Tensor("text_utf8", "uint8", ("bytes",), optional=True),
@@ -52,7 +52,7 @@ DECODING_OUTPUTS = (
 
 
 def decoding_config(name: str, instances: int, gpu: bool, strings: bool = False) -> str:
-    """Of the Python model. It batches by itself, so Triton must not: `max_batch_size` is 0."""
+    """For the Python model. It batches by itself, so Triton must not: `max_batch_size` is 0."""
     return "\n".join(
         [
             *head_lines(name, 'backend: "python"'),
@@ -74,7 +74,7 @@ def graph_config(
     gpu: bool,
     warmup: Warmup,
 ) -> str:
-    """Of one graph or engine as it is. Its batch is an axis like any other: sources of a step share shapes."""
+    """For a graph or engine alone. Its batch is an ordinary axis: sources of a step share shapes."""
     types = {tensor.name: TYPES[tensor.dtype] for tensor in inputs}
     return "\n".join(
         [

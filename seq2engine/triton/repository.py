@@ -1,4 +1,4 @@
-"""A Triton model repository of a bundle: what `tritonserver --model-repository REPO` loads as it is.
+"""A Triton model repository of a bundle, ready for `tritonserver --model-repository REPO`.
 
     REPO/NAME/                 the model: text or ids in, text, tokens and scores out (backend.py)
          config.pbtxt  description.json  requirements.txt  1/model.py  1/bundle/
@@ -35,7 +35,7 @@ from seq2engine.runtime.trt.selection import choose_engine
 
 from .config_text import Tensor, Warmup, decoding_config, graph_config
 
-DESCRIPTION = "description.json"  # what the model was written for; it marks a folder as ours
+DESCRIPTION = "description.json"  # describes the model; it marks a folder as ours
 FORMAT = 1
 PACKAGES = ("numpy", "onnxruntime", "sentencepiece", "tokenizers")  # whose versions the environment should have
 WARM_SIZES = {"B": 1, "S": 8, "K": 1, "M": 8, "L": 8}  # of the requests that warm a graph up
@@ -56,7 +56,7 @@ __all__ = ["TritonPythonModel"]
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """How the model runs in Triton. `instances` are on a CPU processes, on a GPU processes of each GPU."""
+    """How the model runs in Triton. `instances` are processes: in all on a CPU, per GPU otherwise."""
 
     name: str | None = None  # None: the bundle's folder
     backend: str = "onnxruntime"
@@ -79,7 +79,7 @@ class TritonOptions:
 
 
 def repository_from_bundle(bundle: Bundle, repository: Path, options: TritonOptions, force: bool = False) -> list[Path]:
-    """Writes the models of a bundle; the folders that it wrote. Other models of the repository stay."""
+    """Writes the models of a bundle and returns their folders. Other models of the repository stay."""
     check_takes_text(bundle.config, bundle.root)
     if options.backend not in ("onnxruntime", "tensorrt"):
         raise RequestError(f"backend {options.backend} in Triton, expected onnxruntime or tensorrt")
@@ -112,7 +112,7 @@ def description(options: TritonOptions, manifest: str) -> dict[str, Any]:
 
 
 def requirements(options: TritonOptions) -> Iterator[str]:
-    """The environment that the model was written in: what Triton's Python must have."""
+    """The packages of this environment, which Triton's Python must have as well."""
     yield f"seq2engine=={__version__}"
     for package in PACKAGES:
         yield f"{package}=={importlib.metadata.version(package)}"

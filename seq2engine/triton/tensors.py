@@ -1,4 +1,4 @@
-"""Arrays to Triton's tensors and back, right with every numpy.
+"""Converts arrays to Triton's tensors and back, with numpy 1 and 2.
 
 The Python stub of Triton 2.51 was built for numpy 1. With numpy 2 its `as_numpy` repeats the first number of a tensor,
 tensors made of arrays have a wrong size, and a tensor of strings ends the stub's process. DLPack is right with numpy 2,
@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
-USED = ctypes.c_char_p(b"used_dltensor")  # what numpy expects of a capsule whose tensor was taken; it must stay alive
+USED = ctypes.c_char_p(b"used_dltensor")  # the name of a consumed capsule, as numpy expects it; it must stay alive
 
 name_of = ctypes.pythonapi.PyCapsule_GetName
 name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -49,7 +49,7 @@ def tensor_of(name: str, array: np.ndarray) -> Any:
 
 
 def array_of(tensor: Any, strings: bool = False) -> np.ndarray:
-    """An input as an array; strings as an array of bytes, which DLPack has not."""
+    """An input as an array; strings as an array of bytes, which DLPack does not support."""
     return np.from_dlpack(tensor) if NUMPY_2 and not strings else np.asarray(tensor.as_numpy())
 
 

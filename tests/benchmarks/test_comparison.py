@@ -30,7 +30,7 @@ def verdicts(found: Comparison) -> set[str]:
 @pytest.mark.parametrize(
     ("factor", "verdict", "fine"),
     [
-        (1.0, "no sure difference", True),
+        (1.0, "no significant difference", True),
         (0.5, "faster", True),
         (1.04, "slower, within the limit", True),
         (1.06, "SLOWER", False),
@@ -45,7 +45,7 @@ def test_a_steady_change_is_seen_for_what_it_is(factor: float, verdict: str, fin
 
 
 def test_noise_is_no_difference() -> None:
-    assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no sure difference"}
+    assert verdicts(compare_results(result(NOISY), result(NOISY))) == {"no significant difference"}
 
 
 def steady(milliseconds: float, rounds: int) -> BenchResult:
@@ -60,15 +60,15 @@ def test_ten_times_as_long_fails_with_every_number_of_rounds_that_is_accepted(re
         if relative:  # the first arm stays as it is
             slow = result({"torch fp32": samples(*[8] * after), "onnxruntime fp32": samples(*[80] * after)})
         if 1 / math.comb(before + after, before) > 0.025:  # the chance that all of one run come out above the other
-            said = (
+            message = (
                 rf"{before} rounds before and {after} after are too few for any verdict at 95%; .*at least --rounds 4"
             )
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=message):
                 compare_results(fast, slow, relative=relative)
         else:
             accepted.append((before, after))
             assert verdicts(compare_results(fast, slow, relative=relative)) == {"SLOWER"}
-            assert verdicts(compare_results(fast, steady(8, after), relative=relative)) == {"no sure difference"}
+            assert verdicts(compare_results(fast, steady(8, after), relative=relative)) == {"no significant difference"}
     assert {(4, 4), (3, 5), (2, 10), (1, 40)} <= set(accepted)
     assert not {(3, 3), (2, 6), (1, 10)} & set(accepted)
 
@@ -98,12 +98,12 @@ def test_a_limit_that_may_have_been_broken_is_named_so() -> None:
 def test_relative_times_forgive_a_slow_day_but_not_a_slow_arm() -> None:
     slow_day = compare_results(result(STEADY), scaled(3), relative=True)
     assert [found.arm for found in slow_day.differences] == ["onnxruntime fp32"] * 3
-    assert verdicts(slow_day) == {"no sure difference"}
+    assert verdicts(slow_day) == {"no significant difference"}
     slow_arm = {**STEADY, "onnxruntime fp32": samples(*[8] * 8)}
     assert verdicts(compare_results(result(STEADY), result(slow_arm), relative=True)) == {"SLOWER"}
 
 
-def test_other_models_and_machines_are_refused_unless_told_otherwise() -> None:
+def test_other_models_and_machines_are_refused_by_default() -> None:
     mine = result(STEADY)
     other = dataclasses.replace(
         mine,
@@ -114,7 +114,7 @@ def test_other_models_and_machines_are_refused_unless_told_otherwise() -> None:
         compare_results(mine, other)
     assert str(refused.value) == (
         "cannot compare: the models differ in d_model; the processor differs, Some CPU before and Other after; "
-        "the number of threads differs, 1 before and 9 after; compare all the same with: --anyway"
+        "the number of threads differs, 1 before and 9 after; to compare anyway: --anyway"
     )
     assert "warning: the models differ in d_model" in comparison_table(compare_results(mine, other, anyway=True))
 
@@ -151,16 +151,16 @@ def test_the_command_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFix
     before.write_text(result(STEADY).to_json())
     after.write_text(scaled(1.2).to_json())
     assert main(["bench", "compare", str(before), str(before)]) == 0
-    assert "0 of 6 measurements take surely more than 1.05 times as long" in capsys.readouterr().out
+    assert "0 of 6 measurements are significantly slower than 1.05x" in capsys.readouterr().out
     assert main(["bench", "compare", str(before), str(after), "--json"]) == 1
     values = json.loads(capsys.readouterr().out)
     assert values["ok"] is False
     assert values["differences"][0]["verdict"] == "SLOWER"
     assert main(["bench", "compare", str(before), str(after), "--slower", "1.3"]) == 0
     capsys.readouterr()
-    for wrong, said in (
+    for wrong, message in (
         ([str(before)], "compare takes two results"),
         ([str(before), str(tmp_path / "none.json")], "none.json, expected the JSON file of a benchmark"),
     ):
         assert main(["bench", "compare", *wrong]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

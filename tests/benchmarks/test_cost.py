@@ -1,4 +1,4 @@
-"""What an arm costs beside time, taken in processes of their own."""
+"""Memory and build time of an arm, measured in separate processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_memory_is_that_of_the_arm_alone(bundle: Bundle) -> None:
     assert 1e7 < peak_of(bundle, "fp32") < mine / 2
 
 
-def test_a_process_that_fails_says_why(bundle: Bundle) -> None:
+def test_a_process_that_fails_is_reported_with_its_error(bundle: Bundle) -> None:
     with pytest.raises(SessionError, match=r"onnxruntime int8 failed in the process that .*holds no int8 graphs"):
         peak_of(bundle, "int8")
 

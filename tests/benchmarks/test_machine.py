@@ -30,7 +30,7 @@ def test_a_system_without_a_listing_still_has_a_processor(tmp_path):
     assert features == ()
 
 
-def test_a_missing_library_is_said_to_be_missing():
+def test_a_missing_library_is_reported():
     assert library_version(("no-such-distribution-at-all",)) == "not installed"
 
 

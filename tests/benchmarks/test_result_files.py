@@ -1,4 +1,4 @@
-"""Where results are read from, and what is said of everything else that a user may name."""
+"""Where results are read from, and the errors for everything else that a user may name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def broken(changed: dict[str, object], lost: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (TEXT[: len(TEXT) // 2], "not JSON"),
-        ('{"format": 4,', "(not JSON: it ends in the middle), expected the JSON file of a benchmark"),
-        ("", "(not JSON: it ends in the middle)"),
+        ('{"format": 4,', "(not JSON: it is truncated), expected the JSON file of a benchmark"),
+        ("", "(not JSON: it is truncated)"),
         ("batch 1, beam 4", "(not JSON: Expecting value, line 1, column 1)"),
-        ("[1, 2]", "is JSON, but no benchmark result; expected the JSON file of a benchmark"),
-        ('{"ok": true}', "is JSON, but no benchmark result"),
+        ("[1, 2]", "is JSON, but not a benchmark result; expected the JSON file of a benchmark"),
+        ('{"ok": true}', "is JSON, but not a benchmark result"),
         (broken({"format": 99}), "benchmark result of format 99, this version reads 4; measure again"),
         (broken({}, "environment"), "is a damaged benchmark result: 'environment' is missing"),
         (broken({"cases": [{}]}), "is a damaged benchmark result: 'arms' is missing"),
@@ -39,7 +39,7 @@ def broken(changed: dict[str, object], lost: str = "") -> str:
     ],
 )
 def test_what_is_no_result_is_one_line(
-    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(TEXT)
@@ -48,7 +48,7 @@ def test_what_is_no_result_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: {bad}")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -56,14 +56,14 @@ def test_other_things_that_are_no_result(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "page.html").write_text("<!doctype html>")
     (tmp_path / "empty").mkdir()
-    for name, said in (
+    for name, message in (
         ("nope.json", "no file .*nope.json, expected the JSON file of a benchmark, or a bundle"),
         ("binary", "binary cannot be used"),
         ("page.html", "page.html is the page of a report, expected its data: .*page.json"),
         ("empty", "empty holds no benchmark result"),
         ("binary/inside.json", "cannot read .*: Not a directory"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             result_from_path(tmp_path / name)
 
 

@@ -72,7 +72,7 @@ class Wrapped:
 
 
 class Liar(Wrapped):
-    """Never says the token it thinks is best for the last source."""
+    """Never outputs the best token for the last source."""
 
     def step(self, state, *inputs):
         logits = np.array(self.session.step(state, *inputs).logits)
@@ -97,8 +97,8 @@ def swap(monkeypatch, kind):
 
 
 def test_every_arm_is_timed_in_every_part(any_bundle):
-    told = []
-    progress = lambda stage, fraction: told.append((stage, fraction))  # noqa: E731
+    reports = []
+    progress = lambda stage, fraction: reports.append((stage, fraction))  # noqa: E731
     result = bench_bundle(any_bundle, BenchOptions(cases=[CASE, GREEDY], rounds=2, threads=1), progress)
     assert list(result.arms) == ["torch fp32", "onnxruntime fp32"]
     assert result.first == "torch fp32"
@@ -121,7 +121,7 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
             assert all(sum(arm.split[piece].nanoseconds) > 0 for piece in ("encoder", "step", "search", "copies"))
             assert (sum(arm.split["compaction"].nanoseconds) > 0) == (arm.cache.compactions + arm.cache.growths > 0)
     assert [result.cases[0].arms["torch fp32"].parts[part].tokens for part in PARTS] == [15, 3, 27]
-    assert {stage for stage, fraction in told if fraction == 1} == {stage for stage, _ in told}
+    assert {stage for stage, fraction in reports if fraction == 1} == {stage for stage, _ in reports}
 
 
 def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_path):
@@ -144,7 +144,7 @@ def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_
     assert result.cases[1].same(name)
 
 
-def test_arms_say_what_they_loaded(bundle):
+def test_arms_record_what_they_loaded(bundle):
     result = bench_bundle(bundle.root, BenchOptions(cases=[GREEDY], rounds=1, threads=1))
     on_disk = {
         "torch fp32": (bundle.root / "model.safetensors").stat().st_size,
@@ -177,7 +177,7 @@ def test_arms_rest_only_where_workers_of_another_may_spin(bundle, monkeypatch, b
     assert asked == {f"bench: greedy, {part}": (runner.LEAD[part], rest) for part in PARTS}
 
 
-def test_an_arm_that_says_something_else_is_shown_as_differing(bundle, monkeypatch):
+def test_an_arm_with_other_outputs_is_shown_as_differing(bundle, monkeypatch):
     swap(monkeypatch, Liar)
     (case,) = bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1)).cases
     assert (case.arms["onnxruntime fp32"].equal, case.arms["onnxruntime fp32"].equal_timed) == (1, 1)

@@ -45,7 +45,7 @@ def test_a_queue_by_hand() -> None:
 
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0.01, 9)), min_size=1, max_size=30))
-def test_the_queue_is_what_a_loop_says(queries: list[tuple[float, float]]) -> None:
+def test_the_queue_equals_a_simulated_loop(queries: list[tuple[float, float]]) -> None:
     arrival = free = 0.0
     expected = []
     for gap, work in queries:

@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 class HandClock:
-    """A clock that only moves when an arm says so."""
+    """A clock that only arms advance."""
 
     def __init__(self):
         self.now = 0
@@ -39,7 +39,7 @@ def samples(*milliseconds):
     return Samples(tuple(round(value * MS) for value in milliseconds))
 
 
-def test_arms_take_turns_and_nobody_is_always_first():
+def test_arms_take_turns_and_none_is_always_first():
     clock = HandClock()
     arms = {"a": clock.arm("a", 1), "b": clock.arm("b", 2), "c": clock.arm("c", 3)}
     found = interleaved(arms, rounds=4, warmup=0, clock=clock)
@@ -62,9 +62,9 @@ def test_rest_and_lead_are_not_timed():
 
 
 def test_progress_ends_at_one():
-    told = []
-    interleaved({"a": lambda: None}, rounds=4, progress=lambda *report: told.append(report), stage="x")
-    assert told == [("x", 0.0), ("x", 0.25), ("x", 0.5), ("x", 0.75), ("x", 1.0)]
+    reports = []
+    interleaved({"a": lambda: None}, rounds=4, progress=lambda *report: reports.append(report), stage="x")
+    assert reports == [("x", 0.0), ("x", 0.25), ("x", 0.5), ("x", 0.75), ("x", 1.0)]
 
 
 def test_an_arm_that_fails_ends_the_run():
@@ -120,7 +120,7 @@ def test_three_rounds_have_no_interval_and_four_have_one():
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 4, 5, 6, 9])
-def test_a_verdict_is_what_the_interval_says(rounds):
+def test_a_verdict_follows_the_interval(rounds):
     generator = np.random.default_rng(rounds)
     for spread in (0.01, 0.3, 2):
         a, b = (samples(*np.exp(spread * generator.standard_normal(rounds))) for _ in range(2))
@@ -131,7 +131,7 @@ def test_a_verdict_is_what_the_interval_says(rounds):
 
 
 def test_few_rounds_take_no_credit_for_pairs():
-    """Four rounds whose ratios all say 1.1, under noise that both share: the rank-sum test sees two of a kind."""
+    """Four rounds whose ratios are all 1.1, under noise that both share: the rank-sum test sees two of a kind."""
     noise = [1, 9, 2, 30]
     found = ratio_interval(samples(*(1.1 * value for value in noise)), samples(*noise))
     assert found.verdict == "unsure"

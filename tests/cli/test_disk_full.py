@@ -53,10 +53,10 @@ def test_commands_that_write(work, line):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
     done = subprocess.run(argv, capture_output=True, text=True, preexec_fn=limit)
     assert done.returncode == 1, done.stderr
-    *others, told = done.stderr.splitlines()
-    assert told.startswith("error: ")
-    assert place.replace("W/", f"{work}/") in told
-    assert "File too large" in told
+    *others, message = done.stderr.splitlines()
+    assert message.startswith("error: ")
+    assert place.replace("W/", f"{work}/") in message
+    assert "File too large" in message
     assert not [line for line in others if "onnxruntime" not in line]  # which warns that it cannot write its own cache
     assert files_in(work) == before
 

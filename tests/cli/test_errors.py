@@ -1,4 +1,4 @@
-"""What a new user gets wrong, on every command: one line that says so, exit code 1 or 2, and nothing half-written."""
+"""What a new user gets wrong, on every command: one line of error, exit code 1 or 2, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_files_that_are_cut_off_missing_or_something_else(refused, good, work, f
 
 
 @pytest.mark.parametrize("damage", ["half", "missing"])
-def test_inspect_says_which_engine_is_damaged_and_how_to_mend_it(cli, good, work, damage):
+def test_inspect_names_the_damaged_engine_and_its_repair(cli, good, work, damage):
     bundle = shutil.copytree(good, work / "bundle")
     path = bundle / ENGINE / "decoder_step.engine"
     size = path.stat().st_size
@@ -142,7 +142,7 @@ def test_an_unknown_precision(refused, name):
 
 
 @pytest.mark.parametrize("name", ["run", "score", "parity", "bench"])
-def test_a_provider_nobody_knows(refused, name):
+def test_an_unknown_provider(refused, name):
     assert "unknown provider 'cdua', expected one of cpu, cuda, tensorrt, nv_tensorrt_rtx" in refused(
         (*COMMANDS[name], "--provider", "cdua"), code=2
     )
@@ -176,7 +176,7 @@ def test_an_engine_for_a_backend_that_has_none(refused, name):
     ("option", "text", "reason"),
     [
         ("batch", "0", "batch 0, expected a number of at least 1, or rising numbers such as 1:8:64"),
-        ("batch", "1:2", "is not a range; write one number, or least:usual:most such as 1:8:64"),
+        ("batch", "1:2", "is not a range; write one number, or min:opt:max such as 1:8:64"),
         ("batch", "٣", "is not a range"),
         ("batch", "1:8:99999", "batch 1:8:99999 exceeds the most that is built, 65536"),
         ("beam", "41", "beam 41:41:41 exceeds the model's vocabulary of 40"),
@@ -199,7 +199,7 @@ def test_ranges_that_cannot_be_built(refused, name, option, text, reason):
         (("refit", "B", "B", "--engine", "other"), "has no engine 'other', only sm89-fp16-beam1"),
         (("package", "B", "W/corpus.txt"), "is a file"),
         (("inspect", "B", "--foreign-step", "W/none.onnx"), "none.onnx cannot be used as a graph (No such file"),
-        (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is no ONNX file"),
+        (("inspect", "B", "--foreign-step", "W/corpus.txt"), "it is not an ONNX file"),
         (("run", "B", "5", "--max-length", "25"), "max length 25, at most 24"),
         (("run", "B", "--input", "W/none.txt"), "cannot read"),
         (("score", "B", "--input", "W/none.tsv"), "cannot read"),
@@ -231,7 +231,7 @@ def test_a_benchmark_that_cannot_be(refused):
     [
         (("build", "B", "--gpu", "hopper"), "unknown target 'hopper', expected one of sm75"),
         (("build", "B", "--jobs", "0"), "--jobs 0, expected at least 1"),
-        (("build", "B", "--workspace", "1T"), "'1T' is no size"),
+        (("build", "B", "--workspace", "1T"), "'1T' is not a size"),
         (("package", "B", "W/package", "--seed", "-1"), "seed -1, expected 0 or more"),
         (("parity", "B", "--seed", "-1"), "seed -1, expected 0 or more"),
         (("parity", "B", "--count", "0"), "expected at least 1"),

@@ -55,7 +55,7 @@ def test_what_is_our_own_fault_stays_a_traceback(error):
         exit_code_of(raising(error))
 
 
-def test_a_missing_package_is_told_by_the_command_that_needs_it(cli, monkeypatch):
+def test_a_missing_package_is_reported_by_the_command_that_needs_it(cli, monkeypatch):
     command = raising(ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime.capi"))
     monkeypatch.setattr("seq2engine.commands.parity.run_parity", lambda args: command())
     assert cli("parity", "nowhere") == (

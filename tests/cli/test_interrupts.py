@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from seq2engine.cli.exits import exit_code_of
-from seq2engine.cli.interrupts import heeded_interrupts
+from seq2engine.cli.interrupts import handled_interrupts
 
 TRIES = 5
 TRAIN = ("train", "nowhere.tsv", "out", "--dev", "nowhere.tsv")  # imports torch, then finds no data
@@ -69,7 +69,7 @@ def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
     done = []
 
     def command():
-        with heeded_interrupts():
+        with handled_interrupts():
             import imported_slowly
 
             done.append(imported_slowly.done)

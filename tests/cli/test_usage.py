@@ -9,7 +9,7 @@ from seq2engine.cli.usage import check_usage
 from seq2engine.errors import ConfigError, UsageError
 from seq2engine.runtime.search.options import options_from_values
 
-SCALARS = [  # command, option, value, what is said of it
+SCALARS = [  # command, option, value, the message
     ("run B 5", "--batch", "0", "--batch 0, expected at least 1"),
     ("run B 5", "--threads", "0", "expected at least 1"),
     ("run B 5", "--backend", "tourch", "unknown backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
@@ -36,7 +36,7 @@ SCALARS = [  # command, option, value, what is said of it
     ("build B", "--jobs", "0", "--jobs 0, expected at least 1"),
     ("build B", "--batch", "1:2", "--batch '1:2' is not a range"),
     ("build B", "--beam", "3:2:1", "beam 3:2:1, expected a number of at least 1, or rising numbers such as 1:8:64"),
-    ("build B", "--workspace", "1T", "--workspace '1T' is no size"),
+    ("build B", "--workspace", "1T", "--workspace '1T' is not a size"),
     ("build B", "--flavour", "trt", "unknown TensorRT flavour 'trt', expected one of tensorrt, tensorrt_rtx"),
     ("build B", "--slots", "0", "--slots 0, expected at least 1"),
     ("package B P", "--max-length", "x", "--max-length 'x' is not a range"),
@@ -79,7 +79,7 @@ def test_options_that_never_go_together(cli, line, reason):
     assert reason in err
 
 
-def test_all_problems_are_told_at_once(cli):
+def test_all_problems_are_reported_together(cli):
     code, _, err = cli("parity", "B", "--beam", "0", "--count", "0", "--backend", "tourch", "--precision", "fp61")
     assert code == 2
     assert [part.split()[0:2] for part in err.removeprefix("error: ").split("; ")] == [

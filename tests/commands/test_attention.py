@@ -48,7 +48,7 @@ def cli(capsys):
 
 
 def assert_refused(result, *parts, exits=1):
-    """An exit code and one line that says what is wrong."""
+    """An exit code and one line of error."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out) == (exits, "")
@@ -117,9 +117,9 @@ def test_refusals(cli, bundle, text_bundle, tmp_path):
     assert_refused(cli(tmp_path / "nowhere", "5"), "no bundle at", "seq2engine export")
     assert_refused(cli(text_bundle, "", "--quiet"), "the text is empty")
     assert_refused(cli(text_bundle, "g" * 20, "--quiet"), "21 tokens, at most 20")
-    assert_refused(cli(text_bundle, "grün", "--ids"), "'grün' is no token id")
+    assert_refused(cli(text_bundle, "grün", "--ids"), "'grün' is not a token id")
     assert_refused(cli(bundle, "", "--quiet"), "the text is empty")
-    assert_refused(cli(bundle, "5 x", "--quiet"), "'x' is no token id, expected a line such as: 17 4 250")
+    assert_refused(cli(bundle, "5 x", "--quiet"), "'x' is not a token id, expected a line such as: 17 4 250")
     assert_refused(cli(bundle, "99", "--quiet"), "token 99")
     assert_refused(cli(bundle, "5", "--beam", "0", "--quiet"), "beam 0", exits=2)
     assert_refused(cli(bundle, "5", "--max-length", "25", "--quiet"), "max length 25, at most 24")

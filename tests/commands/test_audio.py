@@ -1,4 +1,4 @@
-"""Commands on a bundle that takes audio: those that work, and what the others say to use instead."""
+"""Commands on a bundle that takes audio: those that work, and the alternative that the others name."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def no_work(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--scenario", "foo", "server"), "unknown scenario foo, expected some of single, offline, server"),
         (("--peers", "abacus"), "unknown peer abacus, expected all or some of ctranslate2 float32"),
@@ -77,16 +77,16 @@ def no_work(monkeypatch):
         (("--count", "3"), "--count without --references"),
     ],
 )
-def test_wrong_usage_is_found_before_the_bundle_is_opened(cli, tmp_path, no_work, words, said):
+def test_wrong_usage_is_found_before_the_bundle_is_opened(cli, tmp_path, no_work, words, message):
     code, out, err = cli("bench", tmp_path / "nothing", *words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--precision", "fp16"), "precision 'fp16', expected one of fp32, w8a8"),
         (("--draft", "fp16"), "holds no fp16 graphs, only fp32, w8a8"),
@@ -94,11 +94,11 @@ def test_wrong_usage_is_found_before_the_bundle_is_opened(cli, tmp_path, no_work
         (("--max-length", "99"), "output 99, the model gives at most 64"),
     ],
 )
-def test_what_the_bundle_cannot_do_is_found_before_any_work(cli, shared, no_work, words, said):
+def test_what_the_bundle_cannot_do_is_found_before_any_work(cli, shared, no_work, words, message):
     code, out, err = cli("bench", shared, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: cannot benchmark {shared}: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert not (shared / "reports").exists()
 
@@ -106,8 +106,8 @@ def test_what_the_bundle_cannot_do_is_found_before_any_work(cli, shared, no_work
 def test_all_that_is_wrong_is_in_one_error(cli, tmp_path, no_work):
     words = ("--case", "8x4", "--backend", "abacus", "--precision", "int3", "--scenario", "foo", "--peers", "bar")
     _, _, err = cli("bench", tmp_path / "nothing", *words, "--rounds", "0")
-    for said in ("case 8x4", "'abacus'", "'int3'", "scenario foo", "peer bar", "rounds 0"):
-        assert said in err
+    for message in ("case 8x4", "'abacus'", "'int3'", "scenario foo", "peer bar", "rounds 0"):
+        assert message in err
     assert "no case to time" not in err  # there was one, only wrong
 
 

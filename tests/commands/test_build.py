@@ -114,7 +114,7 @@ def test_flags_are_in_the_passport_and_shown(cli, bundle, built):
     (passport,) = json.loads(text)["engines"].values()
     assert passport["flags"] == {"weight_streaming": True, "refit": False, "workspace": 64 << 20}
     assert len(passport["engines"]["encoder"]["key"]) == 64
-    refused(cli("build", bundle, "--workspace", "much"), "--workspace 'much' is no size", exits=2)
+    refused(cli("build", bundle, "--workspace", "much"), "--workspace 'much' is not a size", exits=2)
     refused(cli("build", bundle, "--refit"), "--refit is for tensorrt only")
 
 
@@ -169,4 +169,4 @@ def test_plans_that_are_refused(cli, bundles, corpus, tmp_path):
     refused(cli("plan", corpus, bundle, "--precision", "fp32", "--ratio", 1), "holds no fp32 graphs")
     refused(cli("plan", corpus, bundle, "--batch", "many", "--ratio", 1), "--batch 'many' is not a range")
     (tmp_path / "words.txt").write_text("five\n")
-    refused(cli("plan", tmp_path / "words.txt", bundle, "--ratio", 1), "line 1: 'five' is no token id")
+    refused(cli("plan", tmp_path / "words.txt", bundle, "--ratio", 1), "line 1: 'five' is not a token id")

@@ -1,4 +1,4 @@
-"""`seq2engine inspect`: whatever file of a bundle is gone or changed, it says so; and its page tells what it prints."""
+"""`seq2engine inspect`: every missing or changed file of a bundle is reported; its page has what it prints."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_all_that_is_wrong_is_listed_at_once(cli, own):
 
 
 @pytest.mark.parametrize("name", ["onnx/fp32/decoder_step.onnx", "onnx/fp32/encoder.onnx.data", "model.safetensors"])
-def test_a_plain_look_sees_what_is_gone(cli, own, name):
+def test_missing_files_are_found_without_hashing(cli, own, name):
     (own / name).unlink()
     code, out, _ = cli("inspect", own)
     assert code == 0
@@ -116,7 +116,7 @@ def test_the_page_tells_what_is_printed(cli, own):
         f"Engines {engine}",
         "launches",
         "budget",
-        "logits become",
+        "step output",
         "next_greedy",
         "model.safetensors",
     ):

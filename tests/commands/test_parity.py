@@ -53,7 +53,7 @@ def test_a_gate_decides_the_exit_code(root, cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told", "exits"),
+    ("flags", "message", "exits"),
     [
         (("--gate", "none.toml"), "cannot read none.toml", 1),
         (("--against", "cuda:fp32"), "no bundle at cuda:fp32", 1),
@@ -63,10 +63,10 @@ def test_a_gate_decides_the_exit_code(root, cli, tmp_path):
         (("--precision", "fp16"), "holds no fp16 graphs", 1),
     ],
 )
-def test_mistakes_are_one_line(root, cli, flags, told, exits):
+def test_mistakes_are_one_line(root, cli, flags, message, exits):
     code, _, err = cli("parity", root, *flags, *FEW)
     assert (code, err.count("\n")) == (exits, 1)
-    assert told in err
+    assert message in err
 
 
 def pages(folder):

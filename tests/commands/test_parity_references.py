@@ -20,12 +20,13 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(bundle, tmp_path_factory):
-    """What PyTorch says greedily is right, but for every fourth word, of which one token is added."""
+    """What PyTorch decodes greedily is right, but for every fourth word, of which one token is added."""
     path = tmp_path_factory.mktemp("files") / "test.tsv"
     with load(bundle, "torch") as model:
-        said = model.translate(WORDS)
+        outputs = model.translate(WORDS)
     rows = [
-        f"{word}\t{text}{' x' if i % 4 == 0 else ''}\n" for i, (word, text) in enumerate(zip(WORDS, said, strict=True))
+        f"{word}\t{text}{' x' if i % 4 == 0 else ''}\n"
+        for i, (word, text) in enumerate(zip(WORDS, outputs, strict=True))
     ]
     path.write_text("".join(rows), encoding="utf-8")
     return path

@@ -148,7 +148,7 @@ def test_builds_that_differ_lie_side_by_side_and_the_one_that_fits_is_run(cli, g
     passed(cli("build", bundle, "--name", "short", "--force", "--quiet"))
     code, _, err = cli("build", bundle, "--name", "../out", "--quiet")
     assert (code, len(err.splitlines())) == (1, 1)
-    assert "--name '../out' is no name for a folder" in err
+    assert "--name '../out' cannot name a folder" in err
 
 
 def test_an_engine_that_was_damaged_is_built_again_without_a_word(cli, gpu, checkpoint, tmp_path):

@@ -26,8 +26,8 @@ def bundle(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said(bundle):
-    """What the model says to a text that fits."""
+def decoded(bundle):
+    """The model's output for a text that fits."""
     with load(bundle, threads=1) as model:
         yield lambda text: model.translate(text)
 
@@ -36,34 +36,34 @@ def lines(text):
     return text.removesuffix("\n").split("\n")
 
 
-def test_text_in_text_out(cli, bundle, stdin, said):
+def test_text_in_text_out(cli, bundle, stdin, decoded):
     stdin("abc\r\n\n😀é\u2028a\nno\x0cab\u0085c\n \nhij".encode())
     code, out, err = cli("run", bundle)
     assert code == 0
     assert lines(err) == [r"line 4: 4 characters the model has no token for: 'n', 'o', '\x0c', '\x85'"]
     assert lines(out) == [
-        said("abc"),
+        decoded("abc"),
         "",
-        said("😀é\u2028a"),
-        said("no\x0cab\u0085c"),
+        decoded("😀é\u2028a"),
+        decoded("no\x0cab\u0085c"),
         "",
-        said("hij"),
+        decoded("hij"),
     ]
     assert len(set(lines(out))) == 5
 
 
-def test_a_byte_order_mark_and_nul_are_harmless(cli, bundle, stdin, said):
+def test_a_byte_order_mark_and_nul_are_harmless(cli, bundle, stdin, decoded):
     stdin(b"\xef\xbb\xbfabc\na\0b\n")
     unknown = r"line 2: 1 character the model has no token for: '\x00'"
-    assert cli("run", bundle) == (0, f"{said('abc')}\n{said(chr(0).join('ab'))}\n", f"{unknown}\n")
+    assert cli("run", bundle) == (0, f"{decoded('abc')}\n{decoded(chr(0).join('ab'))}\n", f"{unknown}\n")
 
 
-def test_lines_that_cannot_be_decoded_leave_the_others_alone(cli, bundle, stdin, said):
+def test_lines_that_cannot_be_decoded_leave_the_others_alone(cli, bundle, stdin, decoded):
     data = b"abc\nab\xff\n" + b"d" * 10_000 + b"\nefg\n"
     stdin(data)
     code, out, err = cli("run", bundle)
     assert code == 1
-    assert lines(out) == [said("abc"), "", "", said("efg")]
+    assert lines(out) == [decoded("abc"), "", "", decoded("efg")]
     assert lines(err) == [
         "line 2: byte 3 (0xff) is not UTF-8; save the input as UTF-8",
         "line 3: 10,001 tokens, at most 16 are supported; shorten it or add --truncate",
@@ -71,14 +71,14 @@ def test_lines_that_cannot_be_decoded_leave_the_others_alone(cli, bundle, stdin,
     stdin(data)
     code, out, err = cli("run", bundle, "--truncate")
     assert code == 1
-    assert lines(out) == [said("abc"), "", said("d" * 15), said("efg")]
+    assert lines(out) == [decoded("abc"), "", decoded("d" * 15), decoded("efg")]
     assert len(lines(err)) == 1
     stdin(b"d" * 10_000)
-    assert cli("run", bundle, "--truncate") == (0, said("d" * 15) + "\n", "")
+    assert cli("run", bundle, "--truncate") == (0, decoded("d" * 15) + "\n", "")
 
 
 @pytest.mark.parametrize("truncate", [(), ("--truncate",)])
-def test_unknown_characters_are_said_once_a_line_and_refused_if_strict(cli, bundle, stdin, said, truncate):
+def test_unknown_characters_are_reported_once_per_line_and_refused_if_strict(cli, bundle, stdin, decoded, truncate):
     data = "abc\nжaж₿b\n\nabж\n".encode()
     found = [
         "line 2: 2 characters the model has no token for: 'ж', '₿'",
@@ -87,11 +87,11 @@ def test_unknown_characters_are_said_once_a_line_and_refused_if_strict(cli, bund
     stdin(data)
     code, out, err = cli("run", bundle, *truncate)
     assert (code, lines(err)) == (0, found)
-    assert lines(out) == [said("abc"), said("жaж₿b"), "", said("abж")]
+    assert lines(out) == [decoded("abc"), decoded("жaж₿b"), "", decoded("abж")]
     stdin(data)
     code, out, err = cli("run", bundle, "--strict", *truncate)
     assert (code, lines(err)) == (1, found)
-    assert lines(out) == [said("abc"), "", "", ""]
+    assert lines(out) == [decoded("abc"), "", "", ""]
 
 
 def test_unknown_characters_in_json(cli, bundle, stdin):
@@ -122,12 +122,12 @@ def test_empty_input(cli, bundle, stdin):
     assert cli("run", bundle) == (0, "\n", "")
 
 
-def test_texts_as_arguments(cli, bundle, said, tmp_path):
-    both = f"{said('abc')}\n{said('de')}\n"
+def test_texts_as_arguments(cli, bundle, decoded, tmp_path):
+    both = f"{decoded('abc')}\n{decoded('de')}\n"
     assert cli("run", bundle, "abc", "de") == (0, both, "")
     assert cli("run", bundle, "--batch", "4", "abc", "de") == (0, both, "")
     assert cli("run", bundle, "abc", "--batch", "4", "de") == (0, both, "")
-    assert cli("run", bundle, "--batch", "4", "--", "-de")[:2] == (0, f"{said('-de')}\n")
+    assert cli("run", bundle, "--batch", "4", "--", "-de")[:2] == (0, f"{decoded('-de')}\n")
     assert cli("run", bundle, "") == (0, "\n", "")
     code, out, err = cli("run", bundle, "ab\udcff")  # as Python gives a byte that is no UTF-8
     assert (code, out) == (1, "\n")
@@ -141,12 +141,12 @@ def test_usage_errors(cli, bundle, argv):
     assert exit_info.value.code == 2
 
 
-def test_a_file_in_its_own_order(cli, bundle, tmp_path, said):
+def test_a_file_in_its_own_order(cli, bundle, tmp_path, decoded):
     texts = ["abcdefgh", "a", "abc", "bcdefgh", "b", ""] * 3
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
     code, out, err = cli("run", bundle, "--input", tmp_path / "in.txt", "--batch", "4")
     assert (code, err) == (0, "")
-    assert lines(out) == [said(text) for text in texts]
+    assert lines(out) == [decoded(text) for text in texts]
     code, out, err = cli("run", bundle, "--input", tmp_path / "none.txt")
     assert (code, out) == (1, "")
     assert err == f"error: cannot read {tmp_path / 'none.txt'}: No such file or directory\n"
@@ -162,7 +162,7 @@ def test_progress_of_a_large_file(cli, bundle, tmp_path, monkeypatch):
     assert cli("run", bundle, "--input", tmp_path / "in.txt", "--quiet") == (0, out, "")
 
 
-def test_json(cli, bundle, stdin, said):
+def test_json(cli, bundle, stdin, decoded):
     stdin("abc\n\n\xe9\n".encode() + b"\xff\n")
     code, out, _ = cli("run", bundle, "--json", "--beam", "3", "--nbest", "2")
     found = [json.loads(line) for line in lines(out)]
@@ -176,7 +176,7 @@ def test_json(cli, bundle, stdin, said):
     assert best["text"] == TOKENIZER.decode_target(best["tokens"])
 
 
-def test_nbest_is_as_many_lines_for_every_input(cli, bundle, stdin, said):
+def test_nbest_is_as_many_lines_for_every_input(cli, bundle, stdin, decoded):
     stdin(b"abc\n\n\xff\nd\n")
     code, out, _ = cli("run", bundle, "--beam", "3", "--nbest", "3")
     assert code == 1
@@ -198,7 +198,7 @@ def test_ids(cli, bundle, stdin):
     assert best["tokens"] == tokens
     assert lines(out)[1:] == ["", "", ""]
     assert lines(err) == [
-        "line 3: 'abc' is no token id, expected a line such as: 17 4 250",
+        "line 3: 'abc' is not a token id, expected a line such as: 17 4 250",
         f"line 4: token 99, but the vocabulary has 0 to {CONFIG.source_vocab - 1}",
     ]
     found = json.loads(cli("run", bundle, "--ids", "--json", ids)[1])
@@ -211,7 +211,7 @@ def test_a_bundle_without_a_tokenizer_takes_ids(cli, tmp_path, bundle):
     assert cli("run", plain, "5 6 2") == cli("run", bundle, "--ids", "5 6 2")
     code, _, err = cli("run", plain, "abc")
     assert code == 1
-    assert "'abc' is no token id" in err
+    assert "'abc' is not a token id" in err
 
 
 def test_the_models_own_way_of_decoding_comes_first(cli, tmp_path):
@@ -264,7 +264,7 @@ def test_the_target_language_is_the_first_token(cli, bundle, monkeypatch):
 
 
 def started(bundle, *argv, **options):
-    # A shell that starts the tests in the background has told its children to ignore the interrupt.
+    # A shell that starts the tests in the background has set its children to ignore the interrupt.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(
         [sys.executable, "-m", "seq2engine", "run", str(bundle), *argv],
@@ -276,14 +276,14 @@ def started(bundle, *argv, **options):
     )
 
 
-def test_every_line_is_answered_before_the_next_is_sent_and_an_interrupt_ends_it(bundle, said):
+def test_every_line_is_answered_before_the_next_is_sent_and_an_interrupt_ends_it(bundle, decoded):
     process = started(bundle, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
     for text in ("abc", "", "d"):
         process.stdin.write(f"{text}\n".encode())
         process.stdin.flush()
-        assert process.stdout.readline().decode() == f"{said(text)}\n"
+        assert process.stdout.readline().decode() == f"{decoded(text)}\n"
     os.kill(process.pid, signal.SIGINT)  # while it waits for a line
     out, err = process.communicate(timeout=600)
     assert process.returncode == 130
@@ -292,7 +292,7 @@ def test_every_line_is_answered_before_the_next_is_sent_and_an_interrupt_ends_it
     assert len(err.splitlines()) == 1
 
 
-def test_output_is_utf_8_whatever_the_locale(bundle, said):
+def test_output_is_utf_8_whatever_the_locale(bundle, decoded):
     env = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
     out, err = started(bundle, "--json", env=env).communicate("😀\n".encode(), timeout=600)
     assert err == b""

@@ -67,7 +67,7 @@ def corpus(tmp_path):
 
 
 def both(cli, bundle, corpus, out, *flags):
-    """What `run` prints and says, and what the merged output of a cluster is and says; both exit codes."""
+    """Output and messages of `run`, and those of a cluster with its merged output; both exit codes."""
     alone = cli("run", bundle, "--input", corpus, "--quiet", *flags)
     code, printed, err = cli(
         "run", bundle, "--input", corpus, "--cluster", "local", "--out", out, "--keep-order", "--quiet", *flags

@@ -81,16 +81,16 @@ def test_lines_that_cannot_be_scored_leave_the_others_alone(cli, bundle, stdin, 
     assert lines(err)[-1].startswith("corpus: 2 lines, 5 tokens")
 
 
-def test_unknown_characters_of_both_sides_are_said_and_refused_if_strict(cli, bundle, stdin, text_score):
+def test_unknown_characters_of_both_sides_are_reported_and_refused_if_strict(cli, bundle, stdin, text_score):
     data = "abc\tab\nabж\ta₿ж\n".encode()
-    said = "line 2: 2 characters the model has no token for: 'ж', '₿'"
+    decoded = "line 2: 2 characters the model has no token for: 'ж', '₿'"
     stdin(data)
     code, out, err = cli("score", bundle)
-    assert (code, lines(err)[0]) == (0, said)
+    assert (code, lines(err)[0]) == (0, decoded)
     assert_row(lines(out)[1], text_score("abж", "a₿ж"))
     stdin(data)
     code, out, err = cli("score", bundle, "--strict", "--json")
-    assert (code, lines(err)[0]) == (1, said)
+    assert (code, lines(err)[0]) == (1, decoded)
     refused = json.loads(lines(out)[1])
     assert (refused["unknown"], "total" in refused) == (["ж", "₿"], False)
     assert lines(err)[-1].startswith("corpus: 1 lines")
@@ -120,12 +120,12 @@ def test_ids_are_taken_at_their_word(cli, bundle, stdin, score, tmp_path):
         assert_row(lines(out)[0], score([5, 6], [7, 8]))
         assert lines(err)[:-1] == [
             "line 2: the target is empty",
-            "line 3: 'x' is no token id, expected a line such as: 17 4 250",
+            "line 3: 'x' is not a token id, expected a line such as: 17 4 250",
             f"line 4: the target has token 99, but the vocabulary has 0 to {CONFIG.target_vocab - 1}",
         ]
 
 
-def test_what_was_said_is_as_likely_as_run_says(cli, bundle, stdin):
+def test_scores_of_outputs_are_those_of_run(cli, bundle, stdin):
     (best,) = json.loads(cli("run", bundle, "abc", "--json")[1])["hypotheses"]
     source, target = TOKENIZER.encode_source("abc"), best["tokens"]
     stdin(f"{' '.join(map(str, source))}\t{' '.join(map(str, target))}\n".encode())
@@ -157,7 +157,7 @@ def test_nothing_to_score(cli, bundle, stdin, tmp_path):
 # --- flags of `run` ---------------------------------------------------------------------------------------------------
 
 
-def said(cli, bundle, *flags):
+def decoded(cli, bundle, *flags):
     code, out, err = cli("run", bundle, "abc", "--json", *flags)
     assert (code, err) == (0, "")
     return [one["tokens"] for one in json.loads(out)["hypotheses"]]
@@ -165,13 +165,13 @@ def said(cli, bundle, *flags):
 
 def test_a_prefix_of_text_begins_every_output(cli, bundle):
     prefix = TOKENIZER.encode_target("fe")[:-1]
-    (tokens,) = said(cli, bundle, "--prefix", "fe")
+    (tokens,) = decoded(cli, bundle, "--prefix", "fe")
     assert tokens[:2] == prefix
     (again,) = json.loads(
         cli("run", bundle, " ".join(map(str, TOKENIZER.encode_source("abc"))), "--ids", "--json", "--prefix", "10 9")[1]
     )["hypotheses"]
     assert again["tokens"][:2] == [10, 9]
-    (tokens,) = said(cli, bundle, "--prefix", "fe", "--forced-bos", "7")
+    (tokens,) = decoded(cli, bundle, "--prefix", "fe", "--forced-bos", "7")
     assert tokens[:3] == [7, *prefix]
     code, _, err = cli("run", bundle, "--ids", "5", "--prefix", f"5 {CONFIG.end_id}", "--banned", "5 99")
     assert code == 1
@@ -181,29 +181,29 @@ def test_a_prefix_of_text_begins_every_output(cli, bundle):
     )
 
 
-def test_tokens_that_may_not_be_said(cli, bundle, tmp_path):
-    (free,) = said(cli, bundle, "--min-length", "6")
-    (tokens,) = said(cli, bundle, "--first-banned", str(free[0]), "--min-length", "6")
+def test_tokens_that_may_not_be_output(cli, bundle, tmp_path):
+    (free,) = decoded(cli, bundle, "--min-length", "6")
+    (tokens,) = decoded(cli, bundle, "--first-banned", str(free[0]), "--min-length", "6")
     assert tokens[0] != free[0]
     flags = ["--banned", str(free[0]), "--banned", f"{free[1]} {free[2]}", "--min-length", "6"]
-    (tokens,) = said(cli, bundle, *flags)
+    (tokens,) = decoded(cli, bundle, *flags)
     assert free[0] not in tokens
     assert free[1:3] not in [tokens[i : i + 2] for i in range(len(tokens))]
-    (tokens,) = said(cli, bundle, "--allowed", "5 6 7", "--forced-eos", str(CONFIG.end_id))
+    (tokens,) = decoded(cli, bundle, "--allowed", "5 6 7", "--forced-eos", str(CONFIG.end_id))
     assert set(tokens) <= {5, 6, 7, CONFIG.end_id}
     own = text_bundle(tmp_path, banned=[[free[0]]]).root
-    (tokens,) = said(cli, own, "--banned", "5")
+    (tokens,) = decoded(cli, own, "--banned", "5")
     assert free[0] not in tokens  # the model's own stays banned
 
 
 def test_sampling(cli, bundle, tmp_path):
     flags = ["--sample", "--nbest", "4", "--temperature", "1.5", "--top-k", "9", "--top-p", "0.95", "--min-length", "5"]
-    first = said(cli, bundle, *flags, "--seed", "3")
+    first = decoded(cli, bundle, *flags, "--seed", "3")
     assert len({tuple(tokens) for tokens in first}) == 4
-    assert said(cli, bundle, *flags, "--seed", "3", "--backend", "torch") == first
-    assert said(cli, bundle, *flags, "--seed", "4") != first
+    assert decoded(cli, bundle, *flags, "--seed", "3", "--backend", "torch") == first
+    assert decoded(cli, bundle, *flags, "--seed", "4") != first
     own = text_bundle(tmp_path, beam=3).root
-    assert said(cli, own, *flags, "--seed", "3") == first
+    assert decoded(cli, own, *flags, "--seed", "3") == first
     code, out, err = cli("run", own, "abc", "--sample", "--beam", "2", "--temperature", "0", "--top-p", "7")
     assert (code, out) == (2, "")
     assert err == (

@@ -73,7 +73,7 @@ def test_a_file_that_fails_leaves_the_others(cli, bundle, files, expected, tmp_p
     assert code == 1
     assert out.splitlines() == ["", " ".join(expected[0].text.split()), ""]
     first, second = err.splitlines()
-    assert first.startswith(f"{text} is no audio")
+    assert first.startswith(f"{text} is not audio")
     assert second == f"cannot read {tmp_path / 'missing.wav'}: No such file or directory"
 
 

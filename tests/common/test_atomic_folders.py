@@ -120,7 +120,7 @@ def test_parents_that_were_made_go_again(tmp_path: Path, failure: BaseException)
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_parents_that_somebody_else_uses_by_now_stay(tmp_path: Path) -> None:
+def test_parents_that_others_use_stay(tmp_path: Path) -> None:
     def move_in_and_fail() -> None:
         (tmp_path / "a" / "theirs").write_text("keep")
         raise ValueError("a bug")
@@ -387,7 +387,7 @@ def test_the_next_writer_cleans_up_after_a_killed_one(target: Path) -> None:
     assert content(target) == whole("new")
 
 
-def test_what_somebody_is_still_writing_is_left_alone(target: Path) -> None:
+def test_what_is_still_being_written_is_left_alone(target: Path) -> None:
     report = target.with_name("report.json")
     with new_folder(target, force=True, marker=MARK) as slow, new_file(report) as slow_file:
         fill(slow, "slow")

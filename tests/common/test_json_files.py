@@ -134,10 +134,10 @@ def test_brackets_in_text_and_beside_one_another_are_no_nesting(text: str) -> No
     [
         ('{"a": NaN}', "NaN is no JSON number"),
         ('{"a": -Infinity}', "-Infinity is no JSON number"),
-        ('{"a": 1, "a": 2}', "the name 'a' stands there twice"),
+        ('{"a": 1, "a": 2}', "the name 'a' occurs twice"),
         ('["\\ud800"]', r"half of a surrogate pair"),
         (b"\xff{}", "not UTF-8 text"),
-        ("[1", "not JSON: it ends in the middle"),
+        ("[1", "not JSON: it is truncated"),
         ("[1\n}", "not JSON: Expecting ',' delimiter, line 2, column 1"),
     ],
 )

@@ -74,7 +74,8 @@ def test_the_latest_report_is_the_one_written_last(tmp_path):
 
 
 def rows_of(page):
-    return re.findall(r'<a href="([^"]*)">([^<]*)</a>.*?</td><td><span>([^<]*)</span></td><td>(.*?)</td>', page)
+    cells = r'<a href="([^"]*)">([^<]*)</a>.*?</td><td[^>]*><span>([^<]*)</span></td>(?:<td[^>]*>(.*?)</td>)?'
+    return re.findall(cells, page)
 
 
 def test_an_index_links_all_reports_newest_first(tmp_path):
@@ -100,7 +101,7 @@ def test_an_index_links_all_reports_newest_first(tmp_path):
 
 
 @pytest.mark.parametrize("data", ["", "[1]", "null", '{"verdict": 7, "reason": [], "damage": 3}', "{" * 10, "\udcff"])
-def test_data_that_says_nothing_is_no_obstacle(tmp_path, data):
+def test_data_without_a_verdict_is_accepted(tmp_path, data):
     folder = tmp_path / "reports"
     folder.mkdir()
     (folder / "mine.html").write_text("page")

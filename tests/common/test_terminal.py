@@ -144,6 +144,11 @@ def test_a_table_without_a_limit_is_as_wide_as_its_cells():
     assert text_table(HEAD, ROWS, width=80) == text_table(HEAD, ROWS)
 
 
+def test_a_column_without_any_value_is_left_out():
+    assert text_table(("arm", "ms", "note"), [("torch", "", ""), ("trt", "", "x")]) == "arm    note\ntorch\ntrt    x"
+    assert text_table(("arm", "ms"), []) == "arm  ms"
+
+
 def test_a_narrow_terminal_wraps_cells_between_words():
     assert text_table(HEAD, ROWS, width=48).splitlines() == [
         "graph         precision  weights  products of",

@@ -123,7 +123,7 @@ def run_onnx(open_onnx):
 
 @pytest.fixture(scope="session")
 def run_torch():
-    """(model, spec, feeds, cache form, dtype) -> what the reference model says, by the contract's names."""
+    """(model, spec, feeds, cache form, dtype) -> what the reference model computes, by the contract's names."""
 
     copies = WeakKeyDictionary()  # of a model, by dtype: copying costs more than running
 

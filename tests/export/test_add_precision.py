@@ -26,7 +26,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def bundle(made, tmp_path):
-    """With an engine, a report and files that nobody of ours wrote."""
+    """With an engine, a report and files that we did not write."""
     root = shutil.copytree(made, tmp_path / "bundle")
     (root / "engines" / "mine").mkdir(parents=True)
     (root / "engines" / "mine" / "encoder.engine").write_bytes(b"engine")
@@ -181,7 +181,7 @@ def test_precisions_are_added_from_the_command_line(cli, bundle, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--add", "int8", "B", "C"), "--add takes a bundle and nothing else"),
         (("--add", "int8", "B", "--force"), "--add takes a bundle and nothing else"),
@@ -189,11 +189,11 @@ def test_precisions_are_added_from_the_command_line(cli, bundle, tmp_path):
         (("B",), "the following arguments are required: bundle"),
     ],
 )
-def test_wrong_usage_of_add(cli, capsys, words, told):
+def test_wrong_usage_of_add(cli, capsys, words, message):
     with pytest.raises(SystemExit) as ended:
         cli("export", *words)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_add_refuses_what_is_no_bundle_and_no_precision(cli, bundle, tmp_path):

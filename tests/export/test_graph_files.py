@@ -45,7 +45,7 @@ def test_data_with_a_second_hard_link_is_read(path, tmp_path):
 
 def test_what_is_no_graph(path, tmp_path):
     path.write_bytes(b"\xff" * 100)
-    assert "it is no ONNX file" in refusal(path)
+    assert "it is not an ONNX file" in refusal(path)
     path.write_bytes(b"")
     refusal(path)
     path.unlink()
@@ -56,8 +56,8 @@ def test_what_is_no_graph(path, tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"location": "../x"}, "expected a file beside the graph"),
-        ({"location": "/etc/passwd"}, "expected a file beside the graph"),
+        ({"location": "../x"}, "expected a file next to the graph"),
+        ({"location": "/etc/passwd"}, "expected a file next to the graph"),
         ({"offset": str(2**62)}, "of a file of"),
         ({"offset": "-4"}, "of a file of"),
         ({"length": str(2**40)}, "of a file of"),

@@ -18,7 +18,7 @@ from seq2engine.export.graph_index import (
 
 
 def small_model():
-    """x -> a -> (b, c) -> y, with weights v (of b) and w (of nobody)."""
+    """x -> a -> (b, c) -> y, with weights v (of b) and w (of no node)."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="make_a"),
         helper.make_node("Add", ["a", "v"], ["b"], name="make_b"),

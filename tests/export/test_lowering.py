@@ -155,7 +155,7 @@ class Masked(nn.Module):
         return (torch.where(mask[:, :, None], x, MASKED).softmax(dim=1),)
 
 
-def test_a_mask_picks_and_a_row_without_anything_to_look_at_stays_finite(run_onnx):
+def test_a_mask_selects_and_a_fully_masked_row_stays_finite(run_onnx):
     x, mask = numbers(3, 4, WIDTH), np.array([[1, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], dtype=bool)
     y = run_onnx(lowered(Masked(), [X, MASK]), {"x": x, "mask": mask})["y"]
     assert_same(y, Masked()(torch.from_numpy(x), torch.from_numpy(mask))[0])
@@ -168,7 +168,7 @@ class Scatter(nn.Module):
         return (record_write(cache, rest[0], rest[1]),)
 
 
-def test_slots_are_written_where_each_source_says(run_onnx):
+def test_slots_are_written_at_each_write_index(run_onnx):
     cache = TensorSpec("cache", "float32", ("B", 2, "L", 3))
     new = TensorSpec("new", "float32", ("B", 2, "K", 3))
     where = TensorSpec("where", "int64", ("B",))

@@ -1,4 +1,4 @@
-"""The exported graphs: the contract's, whole, stored once, and saying what PyTorch says at every shape."""
+"""The exported graphs: the contract's, whole, stored once, and computing what PyTorch computes at every shape."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def sizes_for(shape, cache_form):
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
-def test_both_graphs_say_what_pytorch_says(name, cache_form, feeds_for, open_onnx, check_close):
+def test_both_graphs_compute_what_pytorch_computes(name, cache_form, feeds_for, open_onnx, check_close):
     model = variant(name)
     graphs, specs = graphs_from_model(model, cache_form), graph_specs(model.config, "fp32", cache_form)
     for graph in GRAPHS:
@@ -137,7 +137,7 @@ def test_only_the_new_slots_are_written(cache_form, feeds_for, run_onnx):
 @pytest.mark.parametrize("name", ["sinusoidal post", "rotary pre"])
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 def test_step_by_step_the_graphs_follow_teacher_forcing(name, cache_form, open_onnx):
-    """Two beams that say different things share one cache; each must see its own past only."""
+    """Two beams with different tokens share one cache; each must see its own past only."""
     model = variant(name)
     run = {name: open_onnx(graph) for name, graph in graphs_from_model(model, cache_form).items()}
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_step_by_step_the_graphs_follow_teacher_forcing(name, cache_form, open_o
         assert np.abs(have[:, beam] - exact).max() <= 16 * error
 
 
-def test_a_source_with_nothing_to_look_at_makes_no_nan(feeds_for, run_onnx, check_close):
+def test_a_fully_masked_source_makes_no_nan(feeds_for, run_onnx, check_close):
     model, specs = random_model(TINY), graph_specs(TINY)
     for graph, exported in graphs_from_model(model).items():
         feeds = feeds_for(specs[graph], {"B": 2, "K": 2, "S": 5, "L": 6})
@@ -345,7 +345,7 @@ def test_a_bundle_that_is_there_is_refused_and_with_force_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_folder_of_somebody_else_is_never_replaced(force, tmp_path):
+def test_a_foreign_folder_is_never_replaced(force, tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter1.tex").write_text("years of work")

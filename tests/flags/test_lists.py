@@ -10,7 +10,7 @@ import pytest
 
 from seq2engine.cli import main as command_line
 from seq2engine.cli.main import parsed
-from seq2engine.flags.lists import Listed, Maybe
+from seq2engine.flags.lists import ListAction, OptionalValueAction
 
 SAMPLES = {  # flag -> two words it takes; any other list takes numbers
     "precision": ("fp32", "fp16"),
@@ -53,11 +53,11 @@ def flags_of(sub):
 def words_of(action):
     """The flag with a value, as a user would type it."""
     flag = max(action.option_strings, key=len)
-    if isinstance(action, Listed):
+    if isinstance(action, ListAction):
         return [flag, *SAMPLES.get(action.dest, ("3", "4"))]
     if action.nargs == 0:
         return [flag]
-    if isinstance(action, Maybe):
+    if isinstance(action, OptionalValueAction):
         return [flag, "encoder:x"]
     return [flag, next(iter(action.choices)) if action.choices else "3"]
 
@@ -91,7 +91,7 @@ def test_pairs_of_flags_stand_anywhere(name):
     sub = commands()[name]
     places = places_of(sub)
     for pair in combinations(flags_of(sub), 2):
-        if not any(isinstance(action, (Listed, Maybe)) for action in pair):
+        if not any(isinstance(action, (ListAction, OptionalValueAction)) for action in pair):
             continue  # argparse tells these apart by itself
         one, other = map(words_of, pair)
         behind = read(name, [*places, *one, *other])
@@ -106,7 +106,7 @@ def test_pairs_of_flags_stand_anywhere(name):
         (name, action.option_strings[0])
         for name, sub in commands().items()
         for action in flags_of(sub)
-        if isinstance(action, Listed)
+        if isinstance(action, ListAction)
     ],
 )
 def test_a_list_has_commas_or_spaces_or_its_flag_again(name, flag):
@@ -131,7 +131,7 @@ def test_flags_stand_before_the_command():
     assert read("--json", ["--quiet", "inspect", "B"]) == read("inspect", ["--json", "B", "--quiet"])
 
 
-def test_a_bundle_that_looks_like_an_item_is_told_apart_by_an_equals_sign():
+def test_a_bundle_named_like_an_item_needs_an_equals_sign():
     assert read("export", ["--precision=fp32", "ckpt", "fp16"])["bundle"].name == "fp16"
     assert read("build", ["--batch=1", "8"])["bundle"].name == "8"
 
@@ -150,19 +150,24 @@ def test_texts_of_a_run_stay_texts():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["export", "ckpt", "B", "--precision"], "argument --precision: expected one argument"),
         (["export", "--precision", "fp32,", "ckpt", "B"], "argument --precision: an item is missing in 'fp32,'"),
         (["bench", "B", "--max-length", "8", "x"], "argument --max-length: invalid int value: '8,x'"),
         (["build", "--gpu", "sm89"], "the following arguments are required: bundle"),
         (["--qiet", "inspect", "B"], "unrecognized arguments: --qiet (did you mean --quiet?)"),
+        (["parity", "B", "--batc", "4"], "unrecognized arguments: --batc (did you mean --batch?)"),
+        (["run", "B", "--prec=fp16", "x"], "unrecognized arguments: --prec=fp16 (did you mean --precision?)"),
+        (["train", "a", "b", "--de", "c"], "unrecognized arguments: --de (did you mean --dev?)"),
+        (["parity", "B", "--html", "x"], "unrecognized arguments: --html (did you mean --out?)"),
+        (["parity", "B", "--zzzzzz", "x"], "unrecognized arguments: --zzzzzz; see: seq2engine parity --help"),
     ],
 )
-def test_wrong_lists_are_wrong_usage_in_one_line(words, told, capsys):
+def test_wrong_lists_are_wrong_usage_in_one_line(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         parsed(words)
     error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told in error
+    assert message in error
     assert len(error.splitlines()) == 1

@@ -33,7 +33,7 @@ def found(out):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_phrases_are_said(cli, bundle, beam):
+def test_phrases_are_output(cli, bundle, beam):
     code, out, err = cli("run", bundle, "abc", "hi", "--phrases", "ed", "--phrases", "cab", "--beam", beam)
     assert (code, err) == (0, "")
     assert all("ed" in line and "cab" in line for line in lines(out))
@@ -77,7 +77,7 @@ def test_prefixes_that_are_not_one_for_each_line(cli, bundle, tmp_path):
     assert code == 1
     assert f"{tmp_path / 'prefixes'} has 2 lines, but 1 were decoded; give one for each" in err
     _, _, err = cli("run", bundle, "abc", "--prefixes", tmp_path / "prefixes", "--prefix", "a")
-    assert "a prefix of all lines and one of each, expected either" in err
+    assert "a prefix for all lines and one for each, expected one of the two" in err
     _, _, err = cli("run", bundle, "abc", "--prefixes", tmp_path / "none")
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" in err
     (tmp_path / "bytes").write_bytes(b"\xff\n")
@@ -140,7 +140,7 @@ def test_problems_that_only_the_model_or_its_tokenizer_sees_are_in_the_same_erro
     )
 
 
-def test_texts_the_model_could_not_say_are_refused(cli, bundle, tmp_path):
+def test_texts_the_model_could_not_output_are_refused(cli, bundle, tmp_path):
     (tmp_path / "names").write_text("bad\nQad\n\nbaQ\n")
     for flag in ("--prefixes", "--trie"):
         code, out, err = cli("run", bundle, "abc", "hi", "c", "d", flag, tmp_path / "names")
@@ -151,7 +151,7 @@ def test_texts_the_model_could_not_say_are_refused(cli, bundle, tmp_path):
     assert code == 1
     assert "--phrases 'Q' has something the model has no token for" in err
     _, _, err = cli("run", bundle, "--ids", "5 6", "--prefix", "a", "--beam", 0)
-    assert err.startswith("error: search options: beam 0, expected at least 1; --prefix 'a': 'a' is no token id, ")
+    assert err.startswith("error: search options: beam 0, expected at least 1; --prefix 'a': 'a' is not a token id, ")
     (tmp_path / "many").write_text("".join(f"Q{i}\n" for i in range(9)))
     _, _, err = cli("run", bundle, "abc", "--trie", tmp_path / "many")
     assert "'Q4' has" in err

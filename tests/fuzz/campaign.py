@@ -46,7 +46,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--cases", type=int, help="this many cases instead of minutes")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")

@@ -47,13 +47,13 @@ def main() -> int:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="export-") as folder:
             try:
-                precision, told = verdict(seed, number, Path(folder))
+                precision, message = verdict(seed, number, Path(folder))
             except Exception:
-                precision, told = "error", traceback.format_exc()
-        if told:
-            alarms.append(f"{number} {precision}: {told}")
+                precision, message = "error", traceback.format_exc()
+        if message:
+            alarms.append(f"{number} {precision}: {message}")
             print(f"ALARM {alarms[-1]}", flush=True)
-        passed[precision] += not told
+        passed[precision] += not message
         if args.only or done % 25 == 0:
             print(f"{done} exports, {len(alarms)} alarms, last one {time.monotonic() - started:.1f} s", flush=True)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(passed.items()))
@@ -62,7 +62,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--exports", type=int, default=EXPORTS)
     parser.add_argument("--first", type=int, default=0, help="number of the first export")
     parser.add_argument("--seed", type=int)

@@ -1,4 +1,4 @@
-"""Checkpoints come back as they went, and a damaged or foreign one says what is wrong with it in one line."""
+"""Checkpoints come back as they went, and a damaged or foreign one is reported in one line."""
 
 from __future__ import annotations
 
@@ -271,13 +271,13 @@ def test_decodes_of_a_random_model_wander_and_end() -> None:
     # One that repeats a token for ever would let any search and any cache look right.
     model = random_model("tiny")
     source = torch.randint(3, 256, (16, 12), generator=torch.Generator().manual_seed(0))
-    said = torch.full((16, 1), model.config.start_id)
+    decoded = torch.full((16, 1), model.config.start_id)
     with torch.no_grad():
         for _ in range(40):
-            logits = model(source, torch.ones_like(source, dtype=torch.bool), said)
-            said = torch.cat((said, logits[:, -1:].argmax(dim=-1)), dim=1)
+            logits = model(source, torch.ones_like(source, dtype=torch.bool), decoded)
+            decoded = torch.cat((decoded, logits[:, -1:].argmax(dim=-1)), dim=1)
     end = model.config.end_id
-    decodes = [row[: row.index(end)] if end in row else row for row in said.tolist()]
+    decodes = [row[: row.index(end)] if end in row else row for row in decoded.tolist()]
     assert len({len(decode) for decode in decodes}) >= 4
     assert sum(len(set(decode)) >= 4 for decode in decodes) >= 6
 

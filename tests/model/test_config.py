@@ -1,4 +1,4 @@
-"""A config is right or says everything that is wrong with it, in one line."""
+"""A config is right or its error lists everything that is wrong with it, in one line."""
 
 from __future__ import annotations
 

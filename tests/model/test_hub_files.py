@@ -56,7 +56,7 @@ def offline(monkeypatch):
 
 
 def refused(cli, *words):
-    """The one line that a command says, which leaves nothing behind."""
+    """The one line that a command prints, which leaves nothing behind."""
     code, out, err = cli(*words, "--quiet")
     assert (code, out) == (1, "")
     assert err.startswith("error: ")

@@ -198,7 +198,7 @@ def test_what_is_masked_has_no_weight_at_all(queries: int, keys: int, seed: int)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_nothing_to_look_at_is_the_mean_of_everything(dtype: torch.dtype) -> None:
+def test_a_fully_masked_row_is_the_mean_of_everything(dtype: torch.dtype) -> None:
     q, k, v = (normal(1, 2, 4, 2, seed=seed).to(dtype) for seed in range(3))
     found = plain_attention(2, 2).to(dtype).attend(q, k, v, torch.zeros(1, 1, 1, 4, dtype=torch.bool))
     expected = merge_heads(v.double().mean(dim=2, keepdim=True).expand(-1, -1, 4, -1))
@@ -241,7 +241,7 @@ def test_self_attention_turns_queries_and_keys_but_not_values() -> None:
     torch.testing.assert_close(found, attention.attend(rotate(q, positions), keys, v, mask))
 
 
-def test_self_attention_looks_at_the_cache_and_itself() -> None:
+def test_self_attention_attends_to_the_cache_and_itself() -> None:
     attention = SelfAttention(config(2, 2)).double().requires_grad_(False)
     x = normal(2, 3, 4)
     causal = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]

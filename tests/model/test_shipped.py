@@ -1,4 +1,4 @@
-"""The shipped checkpoint is what its card says: small, whole, licensed, and able."""
+"""The shipped checkpoint is as its card describes it: small, whole, licensed, and able."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_the_test_split_is_the_documented_one():
     assert len(words) == 6303
 
 
-def test_it_says_words(bundle):
+def test_it_outputs_words(bundle):
     with load(bundle, threads=1) as model:
-        said = model.translate(["transformer", "Knight", ""])
-    assert said == ["T R AE0 N S F AO1 R M ER0", "N AY1 T", ""]
+        outputs = model.translate(["transformer", "Knight", ""])
+    assert outputs == ["T R AE0 N S F AO1 R M ER0", "N AY1 T", ""]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_it_errs_about_as_the_card_says(bundle, precision):
+def test_its_error_rates_match_the_card(bundle, precision):
     """On 300 words of the split; the card's figures are of all 6303, so there is room for a sample's chance."""
     references = references_from_file(FOLDER / TEST_SPLIT, 300)
     with open_session(bundle, precision=precision, threads=1) as session:
@@ -51,13 +51,13 @@ def test_it_errs_about_as_the_card_says(bundle, precision):
     (row,) = re.findall(r"^\| greedy \|(.*)\|$", CARD, flags=re.MULTILINE)
     per, wer, plain_per, plain_wer = (float(cell.strip().rstrip("%")) / 100 for cell in row.split("|"))
     assert quality.unmarked is not None
-    for counted, said, room in (
+    for counted, stated, room in (
         (quality.marked.tokens, per, 0.02),
         (quality.marked.lines, wer, 0.07),
         (quality.unmarked.tokens, plain_per, 0.02),
         (quality.unmarked.lines, plain_wer, 0.07),
     ):
-        assert abs(counted - said) < room
+        assert abs(counted - stated) < room
 
 
 def test_no_other_is_shipped():

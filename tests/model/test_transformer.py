@@ -70,7 +70,7 @@ def test_beams_share_the_position_of_their_source() -> None:
 # What a model is made of
 
 
-def test_base_has_as_many_weights_as_the_paper_says() -> None:
+def test_base_has_as_many_weights_as_in_the_paper() -> None:
     with torch.device("meta"):
         model = Transformer(PRESETS["base"])
     square, wide, norm = 512 * 512 + 512, 2 * 512 * 2048 + 2048 + 512, 2 * 512
@@ -80,7 +80,7 @@ def test_base_has_as_many_weights_as_the_paper_says() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tie", [True, False])
-def test_tables_are_one_where_the_config_says_so(share: bool, tie: bool) -> None:
+def test_tables_are_one_where_the_config_ties_them(share: bool, tie: bool) -> None:
     model = small_model(share_embeddings=share, tie_output=tie)
     table = model.target_embedding.tokens.weight
     assert (model.source_embedding.tokens.weight is table) == share

@@ -170,7 +170,7 @@ def test_every_beam_of_a_random_tree_equals_its_own_path(
                 mask[b, k, paths[b][k]] = True
         masks.append(mask)
     found = beam_logits(model, tokens, masks, store)
-    said = tokens.transpose(0, 1).flatten(1)  # [B, T * K]: the token of every slot
+    slot_tokens = tokens.transpose(0, 1).flatten(1)  # [B, T * K]: the token of every slot
     for t, k in [(t, k) for t in range(steps) for k in range(beams)]:
-        path = torch.stack([said[b, found_paths[t][b][k]] for b in range(batch)])
+        path = torch.stack([slot_tokens[b, found_paths[t][b][k]] for b in range(batch)])
         assert_same_numbers(model, found[t][:, k], teacher_forced(model, path)[:, t])

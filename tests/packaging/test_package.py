@@ -86,12 +86,12 @@ def test_right_engines_pass(
     out = packaged(copied(bundles[form], tmp_path / "run7"), tmp_path / "out", FOUR_BEAMS, flavour, narrower=narrower)
     trt, cudart = tensorrt_stand_in(flavour), Cudart()
     result = tmp_path / "result.json"
-    code, said, errors = verified(
+    code, printed, errors = verified(
         out, monkeypatch, capsys, "--json", str(result), flavour=flavour, trt=trt, cudart=cudart
     )
     assert (code, errors) == (0, "")
     checks = json.loads((out / "package.json").read_text())["budgets"].keys()
-    machine, *lines = said.splitlines()
+    machine, *lines = printed.splitlines()
     assert machine.startswith(f"{flavour} {trt.__version__} on ")
     assert " (sm89), driver " in machine
     assert f"seq2engine {__version__}, fp32, {form} cache, graphs " in machine
@@ -114,8 +114,8 @@ def test_engines_in_other_precisions_pass(
     bundle = onnx_from_model(MODEL, tmp_path / "run7", (precision,))
     put_engines(bundle, FOUR_BEAMS, precision, "tensorrt", name="one", narrower=NARROWER)
     package_from_bundle(bundle, tmp_path / "out", PackageOptions(precision, threads=1))
-    code, said, errors = verified(tmp_path / "out", monkeypatch, capsys)
-    assert (code, errors) == (0, ""), said
+    code, printed, errors = verified(tmp_path / "out", monkeypatch, capsys)
+    assert (code, errors) == (0, ""), printed
     values = json.loads((tmp_path / "out" / "package.json").read_text())
     assert values["precision"] == precision
     assert len(values["ranges"]) == 1 + len(NARROWER)
@@ -150,11 +150,11 @@ def test_wrong_engines_fail(
     folder = copy_of(package, tmp_path)
     wrong_engine(folder, graph, change)
     trt = tensorrt_stand_in("tensorrt")
-    code, said, errors = verified(folder, monkeypatch, capsys, trt=trt)
-    failed = [line for line in said.splitlines() if line.startswith("FAIL  ")]
+    code, printed, errors = verified(folder, monkeypatch, capsys, trt=trt)
+    failed = [line for line in printed.splitlines() if line.startswith("FAIL  ")]
     assert (code, errors) == (1, "")
     assert any(failing in line for line in failed)
-    assert said.splitlines()[-1].startswith("FAIL: tensorrt")
+    assert printed.splitlines()[-1].startswith("FAIL: tensorrt")
     if graph == "decoder_step":
         assert not any("encoder " in line for line in failed)
     if change is not_a_number:
@@ -207,14 +207,14 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_what_cannot_be_verified_is_said_in_one_line(
+def test_what_cannot_be_verified_is_reported_in_one_line(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (spoil, expected) in enumerate(REFUSALS):
         folder = copy_of(package, tmp_path / str(number))
         spoil(folder)
-        code, said, errors = verified(folder, monkeypatch, capsys)
-        assert (code, said) == (1, "")
+        code, printed, errors = verified(folder, monkeypatch, capsys)
+        assert (code, printed) == (1, "")
         assert errors.count("\n") == 1
         assert errors.startswith("error: " + expected.replace("{p}", str(folder))), errors
 
@@ -304,16 +304,16 @@ def test_the_command(cli: Any, bundles: dict[str, Path], tmp_path: Path) -> None
     bundle = copied(bundles["static"], tmp_path / "run7")
     out = tmp_path / "out"
     words = ("package", bundle.root, out, "--precision", "fp16", "--beam", "2", "--max-length", "6", "--quiet")
-    code, said, _ = cli(*words)
+    code, printed, _ = cli(*words)
     assert code == 0
-    assert said.splitlines()[-1] == "next, on the GPU machine: pip install -r requirements.txt && python run_all.py"
+    assert printed.splitlines()[-1] == "next, on the GPU machine: pip install -r requirements.txt && python run_all.py"
     values = json.loads((out / "package.json").read_text())
     assert (values["precision"], values["beams"], values["steps"], values["slots"]) == ("fp16", 2, 6, 12)
     assert values["graphs"]["decoder_step"]["profiles"][0]["tokens"] == [[1, 2], [8, 2], [32, 2]]
     code, _, errors = cli(*words)
     assert (code, errors) == (1, f"error: {out} exists; name another folder, or add --force to replace it\n")
-    code, said, _ = cli(*words, "--force", "--json")
-    assert (code, json.loads(said)["engines"]) == (0, "none")
+    code, printed, _ = cli(*words, "--force", "--json")
+    assert (code, json.loads(printed)["engines"]) == (0, "none")
 
 
 def test_what_cannot_be_packaged(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

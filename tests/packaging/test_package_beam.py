@@ -128,10 +128,10 @@ def test_engines_that_do_not_serve_the_models_own_beams(
     bundle = text_bundle(tmp_path, beam=4)
     put_engines(bundle, THREE_BEAMS, flavour="tensorrt", name="one", slots=30)
     package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
-    _, said, noted = ran(out, "decode", monkeypatch, capsys, "abc")
+    _, printed, noted = ran(out, "decode", monkeypatch, capsys, "abc")
     assert noted == "decoding greedily: the model's own default is 4 beams, the engines take 3\n"
-    assert said == ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 1)[1]
-    code, said, noted = ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 3)
+    assert printed == ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 1)[1]
+    code, printed, noted = ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 3)
     assert (code, noted) == (
         0,
         "outputs have at most 10 tokens: the engines' 30 cache slots hold no more of 3 beams\n",
@@ -147,7 +147,7 @@ def test_a_coverage_penalty_is_refused(
     bundle = text_bundle(tmp_path, beam=2, coverage_penalty=0.3)
     put_engines(bundle, FOUR_BEAMS, flavour="tensorrt", name="one")
     package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(threads=1))
-    code, said, errors = ran(out, "decode", monkeypatch, capsys, "abc")
+    code, printed, errors = ran(out, "decode", monkeypatch, capsys, "abc")
     asked = "error: this model's own beam search asks for a coverage penalty, which decode.py does not do"
-    assert (code, said, errors) == (1, "", f"{asked}; decode greedily with: --beam 1\n")
+    assert (code, printed, errors) == (1, "", f"{asked}; decode greedily with: --beam 1\n")
     assert ran(out, "decode", monkeypatch, capsys, "abc", "--beam", 1)[0] == 0

@@ -55,16 +55,16 @@ def test_right_engines_pass_and_wrong_ones_fail(
     bundle = outlier_bundle(outlier, tmp_path / "bundle", (precision,))
     put_engines(bundle, BEAMS, precision, flavour="tensorrt", name="one")
     package_from_bundle(bundle, out := tmp_path / "out", PackageOptions(precision, threads=1))
-    code, said, errors = ran(out, "verify", monkeypatch, capsys)
-    assert (code, errors) == (0, ""), said
+    code, printed, errors = ran(out, "verify", monkeypatch, capsys)
+    assert (code, errors) == (0, ""), printed
     assert "Infinity" not in (out / "package.json").read_text()
     decodes = ran(out, "run_all", monkeypatch, capsys, "--rounds", 1, "--out", tmp_path / "report")
     assert decodes[0] == 0, decodes[1]
     wrong_engine(out, "decoder_step", changed_bias(add_to_some))
-    code, said, _ = ran(out, "verify", monkeypatch, capsys)
-    failed = [line for line in said.splitlines() if line.startswith("FAIL  decoder_step logits")]
+    code, printed, _ = ran(out, "verify", monkeypatch, capsys)
+    failed = [line for line in printed.splitlines() if line.startswith("FAIL  decoder_step logits")]
     steps = json.loads((out / "package.json").read_text())["steps"]
-    assert (code, len(failed)) == (1, steps), said
+    assert (code, len(failed)) == (1, steps), printed
 
 
 def test_a_logit_that_is_masked_here_alone_fails(
@@ -79,12 +79,12 @@ def test_a_logit_that_is_masked_here_alone_fails(
         wrong_engine(out, "decoder_step", changed_bias(lambda biases: biases.put(token, -np.inf)))
 
     mask(-1)
-    code, said, _ = ran(out, "verify", monkeypatch, capsys)
-    assert code == 0, said
+    code, printed, _ = ran(out, "verify", monkeypatch, capsys)
+    assert code == 0, printed
     mask(-2)
-    code, said, _ = ran(out, "verify", monkeypatch, capsys)
+    code, printed, _ = ran(out, "verify", monkeypatch, capsys)
     assert code == 1
-    assert "FAIL  decoder_step logits, step 0" in said
+    assert "FAIL  decoder_step logits, step 0" in printed
 
 
 def test_a_precision_that_pytorch_cannot_hold_is_refused() -> None:

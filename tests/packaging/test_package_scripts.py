@@ -138,9 +138,9 @@ def test_decode_text(
     assert ran(folder, "decode", monkeypatch, capsys, *TEXTS) == (0, "".join(f"{t}\n" for t in expected[:-1]), "")
     lines = b"".join(text.encode() + b"\n" for text in ["", *TEXTS, " "]) + b"x\r"  # the last without a line end
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(lines)))
-    code, said, noted = ran(folder, "decode", monkeypatch, capsys)
-    unknown = "line 7: some of it the model has no token for, it reads <unk>\n"
-    assert (code, said.split("\n"), noted) == (0, ["", *expected[:-1], "", expected[-1], ""], unknown)
+    code, printed, noted = ran(folder, "decode", monkeypatch, capsys)
+    unknown = "line 7: the model has no token for some of it, decoded as <unk>\n"
+    assert (code, printed.split("\n"), noted) == (0, ["", *expected[:-1], "", expected[-1], ""], unknown)
 
 
 def test_lines_that_cannot_be_decoded(
@@ -148,9 +148,9 @@ def test_lines_that_cannot_be_decoded(
 ) -> None:
     lines = b"abcdefghijabcdefghij\n\xff\nabc\n"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(lines)))
-    code, said, errors = ran(text_package[1], "decode", monkeypatch, capsys)
-    assert (code, said.count("\n")) == (1, 3)
-    assert said.startswith("\n\n")
+    code, printed, errors = ran(text_package[1], "decode", monkeypatch, capsys)
+    assert (code, printed.count("\n")) == (1, 3)
+    assert printed.startswith("\n\n")
     assert errors.splitlines() == [
         "error: line 1: 21 tokens, at most 16 are supported; shorten it",
         "error: line 2: byte 1 is not UTF-8; save the input as UTF-8",
@@ -171,17 +171,17 @@ def test_a_package_without_a_tokenizer_takes_ids(
     bundle = onnx_from_model(MODEL, tmp_path / "run7", ("fp32",))
     put_engines(bundle, flavour="tensorrt", name="one")
     package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))
-    code, said, errors = ran(tmp_path / "out", "decode", monkeypatch, capsys, "5 17 250", "a", "999999")
+    code, printed, errors = ran(tmp_path / "out", "decode", monkeypatch, capsys, "5 17 250", "a", "999999")
     assert code == 1
-    assert all(word.isdigit() for word in said.splitlines()[0].split())
+    assert all(word.isdigit() for word in printed.splitlines()[0].split())
     assert errors.splitlines() == [
-        "error: line 2: 'a' is no token id; this package has no tokenizer, give lines such as: 17 4",
+        "error: line 2: 'a' is not a token id; this package has no tokenizer: give ids such as 17 4",
         f"error: line 3: token 999999, but the vocabulary has 0 to {MODEL.config.source_vocab - 1}",
     ]
     assert not (tmp_path / "out" / "tokenizer").exists()
 
 
-def test_what_a_package_says(text_package: tuple[Bundle, Path]) -> None:
+def test_the_readme_of_a_package(text_package: tuple[Bundle, Path]) -> None:
     readme = (text_package[1] / "README.md").read_text()
     assert readme.index("pip install -r requirements.txt") < readme.index("run_all.py") < readme.index("decode.py")
     assert "**Send back** `report.html` and `report.json`" in readme
@@ -211,8 +211,8 @@ def test_one_report(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     argv = ("--rounds", 2, "--out", tmp_path / "sent")
     trt, cudart = tensorrt_stand_in("tensorrt"), Cudart()
-    code, said, errors = ran(text_package[1], "run_all", monkeypatch, capsys, *argv, trt=trt, cudart=cudart)
-    assert (code, errors) == (0, ""), said
+    code, printed, errors = ran(text_package[1], "run_all", monkeypatch, capsys, *argv, trt=trt, cudart=cudart)
+    assert (code, errors) == (0, ""), printed
     found = json.loads((tmp_path / "sent" / "report.json").read_text())
     assert found["passed"] is True
     assert [stage["name"] for stage in found["stages"]] == [
@@ -247,11 +247,11 @@ def test_a_wrong_engine_fails_in_the_report(
 ) -> None:
     folder = Path(shutil.copytree(text_package[1], tmp_path / "copy"))
     wrong_engine(folder, "decoder_step", change)
-    code, said, _ = ran(folder, "run_all", monkeypatch, capsys, "--rounds", 1)
+    code, printed, _ = ran(folder, "run_all", monkeypatch, capsys, "--rounds", 1)
     found = json.loads((folder / "report.json").read_text())
     assert (code, found["passed"]) == (1, False)
     assert [stage["name"] for stage in found["stages"] if not stage["passed"]] == failed
-    assert f"FAIL: 8 of 8 stages run, failed: {', '.join(failed)}" in said
+    assert f"FAIL: 8 of 8 stages run, failed: {', '.join(failed)}" in printed
     assert "FAIL" in (folder / "report.html").read_text()
 
 
@@ -304,7 +304,7 @@ def test_a_gpu_that_cannot_be_asked(text_package: tuple[Bundle, Path], tmp_path:
 def test_options_that_decode_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so, and the rest of the package is checked all the same."""
+    """It is reported, and the rest of the package is checked nevertheless."""
     bundle = text_bundle(tmp_path, phrases=[[5, 6]])
     put_engines(bundle, flavour="tensorrt", name="one")
     package_from_bundle(bundle, tmp_path / "out", PackageOptions(threads=1))

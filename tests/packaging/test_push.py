@@ -1,4 +1,4 @@
-"""A bundle goes to a hub on loopback and comes back: one commit, a card that claims what the reports say, no more."""
+"""A bundle goes to a hub on loopback and comes back: one commit, a card that claims what the reports prove, no more."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_export_does_not_write_to_the_hub(cli, capsys):
     assert "expected a folder to write; then: seq2engine push FOLDER hf:me/letters" in capsys.readouterr().err
 
 
-def test_the_card_says_what_the_reports_say(bundle):
+def test_the_card_has_the_verdicts_of_the_reports(bundle):
     card = model_card(bundle, "me/letters", evidence_of(bundle))
     assert "No parity report of these weights is in the bundle: nothing is claimed." in card
     assert "No benchmark of these weights is in the bundle." in card

@@ -1,4 +1,4 @@
-"""`--precision auto`: chosen by timing, of those whose parity has not failed, and told in one line."""
+"""`--precision auto`: chosen by timing, of those whose parity has not failed, and reported in one line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_of_equals_the_finest(bundle, monkeypatch):
         assert session.precision == "fp32"
 
 
-def test_what_it_costs_is_said(bundle, monkeypatch):
+def test_the_cost_is_reported(bundle, monkeypatch):
     timed(monkeypatch, fp32=0.002, fp16=0.003, w8a8=0.001)
     with open_session(bundle, precision="auto", threads=1) as session:
         advice = f"w8a8 rounds weights and activations to int8; compare it with: seq2engine parity {bundle.root}"
@@ -89,7 +89,7 @@ def test_a_precision_whose_latest_parity_failed_is_left_out(model, monkeypatch, 
         assert session.precision == "w8a8"
         assert session.chosen.endswith("w8a8 rounds weights and activations to int8, and its parity passed")
     (bundle.root / "reports" / "parity-onnxruntime-w8a8-3.json").write_text("{")
-    with pytest.raises(SessionError, match=r"w8a8-3\.json is no parity report .*delete it, or run again"):
+    with pytest.raises(SessionError, match=r"w8a8-3\.json is not a parity report .*delete it, or run again"):
         open_session(bundle, precision="auto", threads=1)
 
 
@@ -115,7 +115,7 @@ def test_int8_products_are_only_for_the_cpu(bundle):
 
 @pytest.mark.parametrize("command", ["run", "score"])
 @pytest.mark.parametrize("quiet", [False, True])
-def test_commands_say_it_in_one_line(cli, bundle, stdin, command, quiet):
+def test_commands_report_it_in_one_line(cli, bundle, stdin, command, quiet):
     stdin(b"5 6 7\t5 6\n" if command == "score" else b"5 6 7\n")
     flags = ("--quiet",) if quiet else ()
     code, out, err = cli(command, bundle.root, "--precision", "auto", "--threads", 1, *flags)
@@ -124,25 +124,25 @@ def test_commands_say_it_in_one_line(cli, bundle, stdin, command, quiet):
     assert all("the fastest here (fp32 " in note for note in notes)
 
 
-@pytest.mark.parametrize(("precision", "told"), [("int8", True), ("int4", True), ("w8a8", False), ("fp16", False)])
-def test_who_runs_a_gpu_s_weights_on_the_cpu_is_told(cli, bundle, precision, told):
+@pytest.mark.parametrize(("precision", "noted"), [("int8", True), ("int4", True), ("w8a8", False), ("fp16", False)])
+def test_running_a_gpu_s_weights_on_the_cpu_gives_a_note(cli, bundle, precision, noted):
     code, _, err = cli("run", bundle.root, "5 6 7", "--precision", precision)
     assert code == 0
     expected = (
         f"note: {precision} stores the weights of a GPU engine in fewer bits; on this CPU every step restores them"
     )
-    assert err.startswith(expected) if told else err == ""
-    assert err.count("\n") == int(told)
+    assert err.startswith(expected) if noted else err == ""
+    assert err.count("\n") == int(noted)
     assert cli("run", bundle.root, "5 6 7", "--precision", precision, "--quiet")[2] == ""
 
 
 def test_a_kept_measurement_is_not_taken_again(bundle, monkeypatch, tmp_path):
     timed(monkeypatch, fp32=0.002, fp16=0.003, w8a8=0.001)
     with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as first:
-        said = first.chosen
+        message = first.chosen
     timed(monkeypatch)  # raises where it is asked for
     with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as again:
-        assert (again.precision, again.chosen) == ("w8a8", said)
+        assert (again.precision, again.chosen) == ("w8a8", message)
     put_report(bundle, "w8a8", False, "w8a8", 1)
     timed(monkeypatch, fp32=0.002, fp16=0.003)
     try:

@@ -52,7 +52,7 @@ def session(bundle):
         yield opened
 
 
-def said_by_run(cli, bundle, *flags):
+def decoded_by_run(cli, bundle, *flags):
     """Texts and tokens of the command line."""
     code, out, err = cli("run", bundle.root, *TEXTS, "--json", *flags)
     assert (code, err) == (0, "")
@@ -65,7 +65,7 @@ def ids_of(texts):
 
 
 def test_run_translate_and_generate_are_one(cli, bundle, session):
-    texts, tokens = said_by_run(cli, bundle)
+    texts, tokens = decoded_by_run(cli, bundle)
     assert all(row[0] == 7 and 5 not in row and len(row) <= 9 for row in tokens)
     assert Translator(bundle, session, TOKENIZER).translate(TEXTS) == texts
     assert [best.tokens for best, *_ in generate(session, ids_of(TEXTS))] == tokens
@@ -77,14 +77,14 @@ def test_run_translate_and_generate_are_one(cli, bundle, session):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
-    texts, tokens = said_by_run(cli, bundle, "--beam", beam)
+    texts, tokens = decoded_by_run(cli, bundle, "--beam", beam)
     with open_session(bundle, "torch", "fp64") as oracle, open_session(bundle, "torch", "fp32") as reference:
         compared = [Compared(oracle, reference, session)]
         (result,), outputs = parities_of_sessions(compared, reference, "PyTorch", ids_of(TEXTS), ParityOptions())
         assert result, result.reason
     search = "greedy" if beam == 1 else "beam 4"
     assert [outputs["onnxruntime fp32", search][row] for row in range(len(TEXTS))] == tokens
-    right = {text: [said] for text, said in zip(TEXTS, texts, strict=True)}
+    right = {text: [output] for text, output in zip(TEXTS, texts, strict=True)}
     case = Case("one", batch=1, beam=beam, source=4, target=4)
     plan = plan_from_options(bundle, BenchOptions(cases=[case], references=right))
     rates = quality_of_arms(plan, {"arm": session}, silent)["arm"]
@@ -92,7 +92,7 @@ def test_parity_and_benchmark_decode_as_run_does(cli, bundle, session, beam):
 
 
 def test_error_rates_of_parity_are_those_of_run(cli, bundle, tmp_path):
-    texts, _ = said_by_run(cli, bundle, "--beam", 4)
+    texts, _ = decoded_by_run(cli, bundle, "--beam", 4)
     (tmp_path / "right.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(TEXTS, texts, strict=True)))
     code, out, _ = cli("parity", bundle.root, "--references", tmp_path / "right.tsv", "--json", "--quiet")
     quality = json.loads(out)["quality"]["onnxruntime fp32"]
@@ -111,14 +111,14 @@ def test_scores_are_of_the_model_s_own_start(bundle, session):
 
 def test_a_language_is_asked_for(cli, bundle, session, monkeypatch):
     monkeypatch.setattr(type(TOKENIZER), "language_id", lambda self, language: {"fra": 8}[language])
-    texts, tokens = said_by_run(cli, bundle, "--to", "fra")
+    texts, tokens = decoded_by_run(cli, bundle, "--to", "fra")
     assert {row[0] for row in tokens} == {8}
     model = Translator(bundle, session, bundle.tokenizer())
     assert model.translate(TEXTS, target_language="fra") == texts
     options = options_from_session(session, beam=1)
     assert options.forced_bos == 7
     asked = model.translate(TEXTS, options, target_language="fra")
-    assert asked == said_by_run(cli, bundle, "--to", "fra", "--beam", 1)[0]
+    assert asked == decoded_by_run(cli, bundle, "--to", "fra", "--beam", 1)[0]
     assert asked == model.translate(TEXTS, beam=1, target_language="fra")
 
 
@@ -145,7 +145,7 @@ def test_parity_decodes_with_the_models_own_rules(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["mbart", "m2m_100"])
-def test_a_model_of_many_languages_says_what_the_library_says(tmp_path, family):
+def test_a_multilingual_model_decodes_as_the_library_does(tmp_path, family):
     """With nothing but the bundle: its first token, beams and bans came along."""
     model = small_model(family, 2)
     own = {"max_length": 14, "num_beams": 4, "forced_bos_token_id": 9, "bad_words_ids": [[1], [20]]}

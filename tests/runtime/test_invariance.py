@@ -79,7 +79,7 @@ def batch_plans(pool):
 
 
 class RestlessTree(TreeStep):
-    """A tree that gathers its living slots every so many steps."""
+    """A tree that gathers its live slots every few steps."""
 
     every = 0
 
@@ -232,7 +232,7 @@ def test_nothing_but_the_word_decides(pools, form, backend):
 @pytest.mark.parametrize("beam", [1, 2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_pools_are_worth_the_trouble(pools, name, beam):
-    """Outputs of several lengths, or nobody ever leaves; and no near ties, or the tests above would forgive them."""
+    """Outputs of several lengths, or no source ever leaves; and no near ties, or the tests above would forgive them."""
     pool = pools(name)
     found = [pool.alone(place, beam) for place in range(POOL)]
     assert len({len(nbest[0].tokens) for nbest, _ in found}) >= 3

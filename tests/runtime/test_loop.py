@@ -1,4 +1,4 @@
-"""What the loop around the session costs a step, counted, not timed: beside a small model every call shows."""
+"""What the loop around the session costs a step, counted, not timed: with a small model every call matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel decodes: the same outputs, in the same order, whoever decodes them; errors that name the right source."""
+"""Parallel decodes: the same outputs, in the same order, on any worker; errors that name the right source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seq2engine.runtime.ort.session import WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
-from seq2engine.runtime.threads import Turns, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
+from seq2engine.runtime.threads import EncoderLock, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
 from seq2engine.runtime.torch_session import TorchSession
 
 MODEL = random_model("tiny", seed=5)
@@ -112,7 +112,7 @@ def test_row_work_is_the_weights_of_all_products():
 
 
 @pytest.mark.parametrize(
-    ("said", "cores"),
+    ("limits", "cores"),
     [
         ("max 100000", 8),
         ("200000 100000", 2),
@@ -122,9 +122,9 @@ def test_row_work_is_the_weights_of_all_products():
         ("", 8),
     ],
 )
-def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, said, cores):
+def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, limits, cores):
     limit = tmp_path / "cpu.max"
-    limit.write_text(said)
+    limit.write_text(limits)
     monkeypatch.setattr(threads_module, "CGROUP_LIMIT", limit)
     monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert usable_cores() == cores
@@ -146,12 +146,12 @@ def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
 
 
 def test_no_worker_goes_on_while_another_waits_for_the_encoder():
-    turns, order = Turns(), []
+    lock, order = EncoderLock(), []
 
     def worker(name, fails=False):
         try:
-            with turns.taken():
-                while not order and turns.waiting < 3:  # the first one, until all three want it
+            with lock.held():
+                while not order and lock.waiting < 3:  # the first one, until all three want it
                     time.sleep(0.001)
                 order.append("in")
                 if fails:

@@ -126,7 +126,7 @@ def test_bad_options_are_listed_together():
         SearchOptions(max_length=0, beam=0, nbest=3, early_stopping="often")
 
 
-def test_what_cannot_be_opened_says_why(bundle):
+def test_what_cannot_be_opened_is_reported_with_the_reason(bundle):
     with pytest.raises(SessionError, match="unknown backend 'onnx', expected one of torch, onnxruntime, tensorrt"):
         open_session(bundle, "onnx")
     with pytest.raises(SessionError, match="ONNX Runtime has no bf16 products on the CPU; run fp16 or fp32 here"):
@@ -155,7 +155,7 @@ def test_a_graph_onnx_runtime_cannot_load_is_one_line(tmp_path, bundle, name):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\x08\x07garbage")
     model = model_from_bundle(bundle, "fp32")
-    with pytest.raises(SessionError, match=r"broken.onnx cannot be used as a graph \(it is no ONNX file\); export"):
+    with pytest.raises(SessionError, match=r"broken.onnx cannot be used as a graph \(it is not an ONNX file\); export"):
         OrtSession(dataclasses.replace(model, graphs={**model.graphs, name: broken}))
 
 
@@ -198,7 +198,7 @@ def test_a_compaction_in_place_leaves_the_step_bound_and_another_does_not(tmp_pa
         assert state.bound is None
 
 
-def test_a_closed_session_says_so(bundle):
+def test_a_closed_session_is_an_error(bundle):
     ids, mask = padded(sources_of(2, 1), SMALL.pad_id)
     session = open_session(bundle, threads=1)
     state = session.encode(ids, mask)

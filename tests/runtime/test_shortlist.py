@@ -1,4 +1,4 @@
-"""A shortlist: what a smaller output projection says is what the whole one says with all other tokens impossible."""
+"""A shortlist: a smaller output projection decodes like the whole one with all other tokens masked."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def same(
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("beam_style", BEAM_STYLES)
-def test_a_shortlist_says_what_a_mask_of_the_logits_says(session: Session, beam_style: str, rules: str) -> None:
+def test_a_shortlist_decodes_like_masked_logits(session: Session, beam_style: str, rules: str) -> None:
     for beam in (1, 4):
         options = SearchOptions(max_length=6, beam=beam, nbest=beam, beam_style=beam_style, **RULES[rules])
         found = generate(session, SOURCES, dataclasses.replace(options, shortlist=TOKENS))
@@ -113,7 +113,7 @@ def test_where_rules_renormalise_it_is_the_vocabulary_mask(session: Session) -> 
     same(short, masked, session, options)
 
 
-def test_greedy_search_says_the_same_with_a_mask_and_likelier(session: Session) -> None:
+def test_greedy_search_outputs_the_same_with_a_mask_and_likelier(session: Session) -> None:
     short, masked = (
         generate(session, SOURCES, SearchOptions(max_length=6, **{name: TOKENS})) for name in ("shortlist", "allowed")
     )
@@ -224,7 +224,7 @@ def test_the_embedding_stays_whole_and_the_projection_is_all_that_changes(bundle
     assert all(name.startswith("output/") for name in changed)
 
 
-def test_a_projection_that_cannot_be_shortened_says_so(bundle: Bundle) -> None:
+def test_a_projection_that_cannot_be_shortened_is_an_error(bundle: Bundle) -> None:
     path = bundle.graph_path("fp32", "decoder_step")
     model = onnx.load(path, load_external_data=False)
     for node in model.graph.node:

@@ -111,7 +111,7 @@ def test_a_text_that_cannot_be_decoded_is_named(model):
     assert [one.error is None for one in found] == [True, False]
 
 
-def test_the_command_line_says_the_same(cli, model, bundle):
+def test_the_command_line_outputs_the_same(cli, model, bundle):
     for flags, fields in (((), {}), (("--beam", 3, "--no-repeat-ngram", 1), {"beam": 3, "no_repeat_ngram": 1})):
         code, out, err = cli("run", bundle.root, *[text for text in TEXTS if text], *flags)
         assert (code, err) == (0, "")
@@ -209,7 +209,7 @@ class TestLanguages:
 
     @pytest.mark.parametrize("command", ["parity", "bench"])
     def test_parity_and_benchmark(self, cli, multilingual, tmp_path, command):
-        """The references are what the model says in French from English, so no line is wrong."""
+        """The references are the model's outputs in French from English, so no line is wrong."""
         texts = ["hello world", "abc", "zebra fish", "no"]
         right = multilingual.translate(texts, source_language="eng", target_language="fra", beam=4)
         (tmp_path / "right.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, right, strict=True)))

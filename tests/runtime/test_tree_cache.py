@@ -1,4 +1,4 @@
-"""The tree cache: what the mask says is what a beam has seen, whatever was switched, compacted or dropped."""
+"""The tree cache: the mask is what a beam has seen, whatever was switched, compacted or dropped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PathSession:
 
 
 class MaskKeepingSession(PathSession):
-    """Makes every mask from the one before, where it is told how, and has no other use for the one it is given."""
+    """Makes every mask from the one before, where parents are announced; the given one is not used then."""
 
     keeps_mask = True
 
@@ -151,7 +151,7 @@ def test_divergent_beams_take_all_slots_and_no_more():
     assert counts.most_slots == rounded(beams * steps)
 
 
-def test_a_fixed_cache_that_is_too_short_says_what_to_build():
+def test_a_fixed_cache_that_is_too_short_names_the_build():
     step = make(1, 2, 16, slots=8)
     own = np.arange(2)[None]
     for t in range(4):

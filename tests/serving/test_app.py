@@ -108,9 +108,9 @@ def test_a_text_that_is_too_long_is_its_own_error(client, model):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"{", 400, "the body is no JSON"),
-        (b"\xff", 400, "the body is no JSON"),
-        (b"[" * 100_000, 400, "the body is no JSON"),
+        (b"{", 400, "the body is not JSON"),
+        (b"\xff", 400, "the body is not JSON"),
+        (b"[" * 100_000, 400, "the body is not JSON"),
         (b"[1]", 400, "the body is a list, expected an object"),
         (b"{}", 422, "text: expected a string or a list of strings"),
         (b'{"text": [1]}', 422, "text: expected a string or a list of strings"),

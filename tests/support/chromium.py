@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over the pipes of its DevTools protocol: no driver and no other package."""
+"""A headless Chromium, controlled over the pipes of its DevTools protocol: no driver and no other package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON = 240  # seconds
 
 
 class Chromium:
-    """One page of so many pixels. `problems` are what the page's console and its scripts complain about."""
+    """One page of this size in pixels. `problems` are what the page's console and its scripts complain about."""
 
     def __init__(self, work: Path, width: int, height: int, mobile: bool = False):
         assert BINARY is not None

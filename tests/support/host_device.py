@@ -20,7 +20,7 @@ ALIGNMENT = 256
 
 
 class RuleBroken(AssertionError):
-    """Something a caller of TensorRT or CUDA must not do, though neither would say so."""
+    """Something a caller of TensorRT or CUDA must not do, though neither reports it."""
 
 
 class HostDevice:

@@ -1,4 +1,4 @@
-"""Small random models of the real library whose outputs wander and end at various lengths, and what it says."""
+"""Small random models of the real library whose outputs vary and end at various lengths, and their decodes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def small_t5(family: str, seed: int = 0, tied: bool = True, **changes: Any) -> A
 
 
 def in_double(model: Any) -> Any:
-    """The library's model in fp64, in place. T5's norm sums in fp32 whatever it is given, so it is told not to."""
+    """The library's model in fp64, in place. T5's norm sums in fp32 whatever it is given, so that is changed."""
 
     def normalised(module: Any, x: torch.Tensor) -> torch.Tensor:
         return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
@@ -188,7 +188,7 @@ def saved(model: Any, folder: Path, **generation: Any) -> Path:
 
 
 def library_outputs(model: Any, rows: list[list[int]], **options: Any) -> list[list[int]]:
-    """What `generate` says for a padded batch, with the model's own generation config, without start and padding."""
+    """What `generate` outputs for a padded batch, with the model's own generation config, without start and padding."""
     ids, mask = batch_of(rows, model.config.pad_token_id)
     with torch.inference_mode():
         answer = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, **options)

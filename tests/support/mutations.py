@@ -105,7 +105,7 @@ def drop_mask(where: str) -> Callable[[onnx.GraphProto], None]:
 
 
 def leak_first_pad(graph: onnx.GraphProto) -> None:
-    """One padded position behind every source is looked at: mask[s] or mask[s-1]."""
+    """One padded position after every source is attended to: mask[s] or mask[s-1]."""
     where = node(graph, "encoder.1.self_attn/Where")
     mask = where.input[0]
     one, zero, last = (constant(graph, [n], f"at{n}") for n in (1, 0, -1))

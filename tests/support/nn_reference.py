@@ -95,11 +95,11 @@ class Reference(nn.Module):
         """The plainest loop: all of the target again for every token."""
         source, mask = ragged(sources)
         states = self.states(source, mask)
-        said = torch.full((len(sources), 1), start)
+        outputs = torch.full((len(sources), 1), start)
         for _ in range(longest):
-            best = self.logits(states, mask, said)[:, -1].argmax(dim=-1)
-            said = torch.cat((said, best[:, None]), dim=1)
-        rows = [row[1:] for row in said.tolist()]
+            best = self.logits(states, mask, outputs)[:, -1].argmax(dim=-1)
+            outputs = torch.cat((outputs, best[:, None]), dim=1)
+        rows = [row[1:] for row in outputs.tolist()]
         return [tuple(row[: row.index(end) + 1] if end in row else row) for row in rows]
 
 
@@ -128,8 +128,8 @@ def lively_reference(
     for number in range(seed, 100):
         reference = Reference(end=end, seed=number, **options)
         sources = some_sources(reference.source.num_embeddings, longest, last)
-        said = copy.deepcopy(reference).double().greedy(sources, start, end, longest)
-        if len({token for row in said for token in row}) > 5 and len({len(row) for row in said}) > 2:
+        outputs = copy.deepcopy(reference).double().greedy(sources, start, end, longest)
+        if len({token for row in outputs for token in row}) > 5 and len({len(row) for row in outputs}) > 2:
             return reference
     raise AssertionError("every model repeats itself")
 

@@ -44,13 +44,13 @@ def main(out: Path, before: int, words: list[str]) -> None:
             killed.append(len(list((out / "shards").glob("*/*.jsonl"))))
 
         threading.Thread(target=kill, daemon=True).start()
-        codes, said = [], []
+        codes, message = [], []
         for _ in range(2):  # the second call finds all shards
             printed, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(err):
                 codes.append(run([*words, "--cluster", cluster.address]))
-            said.append([printed.getvalue(), err.getvalue()])
-        print(json.dumps({"codes": codes, "killed_at": killed, "said": said}))
+            message.append([printed.getvalue(), err.getvalue()])
+        print(json.dumps({"codes": codes, "killed_at": killed, "message": message}))
     finally:
         cluster.shutdown()
 

@@ -64,13 +64,13 @@ def unit(precision: str) -> tuple[float, float]:
 
 
 def apart(roundings: Sequence[tuple[float, float]]) -> float:
-    """How far two computations may lie apart, as a part of the largest number; of so many roundings by so much each."""
+    """How far two computations may lie apart, relative to the largest number, after these roundings (count, size)."""
     likely = LAMBDA * math.sqrt(2 * sum(count * roundoff**2 for count, roundoff in roundings))
     return min(likely, 2 * sum(count * roundoff for count, roundoff in roundings))
 
 
 def sum_error(width: int, roundoff: float = FP32) -> float:
-    """How far two sums of so many products may lie apart, as a part of the largest partial sum."""
+    """How far two sums of this many products may lie apart, as a part of the largest partial sum."""
     return apart([(passes(width), roundoff)])
 
 
@@ -80,7 +80,7 @@ def passes(width: int) -> float:
 
 
 def exp_sum_error(width: int) -> float:
-    """Of two sums of so many fp32 exponentials, as a part of the sum: so much their logarithms may lie apart."""
+    """Of two sums of this many fp32 exponentials, as a part of the sum: so much their logarithms may lie apart."""
     return sum_error(width) + apart([(EXP, FP32)])
 
 
@@ -126,7 +126,7 @@ class Rounding:
         return 2 * self.logit + exp_sum_error(self.vocab) + apart([(2, FP32)]) * self.largest * self.stretch
 
     def score(self, tokens: int, length_penalty: float = 0.0) -> float:
-        """Of the sum of so many tokens' log-probabilities, over tokens ** length_penalty."""
+        """Of the sum of this many tokens' log-probabilities, over tokens ** length_penalty."""
         return self.log_prob * tokens / tokens**length_penalty
 
     def scores(self, expected: Sequence[Hypothesis], options: SearchOptions) -> list[Any]:
@@ -162,7 +162,7 @@ def of_written_logits(vocab: int, largest: float) -> Rounding:
 
 
 def tensor_error(config: ModelConfig, tensor: np.ndarray | Tensor, precision: str = "fp32") -> float:
-    """Of any tensor inside the model that is held against the same tensor computed otherwise."""
+    """Of any tensor inside the model that is compared with the same tensor computed in another way."""
     return rounding_from_config(config, float(np.abs(np.asarray(tensor, dtype=np.float64)).max()), precision).logit
 
 

@@ -37,7 +37,7 @@ def from_seed(seed: int, vocab: int, spread: float = 2.0) -> Script:
 
 
 def by_hand(value: float | Sequence[float], tokens: int = 1, vocab: int = 8, largest: float = 5.0) -> Any:
-    """The log-probability of so many tokens together, worked out by hand, and what a search may make of it.
+    """The log-probability of this many tokens together, worked out by hand, and what a search may make of it.
 
     Scripts are rounded to fp32. A table of at most `vocab` probabilities has logits of at most 5, unless one is tiny.
     """

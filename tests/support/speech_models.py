@@ -53,7 +53,7 @@ class SpeechModel:
 def speech_model(
     folder: Path, seed: int = 1, multilingual: bool = False, timed: bool = True, ending: float = 2.0
 ) -> SpeechModel:
-    """One that is not `timed` never emits a timestamp, as real models do not if they are told so.
+    """One that is not `timed` never emits a timestamp, as real models do without timestamps.
 
     The larger `ending`, the more the end token depends on the audio."""
     model = small_whisper(seed, vocab_size=VOCAB, **TOKENS)

@@ -191,7 +191,7 @@ class ExecutionContext:
         if missing := [name for name in self.engine.inputs if name not in self.shapes]:
             return self.refuse(f"the shape of {missing[0]} is not set")
         if not self.complete:
-            raise RuleBroken("launched before infer_shapes had said that all shapes are known")
+            raise RuleBroken("launched before infer_shapes confirmed that all shapes are known")
         if missing := [name for name in self.engine.io if not self.addresses.get(name)]:
             return self.refuse(f"Address is not set for tensor {missing[0]}")
         self.check_order(device)

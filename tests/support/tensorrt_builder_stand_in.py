@@ -32,7 +32,7 @@ MemoryPoolType = enum.Enum("MemoryPoolType", "WORKSPACE")
 
 def building_stand_in(environment: str = "sm89 driver 580") -> Any:
     """A `tensorrt` that builds for the GPU of `environment`. `timed` collects kernels that no timing cache knew,
-    `configs` what every build was told."""
+    `configs` the settings of every build."""
     module = tensorrt_stand_in("tensorrt")
     module.environment, module.timed, module.configs = environment, [], []
     module.engine_class = RefittableEngine

@@ -60,8 +60,8 @@ def furthest(one: np.ndarray, other: np.ndarray) -> float:
 def assert_fits(found: np.ndarray, expected: np.ndarray, near: Rounding) -> None:
     assert furthest(found, expected) <= near.logit
     assert furthest(log_probs(found), log_probs(expected)) <= near.log_prob
-    said = TARGETS.T[..., None]
-    totals = [np.take_along_axis(log_probs(logits), said, axis=-1).sum(axis=0) for logits in (found, expected)]
+    target_ids = TARGETS.T[..., None]
+    totals = [np.take_along_axis(log_probs(logits), target_ids, axis=-1).sum(axis=0) for logits in (found, expected)]
     assert furthest(*totals) <= near.score(len(TARGETS.T))
     length = len(TARGETS.T)
     assert furthest(*(total / length**0.7 for total in totals)) <= near.score(length, 0.7)

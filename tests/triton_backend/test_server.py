@@ -60,7 +60,7 @@ def test_a_real_server(tmp_path):
 
 
 def check_configs(repository):
-    """All three are what Triton's own protobuf says a config is."""
+    """All three are valid configs by Triton's own protobuf."""
     paths = [str(path) for path in sorted(repository.glob("*/config.pbtxt"))]
     done = subprocess.run([str(PYTHON), "-c", CHECKED, *paths], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -1,1 +1,1 @@
-"""What importers do to weights: rename tables, position tables, repairs before a rename."""
+"""Conversion of weights: rename tables, position tables, fixes before a rename."""

@@ -1,7 +1,7 @@
 """Position tables as Hugging Face computes them, number for number, so that they can be stored as weights.
 
-None is the paper's table that our own sinusoidal models compute: columns stand in another order, M2M100's wavelengths
-differ, and T5 has distances. All keep the float arithmetic of that library, step by step, so that no rounding differs.
+They differ from the paper's table, which our own sinusoidal models compute: columns are in another order, M2M100's
+wavelengths differ, and T5 uses distances. All repeat the float arithmetic of that library exactly.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def whisper_positions(length: int, width: int) -> Tensor:
 def m2m_positions(length: int, width: int, pad_id: int) -> Tensor:
     """[length, width] of M2M100 and NLLB: tensor2tensor's sinusoids; angles in fp32.
 
-    Position 0 reads row pad_id + 1 of their table. There, positions are counted over the tokens that are no padding;
-    padding comes after a source, where nothing looks, so the tokens before it stand at 0, 1, 2, ...
+    Position 0 reads row pad_id + 1 of their table. There, positions are counted over the tokens that are not padding;
+    padding comes after a source and is masked, so the tokens before it have positions 0, 1, 2, ...
     """
     half = width // 2
     rates = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))

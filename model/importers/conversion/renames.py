@@ -1,4 +1,4 @@
-"""Weights under other names: literal tables from their names to ours, nothing guessed.
+"""Renames weights by literal tables from another library's names to ours; nothing is guessed.
 
 A line of a table is our name and, in order, the names it is put together from: several are stacked along the first
 axis, as q, k and v are. `{i}` stands for a layer's number, in both names.
@@ -29,7 +29,7 @@ def layer_renames(template: Renames, layers: int) -> dict[str, tuple[str, ...]]:
 def renamed_weights(
     weights: Mapping[str, Tensor], renames: Renames, ignored: Iterable[str], where: str
 ) -> dict[str, Tensor]:
-    """Our weights from theirs, in fp32. Every one of theirs must be used or in `ignored`; every gap is listed."""
+    """Our weights from theirs, in fp32. Each of theirs must be used or in `ignored`; all missing ones are listed."""
     needed = {name for theirs in renames.values() for name in theirs}
     missing = sorted(needed - weights.keys())
     unused = sorted(weights.keys() - needed - set(ignored))

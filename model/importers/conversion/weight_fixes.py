@@ -37,7 +37,7 @@ def split_projections(weights: Mapping[str, Tensor], names: str) -> dict[str, Te
 def zero_biases(
     weights: Mapping[str, Tensor], biases: Iterable[str], stated: bool | None, option: str, where: str
 ) -> dict[str, Tensor]:
-    """The weights with zeros for a group of biases that is absent as a whole; one absent alone stays a gap.
+    """The weights with zeros for a group of biases that is absent as a whole; a single missing one is not filled.
 
     `stated` is what the settings claim about the group (None: nothing); they must not contradict the file.
     """
@@ -60,7 +60,7 @@ def check_same(weights: Mapping[str, Tensor], one: str, other: str, option: str,
 
 
 def shape_of(weights: Mapping[str, Tensor], name: str, where: str) -> tuple[int, int]:
-    """Rows and columns of a table that a config is read from."""
+    """The shape of a table from which config sizes are read."""
     if name not in weights:
         names = ", ".join(sorted(weights)[:4])
         raise CheckpointError(f"{where} has no {name}; its weights are {names}, ...")

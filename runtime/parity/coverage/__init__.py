@@ -1,1 +1,1 @@
-"""Inputs that cover: every token id, every position and every branch of a form, compared at small cost."""
+"""Coverage: every token id, every position and every branch of a form, compared at small cost."""

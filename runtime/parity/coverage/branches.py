@@ -1,6 +1,6 @@
-"""Every branch of a form is run: the screened output projection puts out the best tokens without all logits.
+"""Every branch of a form is run: the screened output projection outputs the best tokens without all logits.
 
-Teacher-forced steps look only at full logits. Here the same steps put out their best tokens, one and as many as there
+Teacher-forced steps read only full logits. Here the same steps output their best tokens, one and as many as there
 may be, and these are compared with the best logits of fp64.
 """
 
@@ -50,5 +50,5 @@ def branch_results(
 
 
 def best_logits(exact: np.ndarray, rounded: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest of each side [B,V] -> [B,C], each ranked by itself: which token a tie falls to is no error."""
+    """The largest of each side [B,V] -> [B,C], each ranked separately: which token wins a tie is not an error."""
     return tuple(np.sort(logits.astype(np.float64), axis=1)[:, ::-1][:, :count] for logits in (exact, rounded))  # type: ignore[return-value]

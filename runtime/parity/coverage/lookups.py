@@ -1,7 +1,7 @@
 """Every token id of both vocabularies and every position is looked up once, in the form that ONNX Runtime runs.
 
-The graph is cut behind its tables (embeddings with their scale and positions; rotary angles; biases of distances), so
-that tens of thousands of ids cost no layer. The other side are the same modules of PyTorch.
+The graph is cut after its tables (embeddings with their scale and positions; rotary angles; biases of distances), so
+that tens of thousands of ids need no layer to run. They are compared with the same modules in PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Feeds = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A tensor made of tables alone, what it is fed in parts, and how PyTorch makes it."""
+    """A tensor computed from tables alone, its inputs in parts, and its computation in PyTorch."""
 
     graph: str
     tensor: str
@@ -93,7 +93,7 @@ def lookups_of(candidate: OrtSession) -> Iterator[Lookup]:
 
 
 def last_of(nodes: list[onnx.NodeProto], module: str) -> str:
-    """The tensor that a module leaves behind."""
+    """The output tensor of a module."""
     made = [node.output[0] for node in nodes if node.name.startswith((f"{module}/", f"{module}."))]
     return made[-1] if made else ""
 
@@ -132,7 +132,7 @@ def step_part(length: int) -> Feeds:
 
 
 def slots_part(length: int) -> Feeds:
-    """The last position looks back at all others."""
+    """The last position attends to all others."""
     return {"position": np.array([length - 1]), "slot_position": np.arange(length)[None]}
 
 

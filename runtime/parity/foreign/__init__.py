@@ -1,1 +1,1 @@
-"""Graphs that another exporter made of the same checkpoint, held against our reference."""
+"""Graphs of other exporters, compared with our reference of the same checkpoint."""

@@ -1,7 +1,7 @@
-"""Somebody else's graphs against our reference of the same checkpoint: encoder states, teacher-forced logits.
+"""Another exporter's graphs against our reference of the same checkpoint: encoder states, teacher-forced logits.
 
-Each graph is fed what PyTorch in fp32 computes (encoder states, keys and values so far), so that one graph is judged by
-itself; errors are against fp64 and have PyTorch's budgets, as those of our own graphs.
+Each graph gets its inputs (encoder states, keys and values so far) from PyTorch in fp32, so that it is judged by
+itself; errors are against fp64 with PyTorch's budgets, as for our own graphs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def foreign_parity(
     threads: int | None = None,
     progress: Progress = silent,
 ) -> list[ParityResult]:
-    """One result for each graph, over the bundle's reference weights. Our own graphs play no part."""
+    """One result for each graph, over the bundle's reference weights. Our own graphs are not used."""
     model = model_with_weights_of(bundle, "")
     graphs = [foreign_graph(path, bundle.config, threads) for path in paths]
     rows = listed_sources(sources or random_sources(bundle.config, SOURCES), bundle.config)[:SOURCES]
@@ -96,7 +96,7 @@ def with_finding(result: ParityResult) -> ParityResult:
 
 
 def unexplained(result: ParityResult) -> Finding:
-    """What is known of a graph whose weights are right: where it stopped, or at which steps it is wrong."""
+    """The finding for a graph whose weights are right: where it stopped, or which steps are wrong."""
     name = result.weights[0].graph
     if result.stopped is not None:
         node = result.stopped.node

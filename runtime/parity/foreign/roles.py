@@ -1,4 +1,4 @@
-"""What somebody else's ONNX graph of an encoder-decoder model is, and which of its inputs is which.
+"""The role of another exporter's ONNX graph of an encoder-decoder model, and of each of its inputs.
 
     encoder           ids, mask -> states
     decoder           ids of all steps, states, mask -> logits                    (Optimum's decoder_model)
@@ -48,9 +48,9 @@ class ForeignGraph:
 
 
 def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -> ForeignGraph:
-    """Opens a graph and finds out what it is; one that is none of these is refused with the inputs it has."""
+    """Opens a graph and determines its role; raises with its inputs if it has none of these."""
     if not path.is_file():
-        raise ConfigError(f"{path} is no file; name an ONNX graph of this model's encoder or decoder")
+        raise ConfigError(f"{path} is not a file; name an ONNX graph of this model's encoder or decoder")
     session = inference_session(path, Placement(threads))
     given = {value.name: value for value in session.get_inputs()}
     caches = [name for name, value in given.items() if "float" in value.type and len(value.shape) == 4]
@@ -64,7 +64,7 @@ def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -
     if unknown or not role or not output:
         shapes = ", ".join(f"{name} {value.type} {value.shape}" for name, value in given.items())
         raise ConfigError(
-            f"{path} is no encoder or decoder whose inputs are known ({shapes}); expected input_ids, masks, "
+            f"{path} is not an encoder or decoder with known inputs ({shapes}); expected input_ids, masks, "
             "encoder_hidden_states and past_key_values as Optimum and transformers name them, and an output of "
             f"{config.d_model} states or {config.target_vocab} logits"
         )
@@ -79,7 +79,7 @@ def is_states(name: str, value: ort.NodeArg) -> bool:
 
 
 def kind_of(name: str, value: ort.NodeArg, decodes: bool, whole: bool) -> str:
-    """What an input that is no cache is fed; '' if it is nothing known."""
+    """What an input that is not a cache is fed; '' if unknown."""
     if name == BRANCH:
         return "branch"
     if is_states(name, value):
@@ -107,7 +107,7 @@ def role_of(kinds: set[str], caches: bool, whole: bool) -> str:
 
 
 def caches_of(names: list[str], layers: int) -> dict[str, str]:
-    """Caches by layer, side and part, as their names say; else in the order of transformers: self k, v, cross k, v."""
+    """Caches by layer, side and part, from their names; else in the order of transformers: self k, v, cross k, v."""
     found: dict[str, str] = {}
     for place, whole in enumerate(names):
         name = PAST.sub("", whole)

@@ -1,7 +1,7 @@
-"""The stored tensors of somebody else's graph, matched with our reference by their numbers, as names differ.
+"""The stored tensors of another exporter's graph, matched with our reference by their values, as names differ.
 
-A tensor is the reference's as it is, transposed, or one part of a product that we keep joined (q|k|v, k|v, gate|up).
-One that is like a tensor of the reference but not equal to it is a fault with a cause; constants like none are counted.
+A tensor is one of the reference's, unchanged or transposed, or a part of a joined one (q|k|v, k|v, gate|up).
+One that resembles a tensor of the reference but differs is a fault with a cause; other constants are only counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..weights.structure import finding, unreadable
 from .roles import ForeignGraph
 
 SMALLEST = 16  # numbers; smaller ones are constants of nodes
-ALIKE = 0.5  # correlation from which on a tensor is meant to be one of the reference's
+ALIKE = 0.5  # correlation from which on a tensor is taken for one of the reference's
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def rounded_match(array: np.ndarray, known: list[Known]) -> Known | None:
 
 
 def nearest_of(array: np.ndarray, known: list[Known]) -> Known | None:
-    """The tensor of the reference with the same shape that goes most with this one; None if none does.
+    """The tensor of the reference with the same shape and the highest correlation; None if there is none.
 
-    Rows and columns are compared by their sums too, so that one in another order is still recognised.
+    Sums of rows and columns are compared as well, so that a permuted tensor is still recognised.
     """
     best, most = None, ALIKE
     for one in (one for one in known if one.array.shape == array.shape):

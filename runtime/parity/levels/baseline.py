@@ -71,7 +71,7 @@ class Baseline:
 
 
 def baseline_of(bundle: Bundle, backend: str, precision: str, against: Against | None) -> Baseline:
-    """Without `against`, PyTorch in fp32 over the candidate's own weights: faster than fp16 on a CPU, and more exact.
+    """Without `against`, PyTorch in fp32 with the candidate's own weights: faster than fp16 on a CPU, and more exact.
     PyTorch's error at the candidate's precision is measured only where the two diverge.
     """
     if against is None:
@@ -92,5 +92,5 @@ def baseline_of(bundle: Bundle, backend: str, precision: str, against: Against |
             "compared; give two bundles of one model"
         )
     name = f"{'PyTorch' if on == 'torch' else on} {theirs}" + (f" of {other.root}" if against.bundle else "")
-    coarser = max(precision, theirs, key=PRECISE_FIRST.index)  # the coarser one's error explains a divergence
+    coarser = max(precision, theirs, key=PRECISE_FIRST.index)  # the less precise one's error explains a divergence
     return Baseline(other, on, theirs, name, (oracle_of(precision) if precision == theirs else "fp64", coarser))

@@ -1,4 +1,4 @@
-"""A corpus that parity has decoded: the sources, the search options, and every side's outputs."""
+"""A decoded corpus: the sources, the search options, and the outputs of every session."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cost of a precision: its outputs against those of fp32, source by source.
 
-Budgets compare a precision with its own weights. What those weights lose against fp32 is another question, and the one
-that users ask: int4 can be computed without an error and still change every output.
+Budgets compare a precision with its own weights. What those weights lose against fp32 is another question: the one
+that matters to users, because int4 can be computed without error and still change every output.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Fp32Outputs:
         return Cost(self.name, tuple(self.search_cost(candidate, options, corpus) for options in chosen))
 
     def keep(self, corpus: Corpus) -> None:
-        """Takes outputs that fp32 decoded as one side of a comparison."""
+        """Reuses outputs that fp32 decoded as part of a comparison."""
         for options in corpus.searches:
             for row, tokens in corpus.outputs.get((self.name, search_name(options)), {}).items():
                 self.kept[key_of(options, corpus.sources[row])] = tokens

@@ -56,7 +56,7 @@ class Arm:
         ]
 
     def divergences(self, options: SearchOptions) -> list[Divergence]:
-        """All divergent sources, judged together: a step of many rows costs hardly more than one of a few."""
+        """All divergent sources, judged together: a step of many rows costs little more than one of a few."""
         if options.beam == 1:
             return self.judge.greedy(self.diverged, options)
         return self.judge.beams(self.diverged, options)
@@ -89,7 +89,7 @@ def compare_decodes(
     batch: int,
     progress: Progress = silent,
 ) -> tuple[list[DecodeResult], RowOutputs]:
-    """All sides decode every source; the judge of an arm weighs its divergences from the baseline of this name.
+    """All sessions decode every source; the judge of each arm classifies its divergences from the baseline.
 
     Returns a result for every arm, and the baseline's outputs; an arm keeps its own.
     """

@@ -43,7 +43,7 @@ def first_difference(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def gap_since_fork(first: Scored, second: Scored) -> Gap:
-    """Between two sequences of one length, from where they differ: their common prefix has one score."""
+    """The gap between two sequences of one length from where they differ: their common prefix has the same score."""
     fork = first_difference(first.tokens, second.tokens)
     margin = abs(float(first.log_probs[fork:].sum() - second.log_probs[fork:].sum()))
     return Gap(margin, DIVERGENCE_FACTOR * float(np.maximum(first.spreads[fork:], second.spreads[fork:]).sum()))
@@ -58,7 +58,7 @@ def gap_of_scores(first: Scored, second: Scored, length_penalty: float) -> Gap:
 
 @dataclass(frozen=True)
 class Traced:
-    """A decoded batch, with the choices of every step: sources [B], tokens and parents [B,K]."""
+    """A decoded batch with the choices of every step: sources [B], tokens and parents [B,K]."""
 
     tokens: list[Tokens]
     trail: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -84,7 +84,7 @@ Stop = tuple[Tokens, list[Tokens]]
 
 
 def fork_of(wanted: Traced, given: Traced, source: int, end: int) -> Fork | None:
-    """The first step where the two searches kept different prefixes: those that only one and only the other kept.
+    """The prefixes that only one of the two searches kept, at the first step where they kept different ones.
 
     None if there is no such step. The order of beams does not count: it changes nothing later.
     """
@@ -253,7 +253,7 @@ class Judge:
 
 
 def widest_gap(ours: Sequence[Scored], theirs: Sequence[Scored]) -> Gap:
-    """One search ranked all of the first above all of the second, the other the reverse: the gap explained least."""
+    """The least explained gap, where one search ranked all of the first above all of the second and the other not."""
     gaps = [gap_since_fork(a, b) for a, b in itertools.product(ours, theirs)]
     return max(gaps, key=lambda gap: gap.margin / gap.budget if gap.budget else np.inf)
 

@@ -1,6 +1,6 @@
-"""How errors grow over the steps: teacher forcing up to the maximum length, every layer's KV cache and the logits.
+"""How errors grow with the step: teacher forcing up to the maximum length, every layer's KV cache and the logits.
 
-The oracle's own outputs are fed, but none may end: a model with short outputs is still run to the last step.
+The oracle's own outputs are fed without end tokens, so that a model with short outputs is run to the last step as well.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sampled:
-    """How many sources tensors were compared on: in all, up to the last step, and with beams."""
+    """The number of sources that tensors were compared on: in all, up to the last step, and with beams."""
 
     tensors: int
     sources: int
@@ -117,11 +117,11 @@ class ParityResult:
 
     @property
     def rounding_warning(self) -> str:
-        """What this backend's numbers are no evidence of, where it computes in more precision than the graph states."""
+        """What this run does not test, where the backend computes in more precision than the graph states."""
         if self.backend != "onnxruntime" or PRECISIONS.get(self.precision) != "float16":
             return ""
         return (
-            "ONNX Runtime's CPU computes most of a graph in fp16 in fp32, so this says nothing about overflow in fp16: "
+            "ONNX Runtime's CPU computes most of an fp16 graph in fp32, so this does not test overflow in fp16: "
             "calibration (manifest.json) and an engine do"
         )
 
@@ -172,7 +172,7 @@ class ParityResult:
 
     @property
     def claim(self) -> str:
-        """What the verdict is about; empty for fp32, where it is plain."""
+        """What the verdict states; empty for fp32, where it is obvious."""
         if self.against:
             return f"{'same as' if self else 'differs from'} {self.against}"
         if self.precision == "fp32":

@@ -1,6 +1,6 @@
-"""Failures whatever the budgets: most outputs differ, or quality is significantly worse.
+"""Failures regardless of the budgets: most outputs differ, or quality is significantly worse.
 
-Budgets are computed, so they can be wrong; outputs are what a user gets. A run within all budgets still fails if its
+Budgets are computed, so they can be wrong; outputs are what users get. A run within all budgets still fails if its
 outputs contradict that:
 
     fp32, or two sessions compared with `--against`   always: equal outputs are expected
@@ -30,7 +30,7 @@ UNLIKELY = 0.025  # one-sided, as one end of a 95 % interval
 
 @dataclass(frozen=True)
 class Doubt:
-    """A search whose outputs contradict a pass. `excuse` is set if PyTorch at the same precision does no better."""
+    """A search whose outputs contradict a pass. `excuse` is set if PyTorch at the same precision is no better."""
 
     level: str  # decodes or quality
     search: str

@@ -1,4 +1,4 @@
-"""Step patterns: what decoder steps are fed when they are compared, in the shapes of real decodes.
+"""Step patterns: the inputs with which decoder steps are compared, in the shapes of real decodes.
 
 greedy           one beam, all rows at the same step
 beams            K beams that switch parents in every step: the KV cache is a tree
@@ -30,7 +30,7 @@ def width_of(pattern: str, beam: int) -> int:
 def pattern_steps(trees: Sequence[TreeStep], pattern: str, start: int, steps: int) -> Iterator[list[np.ndarray]]:
     """Feeds all trees the same tokens, chosen from the first tree's logits; yields every tree's logits [B,K,V] by step.
 
-    A source goes on after its end token: nothing is decoded here, only compared.
+    A source continues after its end token: steps are only compared here.
     """
     lead = trees[0]
     batch, beams = len(lead.position), lead.beams
@@ -59,7 +59,7 @@ def compare_step_patterns(
     beam: int,
     batch: int,
 ) -> tuple[TensorResult, ...]:
-    """The logits of the patterns that greedy decoding does not have: beams that switch, rows at different positions."""
+    """The logits of the patterns that greedy search does not cover: switching beams, rows at different positions."""
     patterns = ["staggered rows", *(["beams"] if beam > 1 else [])]
     tallies = {pattern: ErrorTally(candidate.precision) for pattern in patterns}
     steps = min(longest, STEPS)

@@ -1,7 +1,7 @@
 """The tensors of the contract, compared over the encoder and teacher-forced steps; and PyTorch's own error in them.
 
-The oracle's own outputs are fed, each up to its end. Some sources, the lasting ones, go on after their end up to the
-last step: they show how errors grow (error_growth.py) in a model with short outputs, too.
+The oracle's own outputs are fed, each up to its end. Some sources, the lasting ones, continue after their end up to the
+last step: they show how errors grow (error_growth.py) even in a model with short outputs.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def compare_tensors(
 
 
 def endless(options: SearchOptions, steps: int) -> SearchOptions:
-    """The same options, but no output may end. Without trie and phrases, which decide when an output ends."""
+    """The same options without an end: no end token, no trie and no phrases, which decide when an output ends."""
     allowed = options.allowed if options.shortlist is None else options.shortlist
     return dataclasses.replace(
         options,
@@ -163,7 +163,7 @@ def ended(logits: np.ndarray, tokens: np.ndarray, length: int, end: int, options
 
 
 def positions_of(tensor: np.ndarray) -> np.ndarray:
-    """By position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] are so already."""
+    """By position: [B,H,S,E] -> [B,S,H,E]; encoder states [B,S,D] stay unchanged."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 4 else tensor
 
 

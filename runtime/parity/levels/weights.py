@@ -10,10 +10,10 @@ from .findings import Finding
 
 @dataclass(frozen=True)
 class WeightResult:
-    """One graph, in the form of its file or in the one that a backend gives it (`form`), and what is wrong in it.
+    """One graph, as stored or in a backend's form (`form`), and its faults.
 
-    `passes` counts the stored tensors by the passes that made them of the reference's (`transpose, fp16`); `constants`
-    are those that are no weights: shapes, scales, masks, and what a form adds.
+    `passes` counts the stored tensors by the passes that made them (`transpose, fp16`); `constants`
+    are those that are not weights: shapes, scales, masks, and what a form adds.
     """
 
     graph: str

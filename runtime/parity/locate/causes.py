@@ -1,7 +1,7 @@
-"""Why a tensor is wrong: possible causes are computed in fp64 and compared with what the graph computed.
+"""The cause of a wrong tensor: each possible cause is computed in fp64 and compared with the graph's values.
 
-A cause is accepted only if it explains the tensor, within the budget that the right tensor would have: never by a name.
-Of several that do, the closest counts.
+A cause is accepted only if it reproduces the tensor within the budget of a correct one, never because of a name.
+Of several, the closest is taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @torch.inference_mode()
 def cause_of(evidence: Evidence) -> Guess:
-    """The guess that explains the tensor best; `unknown`, with a description, if none does."""
+    """The candidate cause that explains the tensor best; `unknown`, with a description, if none does."""
     best, least = Guess("unknown", described(evidence), torch.zeros(())), 1.0
     with np.errstate(invalid="ignore", over="ignore"):
         for guess in guesses_of(evidence):
@@ -44,7 +44,7 @@ def cause_of(evidence: Evidence) -> Guess:
 
 
 def guesses_of(e: Evidence) -> Iterator[Guess]:
-    """The special before the general: of two that explain the same, the first counts."""
+    """Specific causes before general ones: of two that explain the same, the first is taken."""
     leaf = e.leaf
     if e.given.shape != e.exact.shape:
         yield from shape_guesses(e)

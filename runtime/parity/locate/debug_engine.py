@@ -3,8 +3,8 @@
 the passport's graph form --mark tensors--> build --> debug engine --run--> tensors, compared as those of ONNX files
 
 The form is the one that the engine was made of, with its profiles, targets and flags. TensorRT fuses less where a
-tensor is an output, so a debug engine has other kernels than the engine itself: a fault that only a fusion has is not
-in it, and then the search says so.
+tensor is an output, so a debug engine has other kernels than the engine itself. A fault of a fused kernel may not occur
+in it; the search then reports that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .three_way import GraphFile
 def debug_engines(
     bundle: Bundle, backend: str, precision: str, engine: str | None, workload: Workload
 ) -> Iterator[DebugEngines | None]:
-    """Those that a backend is searched with; none for one that has no engines."""
+    """The debug engines of a backend; None for a backend without engines."""
     if backend != "tensorrt":
         yield None
         return
@@ -160,7 +160,7 @@ def entry_with(entry: EngineEntry, form: onnx.ModelProto, names: Sequence[str], 
 
 
 def same_tensors(portable: onnx.ModelProto, form: onnx.ModelProto) -> set[str]:
-    """Names that mean the same in both: a form may give a tensor more slots or columns, or scale it, under its name."""
+    """Names of tensors that are the same in both: under the same name a form may widen or scale a tensor."""
     sizes = {
         given.dim_param: made.dim_value
         for before, after in zip(portable.graph.input, form.graph.input, strict=True)

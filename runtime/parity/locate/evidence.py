@@ -1,4 +1,4 @@
-"""The evidence about a wrong tensor, and how well a guessed cause explains it."""
+"""The evidence about a wrong tensor, and how well a possible cause explains it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Guess:
     cause: str
     detail: str
     expected: Tensor
-    module: str | None = None  # where the fault lies, if not where it shows
+    module: str | None = None  # the module at fault, if not the one that computes the tensor
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Evidence:
         wanted = expected.double().numpy()
         with np.errstate(invalid="ignore"):
             errors = self.rounded.astype(np.float64) - self.exact
-        errors[self.rounded == self.exact] = 0.0  # infinities, too
-        if (hidden := self.exact == MASKED).any():  # nothing is computed there: errors from elsewhere stand in
+        errors[self.rounded == self.exact] = 0.0  # infinities as well
+        if (hidden := self.exact == MASKED).any():  # nothing is computed here, so the error of the inputs counts
             errors[hidden] = np.resize(errors[~hidden], int(hidden.sum())) if not hidden.all() else 0.0
         tally = ErrorTally(self.precision)
         add_to(tally, self.tensor, wanted, wanted + errors.reshape(wanted.shape), self.given)

@@ -5,8 +5,8 @@ encoder, then the decoder step on PyTorch's own KV caches:
     coarse   the last tensor of every layer           -> the first layer beyond its budget
     fine     every tensor of that layer                -> the first of them, in the order of the graph, and its step
     cause    possible causes in fp64 (causes.py)       -> the one whose result is what the graph computed
-then on the graph's own caches, for errors that only accumulate
-nodes that are not the export's, where no number shows why
+then on the graph's own caches, for errors that only accumulate over steps
+nodes that differ from an export, if no value shows the fault
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class Locator:
         return None
 
     def evidence(self, trail: Trail, steps: int) -> Evidence:
-        """The call that computes the wrong tensor, run again, with the other tensors it may have read by mistake.
+        """Repeats the call that computes the wrong tensor, with other tensors that it may have read by mistake.
 
-        At the last of the wrong steps: by then the caches are filled, and few tensors are equal by chance.
+        At the last wrong step: by then the caches are filled, and few tensors are equal by chance.
         """
         trio = self.trio(trail.place)
         graph = trio.oracle
@@ -246,7 +246,7 @@ def locate(
 
 
 def in_weights(fault: Finding | None, command: str) -> Finding | None:
-    """A fault that needs no run, with the command that shows it again."""
+    """A fault found without running, with the command that reproduces it."""
     if fault is None:
         return None
     place = f" {shlex.quote(f'{WEIGHTS}:{fault.tensor}')}" if fault.tensor else ""
@@ -254,7 +254,7 @@ def in_weights(fault: Finding | None, command: str) -> Finding | None:
 
 
 def crash_of(error: GraphError, command: str) -> Finding:
-    """A graph that cannot run, where nothing else shows why."""
+    """The finding for a graph that cannot run, if nothing else explains it."""
     module = error.node.partition("/")[0] or error.graph
     detail, layer = " ".join(str(error).split()), layer_of(module)
     return Finding(
@@ -316,7 +316,7 @@ def finding_of(
     baseline: Baseline | None = None,
     engines: DebugEngines | None = None,
 ) -> Finding:
-    """Why a candidate failed: the first fault in its graphs, or in its `engines`, or that they have none.
+    """Why a candidate failed: the first fault in its graphs or `engines`, or a finding that they have none.
 
     `baseline` is the one that `--against` names, if any.
     """
@@ -360,7 +360,7 @@ def outside_graphs(cause: str, detail: str, command: str) -> Finding:
 
 
 def locate_sources(config: ModelConfig, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:
-    """Few, as every tensor is compared: these rows, others of all lengths, and random ones up to the fewest."""
+    """A few sources, as every tensor is compared: the given rows, others of all lengths, and random ones if needed."""
     if wrong := [row for row in rows if not 0 <= row < len(sources)]:
         raise RequestError(f"row {wrong[0]} asked for, but there are {len(sources)} sources, the first is row 0")
     given, fewest = listed_sources(sources, config), fewest_sources(config)

@@ -1,7 +1,7 @@
 """One graph run three ways on the same inputs: in fp64, in PyTorch at the candidate's precision, and as the ONNX file.
 
-In every step the file gets the KV caches that PyTorch filled, so that an error is one of this step; or its own
-(`own_cache`), to find errors that only accumulate. Not fast: every tensor is an output.
+In every step the file gets the KV caches that PyTorch filled, so that an error comes from this step; or its own
+(`own_cache`), to find errors that only accumulate. Slow: every tensor is an output.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Lockstep(Session):
         return self.oracle.tensor(state[self.oracle.precision], name)
 
     def close(self) -> None:
-        """The opener of the two sessions closes them."""
+        """The caller that opened the two sessions closes them."""
 
     def __exit__(self, *exc: object) -> None:
         self.close()

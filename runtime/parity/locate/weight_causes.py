@@ -17,7 +17,7 @@ EPSILONS = (0.0, *(10.0**-power for power in range(12, 1, -1)))
 
 
 def table_guesses(e: Evidence, table: Tensor, ids: Tensor) -> Iterator[Guess]:
-    """The values show which rows were read."""
+    """Determines from the values which rows were read."""
     rows = table.double().flatten(1)  # [N, D]
     for weight in file_weights(e, rank=table.dim()):
         if weight.shape == tuple(table.shape):
@@ -54,7 +54,7 @@ def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
     if len(theirs) == 1:
         yield Guess(*weight_fault(e, weight.numpy(), theirs[0]), x @ as_real(theirs[0]) + bias)
     if leaf.bias is not None:
-        for added in file_weights(e, rank=1):  # scales of quantised weights are among them, and explain nothing
+        for added in file_weights(e, rank=1):  # includes scales of quantised weights, which are skipped
             if added.shape == tuple(bias.shape):
                 yield Guess(*weight_fault(e, bias.numpy(), added, "bias"), x @ weight + as_real(added))
         yield Guess("weight", "the bias is not added", x @ weight)

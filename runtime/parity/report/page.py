@@ -44,7 +44,7 @@ PACKAGE = "seq2engine.runtime.parity.report"
 
 
 def report_name(backend: str, provider: str | None, precision: str, against: str | None = None) -> str:
-    """The part of a report's file name that tells it from others of the same bundle, besides the date."""
+    """The part of a report's file name that distinguishes it from others of the same bundle, besides the date."""
     return " ".join(filter(None, (backend, provider, precision, against and f"against {against}")))
 
 
@@ -118,8 +118,8 @@ def parity_html(result: ParityResult) -> str:
 def subtitle_of(result: ParityResult) -> str:
     effort = f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else ""
     return (
-        f"Decodes against {result.baseline}; errors against the same model in fp64, in units of those of PyTorch "
-        f"{result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
+        f"Decodes are compared with {result.baseline}. Errors are against the same model in fp64, relative to those of "
+        f"PyTorch {result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache.{effort}"
     )
 
@@ -243,5 +243,5 @@ def level_cell(verdict: str) -> Html | str:
 
 
 def with_badges(rows: Iterable[Sequence[object]]) -> list[tuple[object, ...]]:
-    """Rows whose second cell is a verdict. Only failures are badges: there may be dozens of tensors."""
+    """Rows whose second cell is a verdict; only failures become badges, because there may be dozens of tensors."""
     return [(name, "pass" if verdict == "pass" else cell("verdict", False), *rest) for name, verdict, *rest in rows]

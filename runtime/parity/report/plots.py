@@ -15,7 +15,7 @@ from seq2engine.common.heat_map import LEVELS as COLOURS
 from ...numerics.budgets import DIVERGENCE_FACTOR, Divergence, times
 from ..levels.error_growth import LOGITS, ErrorGrowth
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a phone shows it in its own size
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 190, 40, 30, 8  # a width that a phone can show unscaled
 RIGHT, GROUND = WIDTH - 8, HEIGHT - BOTTOM
 HEAD = 12  # above the bars of the histogram, for the names of the bounds
 CELL = 12  # pixels of the heat map, as in parity.css
@@ -35,7 +35,7 @@ class Line:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its name and the CSS background that stands for it."""
+        """Its name and its CSS background."""
         striped = f"repeating-linear-gradient(90deg,var({self.colour}) 0 4px,transparent 4px 7px)"
         return self.name, striped if self.dashes else f"var({self.colour})"
 

@@ -1,4 +1,4 @@
-"""A few outputs to read, even if all are equal: numbers alone do not show what a model outputs."""
+"""A few sample outputs for the report, even if all are equal."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..levels.result import LEVELS, ParityResult
 LEVEL_HEAD = ("level", "verdict", "result")
 WEIGHT_HEAD = ("graph", "verdict", "tensors", "numbers", "constants", "nodes", "passes")
 FAULT_HEAD = ("graph", "tensor or node", "layer", "cause", "what is wrong")
-GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "products", "weights")
+GRAPH_HEAD = ("graph", "verdict", "opset", "inputs", "outputs", "nodes", "matmuls", "weights")
 TENSOR_HEAD = (
     "tensor",
     "verdict",
@@ -25,7 +25,7 @@ TENSOR_HEAD = (
     "candidate median, maximum",
 )
 NEXT_TOKEN_HEAD = ("next tokens of", "steps", "KL", "maximum KL", "top-1", "top-5")
-DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug", "scores apart by", "in budgets")
+DECODE_HEAD = ("search", "sources", "equal", "tie", "drift", "bug", "score difference", "in budgets")
 COST_HEAD = ("search", "outputs", "equal", "tokens edited", "first difference at step (median)")
 INVARIANCE_HEAD = ("arrangement", "verdict", "sources", "equal", "largest difference", "budget", "in budgets")
 
@@ -155,7 +155,7 @@ def decode_rows(result: ParityResult) -> list[tuple[str, ...]]:
 
 
 def score_cells(scores: ScoreResult | None) -> tuple[str, str]:
-    """How far apart scores of equal outputs are at most, and the most of a budget that any pair uses."""
+    """The largest difference of scores of equal outputs, and the largest share of a budget that a pair uses."""
     if scores is None:
         return "not scored", "not scored"
     return number(scores.largest), number(ratio(scores.difference, scores.budget, 0.0))

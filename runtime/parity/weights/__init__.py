@@ -1,1 +1,1 @@
-"""Accounts for every number and every node of a bundle's graphs, from the reference's tensors, without running them."""
+"""Traces every number and node of a bundle's graphs to the reference's tensors, without running them."""

@@ -1,4 +1,4 @@
-"""Accounts for every stored number of a graph file: by an export of the reference now, and by a trace of its own."""
+"""Checks every stored number of a graph file: against a new export of the reference, and by an independent trace."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def case_of(
 
 
 def plain(array: np.ndarray) -> np.ndarray:
-    """bf16, fp8 and int4 are types of a library; as numpy's own they can be sorted and rounded."""
+    """bf16, fp8 and int4 as numpy's own types, which can be sorted and rounded."""
     if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float16"):
         return array.astype(np.float32)
     return array.astype(np.int8) if array.dtype.name == "int4" else array
 
 
 def constant_faults(graph: str, name: str, have: StoredGraph, want: StoredGraph) -> Iterator[Finding]:
-    """Constants that are no weights: shapes, axes, scales, what a masked score becomes."""
+    """Constants that are not weights: shapes, axes, scales, the value of a masked score."""
     reader = have.reader(name)
     node = "" if reader is None else reader.name
     if name not in want.tensors:

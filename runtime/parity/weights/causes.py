@@ -1,5 +1,5 @@
-"""How a stored tensor differs from the one it should be: each possible cause is applied to the right numbers and
-compared with those found. None is guessed from a name; the special come before the general.
+"""How a stored tensor differs from the expected one: each possible cause is applied to the right numbers and
+compared with those found. Names are not considered; specific causes come before general ones.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def weight_fault(case: Case) -> Fault:
 
 
 def whole(case: Case) -> Fault | None:
-    """All of it: zeros, another sign, transposed, multiplied, moved by one number."""
+    """The whole tensor: zeros, sign changed, transposed, multiplied, shifted by one element."""
     ours, theirs, what = case.ours, case.theirs, case.what
     if not ours.ndim:
         return "constant", f"it is {float(theirs):.6g}, expected {float(ours):.6g}"
@@ -154,7 +154,7 @@ def elsewhere(case: Case) -> Fault | None:
 
 
 def stale(case: Case) -> Fault | None:
-    """Numbers that go with the right ones, but nearly none of which is right: weights of another training step."""
+    """Numbers that correlate with the right ones, though almost none is equal: weights of another training step."""
     ours, theirs = as_real(case.ours).ravel(), as_real(case.theirs).ravel()
     if case.wrong.mean() < 0.9 or ours.size < 8 or not np.isfinite(theirs).all() or not ours.std() or not theirs.std():
         return None

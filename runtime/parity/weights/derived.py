@@ -1,8 +1,8 @@
-"""Accounts for what a backend's form of a graph adds to it: tables of a screening, weights of a folded query.
+"""Checks what a backend's form adds to a graph: screening tables, weights of a folded query.
 
-Tensors that a form keeps must be the file's own. Those that it makes are held against the file's by what they are for,
-not by the code that made them: an int8 table by its distance to the table it stands for, a folded product by what it
-gives for some inputs.
+Tensors that a form keeps must be the file's own. Those that it adds are checked by their purpose,
+not by the code that made them: an int8 table by its distance to the original table, a folded matmul by its
+results for some inputs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def added_faults(graph: str, added: list[str], have: StoredGraph, file: StoredGr
 
 
 def row_constants() -> dict[str, np.ndarray]:
-    """What int8 products round their rows by, by the kind of activation before them."""
+    """The rounding constants of int8 matmuls, by the activation function before them."""
     found = dict(int8_matmul.CONSTANTS)
     for steps in (int8_matmul.SIGNED, *int8_matmul.STEPS_OF.values()):
         found |= steps.constants()
@@ -176,7 +176,7 @@ def screening_problems(graph: StoredGraph) -> Iterator[tuple[str, str]]:
 
 
 def screened_bias_problems(graph: StoredGraph, bias: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[str, str]]:
-    """The screening's own bias must be the projection's; what stands for it in bounds, at least what rounding does."""
+    """The screening's own bias must be the projection's; in the bounds it must cover at least its rounding."""
     wide = BIAS_ROUNDINGS * 2.0**-24 * np.abs(bias.astype(np.float64))
     if not np.array_equal(graph.array("screening/bias"), bias[None]):
         yield "screening/bias", "it is not the bias of the output projection"

@@ -1,6 +1,6 @@
 """Whether a folded cross-attention query (export/trt_forms/fold_query.py) still computes the query.
 
-The parts that were only widened must be the file's own bits. What was multiplied together is tried on inputs: for some
+The parts that were only widened must equal the file's bitwise. Products of weights are tested on inputs: for some
 x and a, the query by the file's weights (product, norm, product) and by the folded ones must agree within the rounding
 of the folded weights.
 """
@@ -17,7 +17,7 @@ PARTS = ("qkv_and_q", "qkv_bias", "out_and_q", "q_inside", "q_outside", "gain", 
 
 
 def folded_problems(added: list[str], have: StoredGraph, file: StoredGraph) -> tuple[list[tuple[str, str]], set[str]]:
-    """Tensors that are not what they should be, each with what is wrong; and the names of all that were held against
+    """Wrong tensors with their problems, and the names of all that were compared with
     the file's."""
     layers = sorted({name.split("/")[1] for name in added if name.split("/")[1].startswith("decoder.")})
     problems: list[tuple[str, str]] = []

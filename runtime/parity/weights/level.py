@@ -59,7 +59,7 @@ def weights_of(
 
 
 def expected_graph(model: Transformer, bundle: Bundle, precision: str, have: StoredGraph, name: str) -> onnx.ModelProto:
-    """What an export makes of the reference now, in memory, with the factors that the file's calibration chose."""
+    """A new export of the reference, in memory, with the factors that the file's calibration chose."""
     fp32 = graph_from_model(model, name, bundle.cache_form)
     if precision in SMOOTHED:
         fp32 = graph_with_factors(fp32, kept_factors(fp32, have.smoothing))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 AXES = ("row", "column")
-FURTHEST = 64  # lines that a table may be shifted by
-FEW = 0.25  # of all lines: as many may be named as wrong; of more, the tensor is
+FURTHEST = 64  # maximum shift of a table, in rows or columns
+FEW = 0.25  # share of rows or columns that are named individually; beyond it the tensor is
 
 
 def line_fault(ours: np.ndarray, theirs: np.ndarray, wrong: np.ndarray, what: str) -> tuple[str, str] | None:
@@ -65,7 +65,7 @@ def reordered(right: np.ndarray, found: np.ndarray, places: np.ndarray, word: st
 
 
 def few_lines(right: np.ndarray, found: np.ndarray, places: np.ndarray, word: str, what: str) -> tuple[str, str]:
-    """What the few wrong lines have in common; the first one where nothing is."""
+    """What the few wrong rows or columns have in common; else the first of them."""
     ours, theirs = right[places].astype(np.float64), found[places].astype(np.float64)
     named = f"{word} {places[0]}" if len(places) == 1 else f"{len(places)} {word}s, {word} {places[0]} first,"
     has, does = ("has its sign", "is") if len(places) == 1 else ("have their sign", "are")

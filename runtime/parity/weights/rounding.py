@@ -1,4 +1,4 @@
-"""Whether a tensor is another one in fewer bits: of a type, of a mantissa, or of evenly spaced steps."""
+"""Whether a tensor is another one rounded to fewer bits: to a type, a shorter mantissa, or evenly spaced steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rounding_fault(ours: np.ndarray, theirs: np.ndarray, what: str) -> tuple[str
 
 
 def in_mantissa(array: np.ndarray, bits: int) -> np.ndarray:
-    """fp32 numbers to the nearest with that many bits behind the first, halves to even."""
+    """fp32 numbers to the nearest with that many bits after the first, halves to even."""
     parts, exponents = np.frexp(array)
     return np.ldexp(np.rint(np.ldexp(parts, bits + 1)), exponents - bits - 1).astype(np.float32)
 
@@ -53,7 +53,7 @@ def even_steps(ours: np.ndarray, theirs: np.ndarray, axis: int | None) -> tuple[
     for exact, found in lines:
         levels = np.unique(found)
         if len(levels) > MOST_STEPS or len(levels) * 2 > len(found) or len(levels) < 2:
-            return None  # hardly a number comes again: these are no steps
+            return None  # hardly a number repeats: these are not quantisation steps
         gaps = np.diff(levels)
         step = gaps[gaps > gaps.max() * 1e-4].min()
         if np.abs(np.rint(gaps / step) - gaps / step).max() > EVEN * len(levels):

@@ -34,7 +34,7 @@ class StoredWeight:
 
 
 class StoredGraph:
-    """A graph and its tensors; those beside the file are read when they are asked for."""
+    """A graph and its tensors; external data is read on demand."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path | None = None):
         self.model, self.folder = model, folder

@@ -15,7 +15,7 @@ from seq2engine.errors import GraphError
 from ..levels.findings import Finding, layer_of
 from ..levels.weights import WeightResult
 
-# What a node of a kind is there for, where nothing else tells what went wrong in it.
+# The likely cause by node type, where nothing else explains a difference.
 KINDS = {
     "Where": "mask",
     "Softmax": "softmax axis",
@@ -36,7 +36,7 @@ def finding(graph: str, node: str, tensor: str, module: str, cause: str, detail:
 
 
 def unreadable(name: str, error: GraphError) -> WeightResult:
-    """A file that holds no graph: nothing of it, or of what a backend makes of it, can be accounted for."""
+    """The finding for a file that holds no readable graph."""
     return WeightResult(name, "", 0, 0, 0, {}, (finding(name, "", "", name, "crash", str(error)),))
 
 

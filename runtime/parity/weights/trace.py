@@ -1,6 +1,6 @@
 """Traces a stored weight back to the reference's tensor: dequantised, transposed, and within the rounding of its type.
 
-This knows nothing of the passes that wrote it, so a fault in a pass shows here as well:
+It does not use the passes that wrote the weight, so it finds faults of the passes as well:
 
     fp32              the same bits
     fp16, bf16        the nearest number of that type, as PyTorch rounds; fp16 ends at its largest number
@@ -18,7 +18,7 @@ from onnx import helper
 from .stored import StoredGraph, StoredWeight
 
 BLOCK = 1 << 22  # numbers compared at once
-DIGITS = 1.0 + 2.0**-20  # what fp32 rounds a product of number and scale by, and some
+DIGITS = 1.0 + 2.0**-20  # rounding of number * scale in fp32, with a margin
 FP8 = "float8_e4m3fn"
 
 
@@ -38,7 +38,7 @@ def passes_of(graph: StoredGraph, weight: StoredWeight) -> str:
 
 
 def untraced(graph: StoredGraph, weight: StoredWeight, reference: np.ndarray, computed: bool) -> str:
-    """Why a stored weight is not the reference's in its own rounding; '' if it is.
+    """Why a stored weight does not match the reference's within the rounding of its type; '' if it does.
 
     A `computed` tensor (a table of sines) may differ by one unit in the last place: another CPU computed it.
     """

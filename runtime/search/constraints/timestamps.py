@@ -1,4 +1,4 @@
-"""Timestamp tokens of speech models: where they may and must stand, by the rules of Whisper's owners.
+"""Timestamp tokens of speech models: where they may and must occur, by the rules of OpenAI's Whisper.
 
     <|0.00|> text <|2.40|><|2.40|> text <|5.12|>     in pairs; the first and the last may stand alone, times never fall
 

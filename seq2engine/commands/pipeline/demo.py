@@ -9,7 +9,7 @@ from seq2engine.flags.shared import Commands, add_command, progress_for
 
 
 def add_parser(commands: Commands) -> None:
-    summary = "the whole pipeline on small seeded models, on this machine, without a GPU"
+    summary = "run the whole pipeline on small models, on this machine, without a GPU"
     sub = add_command(commands, "demo", run_demo, summary)
     sub.add_argument("--out", type=Path, default=Path("out/demo"), help="folder to write (default: %(default)s)")
 

@@ -1,7 +1,7 @@
 """The stages of `seq2engine demo`: a trained model from weights to text, on this machine, without a GPU.
 
-The shipped grapheme-to-phoneme model is exported, checked and timed, with its error rates beside each precision; and
-TensorRT engines of the larger `base` preset show what a GPU would be given to do.
+The shipped grapheme-to-phoneme model is exported, checked and timed, with the error rates of each precision; and
+TensorRT engines of the larger `base` preset show the kernel launches of a GPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from seq2engine.runtime.translator import load
 TARGET = "sm89"
 BEAM = 4
 WORDS = ("transformer", "encoder", "attention", "pharaoh", "knight", "quay")
-TEST_WORDS = 400  # of the test split: enough to see a precision that hurts, few enough for a demo
-THREADS = 1  # for a model this small a second thread costs more than it brings
+TEST_WORDS = 400  # of the test split: enough to show the cost of a precision, few enough for a demo
+THREADS = 1  # a model this small is slower with a second thread
 
 
 def demo(out: Path, progress: Progress) -> str:
-    """Runs every stage into `out` (replacing what an earlier demo left) and returns the closing summary."""
+    """Runs every stage into `out`, replacing an earlier demo, and returns the summary."""
     shipped = shipped_checkpoint("g2p")
     references = references_from_file(shipped / TEST_SPLIT, TEST_WORDS)
     bundle = onnx_from_model(
@@ -79,7 +79,7 @@ def demo(out: Path, progress: Progress) -> str:
     return "\n\n".join(
         [
             launch_table(engines),
-            text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), spoken(bundle)),
+            text_table(("spelling", f"phonemes, by seq2engine run {bundle.root}"), pronunciations(bundle)),
             "\n".join(verdict for verdict, _ in verdicts),
             bench_table(bench),
             text_table(("made", "where"), made),
@@ -117,6 +117,6 @@ def launch_table(engines: list[tuple[str, Passport]]) -> str:
     return text_table((f"TensorRT engine for {TARGET}", "launches", "fused attentions"), rows)
 
 
-def spoken(bundle: Bundle) -> list[tuple[str, str]]:
+def pronunciations(bundle: Bundle) -> list[tuple[str, str]]:
     with load(bundle, threads=THREADS) as model:
         return list(zip(WORDS, model.translate(WORDS, beam=BEAM), strict=True))

@@ -2,8 +2,8 @@
 
     python -m seq2engine.commands.pipeline.gpu_check OUT      as `make gpu-check` does
 
-Each stage has a verdict, and one that fails does not stop the others. What was done is kept until the report is
-written: run again after a kill, the check goes on where it was, and does again what has failed.
+Each stage has a verdict, and one that fails does not stop the others. Results are kept until the report is
+written: after a kill, the same command continues, and repeats what has failed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Stage:
     values: Any = None
 
 
-class Done:
-    """Stages that have passed, in files of OUT/stages, each whole or not there. They end with the report, and with
-    another machine or version: `facts` tell."""
+class PassedStages:
+    """Results of stages that have passed, one file each in OUT/stages. They are removed after the report, and for
+    another machine or version (`facts`)."""
 
     def __init__(self, folder: Path, facts: Any):
         self.folder = folder
@@ -112,14 +112,14 @@ def gpu_check(
 ) -> list[Stage]:
     """Runs all stages for every flavour of TensorRT that is installed and writes OUT/gpu-check.{html,json}.
 
-    Of the precisions those are left out that this GPU is known not to run. A `rehearsal` has no GPU behind its device,
-    and its report says so.
+    Precisions that this GPU cannot run are left out. A `rehearsal` has no GPU behind its device,
+    and its report states that.
     """
     device = device or CudaDevice()
     flavours = installed() if flavours is None else flavours
     stages = [machine_stage(device, flavours)]
     facts = {name: stages[0].values[name] for name in ("gpu", "capability", *flavours)}
-    done = Done(out / "stages", {**facts, "rehearsal": rehearsal, "precisions": list(precisions)})
+    done = PassedStages(out / "stages", {**facts, "rehearsal": rehearsal, "precisions": list(precisions)})
     for flavour in flavours:
         able = precisions_on(device.capability, flavour, precisions)
         stages += flavour_stages(out / flavour, device, flavour, build, rounds, count, able, done)
@@ -145,7 +145,7 @@ def flavour_stages(
     rounds: int,
     count: int,
     precisions: Sequence[str],
-    done: Done,
+    done: PassedStages,
 ) -> Iterator[Stage]:
     """The shipped model, built, compared and timed with one TensorRT."""
     exported = done.stage(f"{flavour}: export", partial(export_stage, folder, precisions))
@@ -186,11 +186,11 @@ def installed() -> list[str]:
 
 
 def attempt(name: str, stage: Callable[[], Stage]) -> Stage:
-    """A stage, or why there is none."""
+    """The result of a stage, or its error."""
     print(f"{name} ...", flush=True)
     try:
         return dataclasses.replace(stage(), name=name)
-    except Exception as error:  # whatever it is, it belongs into the report that people send back
+    except Exception as error:  # any error belongs in the report that is sent back
         return Stage(name, False, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
@@ -216,7 +216,7 @@ def parity_stage(bundle: Bundle, precision: str, count: int) -> Stage:
 
 
 def steps_stage(bundle: Bundle, precision: str, device: Device, rounds: int) -> Stage:
-    """Time of a token beside what its launches alone would take, what crosses the bus, and the host's part."""
+    """Time per token, with the time of its launches alone, the bytes over the bus, and the host's share."""
     folder, passport = choose_engine(bundle, precision, runs_here=partial(runs_on, device=device))
     clock = WaitClock(device)
     cases = (Case("one", 1, 1, 9, 9), Case("32", 32, 1, 9, 9), Case("32x4", 32, BEAM, 9, 9))
@@ -252,7 +252,7 @@ def outcome(case: xml.Element) -> tuple[str, str]:
 
 
 def report_html(stages: Sequence[Stage], rehearsal: bool = False) -> str:
-    """One page that needs nothing else."""
+    """One self-contained page."""
     rows = [(stage.name, badge_html(*verdict_of(stage))) for stage in stages]
     about = about_rows("shipped:g2p", command="make gpu-check")
     blocks: list[str] = [about_html(about), note_html(summary(stages)), table_html(("stage", "verdict"), rows)]
@@ -282,7 +282,9 @@ def summary(stages: Sequence[Stage]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check", description="Builds, compares and times on this GPU.")
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", allow_abbrev=False, description="Builds, compares and times on this GPU."
+    )
     parser.add_argument("out", type=Path, help="folder to write")
     args = parser.parse_args(argv)
     try:

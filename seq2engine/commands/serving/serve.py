@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from seq2engine.errors import RequestError
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, backend_settings
 
 TOKEN_VARIABLE = "SEQ2ENGINE_TOKEN"
 
@@ -23,17 +23,27 @@ def add_parser(commands: Commands) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
     )
     sub.add_argument("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
-    sub.add_argument("--name", help="what the pages call the model (default: the bundle's folder)")
-    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids where the bundle takes text")
-    sub.add_argument("--batch", type=int, default=32, help="most texts decoded together (default: %(default)s)")
-    sub.add_argument("--queue", type=int, default=256, help="most texts that wait; more are 429 (default: %(default)s)")
+    sub.add_argument("--name", help="name of the model on its pages (default: the bundle's folder)")
+    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids, although the bundle takes text")
+    sub.add_argument("--batch", type=int, default=32, help="maximum texts decoded together (default: %(default)s)")
     sub.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds of a request, then 504 (default: %(default)g)"
+        "--queue", type=int, default=256, help="maximum waiting texts; more get status 429 (default: %(default)s)"
     )
     sub.add_argument(
-        "--max-body", type=int, default=1 << 20, help="bytes of a request, more is 413 (default: %(default)s)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        help="timeout of a request in seconds, then status 504 (default: %(default)g)",
     )
-    sub.add_argument("--max-beams", type=int, default=32, help="most beams or samples of a text (default: %(default)s)")
+    sub.add_argument(
+        "--max-body",
+        type=int,
+        default=1 << 20,
+        help="maximum bytes of a request; more get status 413 (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--max-beams", type=int, default=32, help="maximum beams or samples per text (default: %(default)s)"
+    )
     sub.add_argument(
         "--token-file",
         type=Path,
@@ -57,17 +67,7 @@ def run_serve(args: argparse.Namespace) -> int:
     name = args.name or bundle.root.resolve().name
     with (
         listening_socket(args.host, args.port) as listening,
-        load(
-            bundle,
-            args.backend,
-            args.precision,
-            args.threads,
-            args.engine,
-            deterministic=args.deterministic,
-            provider=args.provider,
-            draft=args.draft,
-            ids=args.ids,
-        ) as model,
+        load(bundle, **backend_settings(args), draft=args.draft, ids=args.ids) as model,
         TextService(model, args.batch, args.queue, args.max_beams) as service,
     ):
         service.warm_up()
@@ -80,7 +80,7 @@ def run_serve(args: argparse.Namespace) -> int:
         run_server(application.starlette(), listening, args.timeout, started)
         application.maps.close()
     if not args.quiet:
-        print("stopped; every request that was taken has its answer", file=sys.stderr)
+        print("stopped; all accepted requests were answered", file=sys.stderr)
     return 0
 
 

@@ -14,20 +14,24 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "triton", run_triton, summary)
     add_bundle(sub)
     sub.add_argument("repository", type=Path, metavar="REPO", help="folder of models; others in it stay")
-    sub.add_argument("--name", help="of the model (default: the bundle's folder)")
+    sub.add_argument("--name", help="name of the model (default: the bundle's folder)")
     add_backend(sub)
-    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids where the bundle takes text")
-    sub.add_argument("--batch", type=int, default=32, help="most requests decoded together (default: %(default)s)")
-    sub.add_argument("--queue", type=int, default=256, help="most requests that wait (default: %(default)s)")
-    sub.add_argument("--timeout", type=float, default=60.0, help="seconds of a request (default: %(default)g)")
-    sub.add_argument("--max-beams", type=int, default=32, help="most beams or samples of a text (default: %(default)s)")
+    sub.add_argument("--ids", action="store_true", help="texts are lines of token ids, although the bundle takes text")
+    sub.add_argument("--batch", type=int, default=32, help="maximum requests decoded together (default: %(default)s)")
+    sub.add_argument("--queue", type=int, default=256, help="maximum waiting requests (default: %(default)s)")
+    sub.add_argument(
+        "--timeout", type=float, default=60.0, help="timeout of a request in seconds (default: %(default)g)"
+    )
+    sub.add_argument(
+        "--max-beams", type=int, default=32, help="maximum beams or samples per text (default: %(default)s)"
+    )
     sub.add_argument("--instances", type=int, default=1, help="processes, of each GPU (default: %(default)s)")
     sub.add_argument(
         "--strings",
         action="store_true",
         help="take and give text as BYTES too; with numpy 2 they end the process of servers as old as 2.51",
     )
-    sub.add_argument("--force", action="store_true", help="replace models of these names that seq2engine wrote")
+    sub.add_argument("--force", action="store_true", help="replace existing models that seq2engine wrote")
     add_json(sub)
 
 

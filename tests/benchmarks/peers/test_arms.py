@@ -1,4 +1,4 @@
-"""Peers as arms: the real libraries of this environment beside ours, and what becomes of one that fails."""
+"""Peers as arms: the real libraries of this environment next to ours, and the handling of one that fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def result(bundle: Bundle, environments: Path) -> BenchResult:
 
 
 @pytest.mark.slow
-def test_peers_are_timed_end_to_end_and_say_what_we_say(result: BenchResult) -> None:
+def test_peers_are_timed_end_to_end_and_output_what_we_output(result: BenchResult) -> None:
     assert list(result.arms) == ["torch fp32", "ctranslate2 float32", "transformers"]
     for case in result.cases:
         for name in ("ctranslate2 float32", "transformers"):
@@ -74,10 +74,10 @@ def test_their_size_memory_and_version_are_noted(result: BenchResult) -> None:
 @pytest.mark.slow
 def test_reports_take_arms_without_parts(result: BenchResult) -> None:
     text, page = bench_table(result), bench_html(result)
-    for said in (text, page):
-        assert "broken did not run: broken failed: KeyError" in said
-        assert "inter_threads 1, intra_threads 1" in said
-        assert "transformers" in said
+    for message in (text, page):
+        assert "broken did not run: broken failed: KeyError" in message
+        assert "inter_threads 1, intra_threads 1" in message
+        assert "transformers" in message
     assert result_from_dict(json.loads(result.to_json())) == result
 
 

@@ -1,4 +1,4 @@
-"""Peers say what we say: the real libraries of this environment, in processes of their own, on our weights."""
+"""Peers output what we output: the real libraries of this environment, in processes of their own, on our weights."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_the_folder_is_read_back_as_the_model_it_was(tmp_path: Path) -> None:
     model = wandering(MODELS["post, tied"])
     hugging_face_from_model(model, tmp_path)
     again = checkpoint_from_hugging_face(tmp_path).model
-    ids, mask, said = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.tensor([[1, 30, 12]])
-    assert torch.equal(model(ids, mask, said), again(ids, mask, said))
+    ids, mask, outputs = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.tensor([[1, 30, 12]])
+    assert torch.equal(model(ids, mask, outputs), again(ids, mask, outputs))
 
 
 @pytest.mark.parametrize("name", ["T5 v1.0", "T5 v1.1", "UMT5"])
@@ -106,11 +106,11 @@ def test_distances_have_buckets_of_their_own(name: str, tmp_path: Path) -> None:
     model = wandering(MODELS[name]).double()
     hugging_face_from_model(model, tmp_path)
     theirs = in_double(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)).eval()
-    ids, mask, said = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.arange(3, 15)[None]
+    ids, mask, outputs = torch.tensor([SOURCES[1]]), torch.ones(1, 7, dtype=torch.bool), torch.arange(3, 15)[None]
     with torch.no_grad():
-        wanted = theirs(input_ids=ids, attention_mask=mask, decoder_input_ids=said).logits
-        found = model(ids, mask, said)
-        assert (found - wanted).abs().max() <= double_error(model.float()(ids, mask, said), wanted)
+        wanted = theirs(input_ids=ids, attention_mask=mask, decoder_input_ids=outputs).logits
+        found = model(ids, mask, outputs)
+        assert (found - wanted).abs().max() <= double_error(model.float()(ids, mask, outputs), wanted)
 
 
 AUDIO = ModelConfig(
@@ -147,8 +147,8 @@ def test_a_peer_s_tokens_of_audio_are_ours(peer: str, tmp_path: Path, environmen
                 rules = {"banned": ((AUDIO.end_id,),), "ignore_eos": True} if forced else {}
                 options = SearchOptions(max_length=8, beam=beam, beam_style=kind.beam_style, prompt=ids.prompt, **rules)
                 with TorchSession(model, "fp32") as session:
-                    said = [nbest[0].tokens for nbest in generate(session, sources, options)]
-                assert worker.tokens() == said, (beam, forced)
+                    outputs = [nbest[0].tokens for nbest in generate(session, sources, options)]
+                assert worker.tokens() == outputs, (beam, forced)
 
 
 def test_peers_know_only_the_vocabularies_of_openai(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_peers_are_chosen_by_name_and_must_be_installed(environments: Path) -> N
         peers_from_names(["all"], 2, environments)
 
 
-def test_a_peer_that_fails_or_dies_says_why(tmp_path: Path, environments: Path) -> None:
+def test_a_peer_that_fails_or_dies_is_reported_with_its_error(tmp_path: Path, environments: Path) -> None:
     kind = peer_kinds(1)["transformers"]
     with pytest.raises(SessionError, match=r"transformers failed: FileNotFoundError: .*ids\.json"):
         open_worker("transformers", kind, kind.settings[0], tmp_path, environments)

@@ -28,7 +28,7 @@ def test_another_content_is_refused(tmp_path: Path) -> None:
         downloaded(PACKAGE, tmp_path)
 
 
-def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: object) -> SimpleNamespace:
         assert "some==1.0" in command
         return SimpleNamespace(returncode=1, stderr="ERROR: no route to host\n")

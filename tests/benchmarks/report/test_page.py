@@ -25,7 +25,7 @@ def test_json_round_trips():
         assert result_from_dict(json.loads(bench_json(found))) == found
 
 
-def test_json_says_what_the_samples_come_to():
+def test_json_has_what_the_samples_come_to():
     values = json.loads(bench_json(result(STEADY)))
     arm = values["cases"][0]["arms"]["onnxruntime fp32"]["parts"]["end_to_end"]
     assert arm["samples"]["nanoseconds"] == [4_000_000] * 8
@@ -76,7 +76,7 @@ def test_quality_stands_beside_speed():
 
 
 def test_few_rounds_are_never_a_contradiction():
-    """Ten times as fast in five rounds is sure; in three it is not, and no interval says otherwise."""
+    """Ten times as fast in five rounds is sure; in three it is not, and no interval decides."""
     five = result({"torch fp32": samples(*[40] * 5), "onnxruntime fp32": samples(*[4] * 5)})
     assert "onnxruntime fp32 is fastest, 10.00x (10.00 to 10.00) over torch fp32" in bench_table(five)
     three = result({"torch fp32": samples(*[40] * 3), "onnxruntime fp32": samples(*[4] * 3)})
@@ -103,7 +103,7 @@ def test_the_heat_map_bolds_the_fastest_alone(rounds):
     assert "\u2248" not in fast_text
 
 
-def test_an_interrupted_run_says_so():
+def test_an_interrupted_run_is_marked():
     found = dataclasses.replace(result(STEADY), interrupted="interrupted after 1 of 4 cases")
     assert "interrupted after 1 of 4 cases; scenarios, error rates and memory are missing" in bench_table(found)
     assert '<span class="badge bad">interrupted</span> interrupted after 1 of 4 cases' in bench_html(found)
@@ -111,10 +111,10 @@ def test_an_interrupted_run_says_so():
     assert "interrupted" not in bench_html(result(STEADY))
 
 
-def test_the_page_says_what_was_measured_where_and_when():
-    page = bench_html(result(STEADY)).partition("Who wins where")[0]
-    for said in ("run7", "2+2 layers", "abababababababab", "2026-01-02 03:04:05 UTC", "torch 2.13.0", "Some CPU"):
-        assert said in page
+def test_the_page_has_model_machine_and_date():
+    page = bench_html(result(STEADY)).partition("Fastest arm by case")[0]
+    for message in ("run7", "2+2 layers", "abababababababab", "2026-01-02 03:04:05 UTC", "torch 2.13.0", "Some CPU"):
+        assert message in page
 
 
 def test_noise_is_called_unsure():
@@ -148,7 +148,7 @@ def test_a_busy_machine_is_named():
     assert "busy machine" in bench_html(found)
 
 
-def test_one_arm_has_nobody_to_beat():
+def test_one_arm_has_no_winner():
     found = result({"torch fp32": STEADY["torch fp32"]})
     assert "there is only one arm" in bench_table(found)
     assert "there is only one arm" in bench_html(found)

@@ -1,4 +1,4 @@
-"""The measured tables of README and docs/BENCHMARK.md are what the committed results say."""
+"""The measured tables of README and docs/BENCHMARK.md agree with the committed results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_speculative_decoding_gets_a_sentence_where_one_row_is_decoded() -> None
     assert text.count("| 4.00 ms | quick fp32, 6.00 ms |") == 2
 
 
-def test_a_case_without_a_peer_says_so() -> None:
+def test_a_case_without_a_peer_is_marked() -> None:
     alone = result({"onnxruntime fp32": STEADY["onnxruntime fp32"]})
     assert {type(arm) for arm in alone.arms.values()} == {Arm}
     assert "| 4.00 ms | none ran |  |" in readme_text(alone, "some weights")

@@ -1,4 +1,4 @@
-"""The load benchmark on a tiny model: equal outputs, all requests answered, and what the report says of them."""
+"""The load benchmark on a tiny model: equal outputs, all requests answered, and the report on them."""
 
 from __future__ import annotations
 

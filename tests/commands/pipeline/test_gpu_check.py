@@ -65,7 +65,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
 @pytest.mark.slow
 def test_one_report_of_everything(tmp_path: Path, machine: Callable[..., list[check.Stage]]) -> None:
-    """A build that fails takes its parity, its times and the benchmark with it; the rest is told all the same."""
+    """A build that fails takes its parity, its times and the benchmark with it; the rest is reported nevertheless."""
     stages = machine(precisions=("fp32", "fp16", "int8"))
     assert [(stage.name, stage.passed) for stage in stages] == [
         ("machine", True),
@@ -159,7 +159,7 @@ def test_a_check_that_was_killed_by_the_system_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no such\nthing"), OSError(28, "No space left on device"), MemoryError()])
-def test_whatever_a_stage_raises_is_told(error: Exception) -> None:
+def test_whatever_a_stage_raises_is_reported(error: Exception) -> None:
     def stage() -> check.Stage:
         raise error
 
@@ -177,7 +177,7 @@ def test_stages_of_another_machine_are_forgotten(tmp_path: Path) -> None:
         return check.Stage("", True, "text", [1])
 
     for facts, expected in (("a", 1), ("a", 1), ("b", 2)):
-        found = check.Done(tmp_path / "stages", facts).stage("one: two", stage)
+        found = check.PassedStages(tmp_path / "stages", facts).stage("one: two", stage)
         assert (found.name, found.values, len(runs)) == ("one: two", [1], expected)
 
 
@@ -241,7 +241,7 @@ def test_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_make_says_it_before_it_makes_anything(tmp_path: Path) -> None:
+def test_make_reports_it_before_it_makes_anything(tmp_path: Path) -> None:
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     done = subprocess.run(["make", "gpu-check"], cwd=tmp_path, capture_output=True, text=True, env=outside)

@@ -1,4 +1,4 @@
-"""A bundle is read back as it was written; anything that is not right is one line with the command that mends it."""
+"""A bundle is read back as it was written; anything that is not right is one line with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_manifest_survives_the_round_trip(bundles):
         assert open_bundle(str(bundles("tiny", cache_form).root)).manifest == manifest
 
 
-def test_an_opened_bundle_says_what_it_holds(bundles):
+def test_an_opened_bundle_lists_its_content(bundles):
     bundle = bundles("tiny", "growing")
     assert bundle.precisions == ("fp32", "fp16")
     assert bundle.cache_form == "growing"
@@ -187,7 +187,7 @@ def test_a_graph_that_is_a_loop_of_links_or_a_pipe(own_bundle):
     assert "though the manifest lists it" in refusal(own_bundle.graph_path, "fp32", "encoder")
     path.unlink()
     os.mkfifo(path)
-    assert "is no regular file" in refusal(own_bundle.graph_path, "fp32", "encoder")
+    assert "is not a regular file" in refusal(own_bundle.graph_path, "fp32", "encoder")
 
 
 @pytest.mark.parametrize("layers", [1, 3, 10**6])

@@ -158,7 +158,7 @@ def test_engines_from_before_there_were_candidates_are_refused_with_the_build_th
         read_passport(path)
     command = command_of_passport(tmp_path / "bundle", PASSPORT, PASSPORT.targets)
     assert str(error.value) == (
-        f"{path} is of format 2, of engines that can only put out all logits, expected 3; "
+        f"{path} is of format 2, of engines that can only output all logits, expected 3; "
         f"build them again with: {command} --name mine --force"
     )
 

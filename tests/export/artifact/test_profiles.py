@@ -1,4 +1,4 @@
-"""From ranges to shapes, for any ranges: hypothesis looks for the ones that do not hold."""
+"""From ranges to shapes, for any ranges: hypothesis searches for counterexamples."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_a_range_that_does_not_rise_is_refused_and_named(ranges, name, which, nu
     if 1 <= numbers[0] <= numbers[1] <= numbers[2] and not too_long:
         check_ranges(changed, TINY)
     else:
-        said = FLAGS[name].replace("-", " ")
-        with pytest.raises(BuildError, match=f"shape ranges: {said} {changed.__dict__[name]} "):
+        message = FLAGS[name].replace("-", " ")
+        with pytest.raises(BuildError, match=f"shape ranges: {message} {changed.__dict__[name]} "):
             check_ranges(changed, TINY)
 
 
@@ -128,9 +128,7 @@ def test_a_range_is_read_from_text_and_written_the_same(text, expected):
 def test_text_that_is_no_range_is_refused_with_the_form_to_write(text):
     with pytest.raises(BuildError) as error:
         range_from_text(text, "batch")
-    assert str(error.value) == (
-        f"--batch {text!r} is not a range; write one number, or least:usual:most such as 1:8:64"
-    )
+    assert str(error.value) == (f"--batch {text!r} is not a range; write one number, or min:opt:max such as 1:8:64")
 
 
 def test_a_range_knows_what_lies_in_it():

@@ -92,7 +92,7 @@ def test_keys_and_values_of_the_source_are_read_where_they_are(
     assert readers == ({"Transpose", "MatMul"} if beams == 1 else {"Attention"})
 
 
-def test_a_build_that_nobody_asked_otherwise_takes_whole_windows() -> None:
+def test_a_build_by_default_takes_whole_windows() -> None:
     ranges = default_ranges(AUDIO, "fp16", "static")
     check_ranges(ranges, AUDIO)
     assert ranges.source == Range(1500, 1500, 1500)

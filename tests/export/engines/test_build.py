@@ -56,7 +56,7 @@ def refusal(*arguments, **options):
     ("targets", "bits"), [((), 0b1111110), (("sm75",), 0b000001), (("sm86",), 0b000100), (("sm80", "sm120"), 0b010010)]
 )
 def test_an_engine_is_built_for_the_targets_that_were_asked_for(targets, bits):
-    """An engine says so in its header, one bit per target from sm75 on; what is portable adds one for the future."""
+    """An engine's header has one bit per target from sm75 on; a portable one has another for future GPUs."""
     engine = build(small_graph(), targets=targets)
     assert engine.startswith(b"vtrt")
     assert int.from_bytes(engine[32:36], "little") == bits
@@ -93,7 +93,7 @@ def test_a_node_without_a_name_is_named_by_its_op():
 
 
 def test_a_graph_without_outputs_is_not_taken_for_a_success():
-    """The parser says yes to an empty message."""
+    """The parser accepts an empty message."""
     assert refusal(onnx.ModelProto()) == "tensorrt_rtx cannot read small.onnx: it gave no reason"
 
 
@@ -109,7 +109,7 @@ def test_an_input_without_shapes_is_named():
     assert "input tensor x is missing dimensions" in message
 
 
-def test_what_a_target_cannot_run_is_said_by_name(bundles, ranges):
+def test_what_a_target_cannot_run_is_named(bundles, ranges):
     bundle = bundles("tiny")
     path = bundle.graph_path("fp32", "encoder")
     shapes = shapes_from_ranges(bundle.specs("fp32")["encoder"], ranges, "static", 32)
@@ -136,7 +136,7 @@ def test_a_tensorrt_without_attention_layers_is_left_alone():
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_errors_are_kept_the_last_one_is_told_and_noise_is_not():
+def test_only_errors_are_kept_and_the_last_one_is_reported():
     log = logger_class(trt)()
     assert log.last() == "it gave no reason"
     log.log(trt.ILogger.WARNING, "careful")
@@ -174,7 +174,7 @@ def test_inner_phases_are_parts_of_a_step_and_nothing_goes_back(monitor):
     monitor.phase_finish("nothing to do")
     monitor.step_complete("build", 3)
     monitor.phase_finish("build")
-    assert monitor.reports == [0.25, 0.375, 0.5, 0.5, 0.75, 0.99]  # 1.0 is said when the engine is there
+    assert monitor.reports == [0.25, 0.375, 0.5, 0.5, 0.75, 0.99]  # 1.0 is reported when the engine is there
 
 
 def test_a_cancelled_monitor_stops_the_build(monitor):

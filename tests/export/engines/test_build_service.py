@@ -66,11 +66,11 @@ def litter(folder):
 
 
 def test_the_same_build_again_builds_nothing(build, counted):
-    said = []
+    reports = []
     first = build()
     assert counted == ["encoder", "decoder_step"]
-    assert build(progress=lambda *what: said.append(what)) == first
-    assert said == [(f"build: {graph} fp16", 1.0, "it was there") for graph in ALL]
+    assert build(progress=lambda *what: reports.append(what)) == first
+    assert reports == [(f"build: {graph} fp16", 1.0, "it was there") for graph in ALL]
     assert len(counted) == 2
 
 
@@ -104,9 +104,9 @@ def test_a_rebuild_builds_and_replaces_though_all_is_there(build, counted, own_b
 def test_another_bundle_of_the_same_model_is_served_by_the_cache(build, counted, own_bundle, tmp_path):
     first = build()
     twin = open_bundle(shutil.copytree(own_bundle.root, tmp_path / "twin", ignore=lambda *_: ["engines"]))
-    said = []
-    assert build(twin, progress=lambda *what: said.append(what)) == first
-    assert [detail for _, _, detail in said] == ["from the cache"] * len(ALL)
+    reports = []
+    assert build(twin, progress=lambda *what: reports.append(what)) == first
+    assert [detail for _, _, detail in reports] == ["from the cache"] * len(ALL)
     assert len(counted) == 2
     shutil.rmtree(twin.root / "engines")
     build(twin, cache=None)
@@ -174,7 +174,7 @@ def test_several_profiles_the_widest_first(build, ranges, own_bundle):
 
 
 def test_weights_may_stay_on_the_host(build, own_bundle):
-    """An engine says in its header how many bytes of weights it brings: those that are streamed are not counted."""
+    """An engine's header has the bytes of its weights, without those that are streamed."""
     sizes = []
     for streaming in (False, True):
         passport = build(flags=BuildFlags(weight_streaming=streaming), force=True)
@@ -185,7 +185,7 @@ def test_weights_may_stay_on_the_host(build, own_bundle):
     assert sizes[1] == 0
 
 
-def test_a_workspace_that_is_too_small_is_said_to_be(build):
+def test_a_workspace_that_is_too_small_is_reported(build):
     with pytest.raises(BuildError, match=r"could not build encoder.onnx: .*workspace"):
         build(flags=BuildFlags(workspace=1))
 
@@ -195,11 +195,11 @@ def test_a_workspace_that_is_too_small_is_said_to_be(build):
 
 @pytest.mark.slow
 def test_side_by_side_is_the_same_as_one_after_another(build, own_bundle, tmp_path):
-    said = []
-    passport = build(workers=2, progress=lambda stage, fraction, detail="": said.append((stage, fraction)))
+    reports = []
+    passport = build(workers=2, progress=lambda stage, fraction, detail="": reports.append((stage, fraction)))
     both = "build: encoder fp16 + decoder_step fp16"
-    assert list(dict.fromkeys(stage for stage, _ in said)) == [both, *(f"build: {graph} fp16" for graph in ALL[2:])]
-    fractions = [fraction for stage, fraction in said if stage == both]
+    assert list(dict.fromkeys(stage for stage, _ in reports)) == [both, *(f"build: {graph} fp16" for graph in ALL[2:])]
+    fractions = [fraction for stage, fraction in reports if stage == both]
     assert fractions[-1] == 1.0
     assert len(set(fractions)) > 20
     alone = build(rebuild=True)
@@ -210,7 +210,7 @@ def test_side_by_side_is_the_same_as_one_after_another(build, own_bundle, tmp_pa
     assert litter(own_bundle.root) == litter(tmp_path / "cache") == []
 
 
-def test_a_worker_says_why_it_failed(build, own_bundle):
+def test_a_worker_reports_why_it_failed(build, own_bundle):
     with pytest.raises(BuildError, match=r"^tensorrt_rtx could not build (encoder|decoder_step).onnx: .*workspace"):
         build(workers=2, flags=BuildFlags(workspace=1))
     assert not (own_bundle.root / "engines").exists()

@@ -173,7 +173,7 @@ def test_sizes_are_read_and_written(text, size):
 
 @pytest.mark.parametrize("text", ["", "M", "-1", "1.5G", "2T", "٣M"])
 def test_sizes_that_are_none(text):
-    with pytest.raises(BuildError, match=r"is no size; write bytes, or such as 512M or 2G"):
+    with pytest.raises(BuildError, match=r"is not a size; write bytes, or for example 512M or 2G"):
         bytes_from_text(text)
 
 

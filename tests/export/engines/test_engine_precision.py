@@ -85,7 +85,7 @@ def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle,
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.FLOAT])
 def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatch):
-    """Restored before the build, a weight is as large as ever, though the file says int8."""
+    """Restored before the build, a weight is as large as before, though the file is int8."""
 
     def fold(trt, model, path, *rest, **named):
         full = onnx.ModelProto.FromString(model.SerializeToString())

@@ -139,7 +139,7 @@ def test_a_bundle_without_such_an_engine_is_refused(foreign, tmp_path):
         foreign_step_of(foreign, {}, tmp_path)
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff" * 40, "no ONNX file")])
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff" * 40, "not an ONNX file")])
 def test_a_file_that_cannot_be_read_is_refused(content, reason, built, tmp_path):
     path = tmp_path / "other.onnx"
     if content is not None:

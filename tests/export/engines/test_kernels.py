@@ -1,4 +1,4 @@
-"""The kernel program in an engine: a format nobody documents, so the installed version is held to it here."""
+"""The kernel program in an engine: an undocumented format, so it is checked with the installed version."""
 
 from __future__ import annotations
 

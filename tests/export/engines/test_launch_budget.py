@@ -78,7 +78,7 @@ def test_encoders_keep_within_the_budget(row, built):
 
 
 @pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), ("int8", 80)])
-def test_six_layers_launch_what_the_table_says(precision, promised):
+def test_six_layers_launch_as_in_the_table(precision, promised):
     """The rows that have the least room, at the depth of the base model."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     config = ModelConfig(encoder_layers=1, source_vocab=64, target_vocab=64, max_source=64, max_target=64)
@@ -141,7 +141,7 @@ def test_a_step_of_t5_launches_what_was_promised(config, promised):
         (UMT5, "encoder", "fp16", 1, 64),
     ],
 )
-def test_engines_of_t5_launch_what_the_table_says(config, graph, precision, beams, promised):
+def test_engines_of_t5_launch_as_in_the_table(config, graph, precision, beams, promised):
     kernels = kernels_of(config, graph, precision, beams)
     assert kernels.fused_attentions == (6 if graph == "encoder" else 12)
     assert kernels.launches <= launches_allowed(config, graph, precision, "static", beams > 1) <= promised
@@ -179,7 +179,7 @@ def test_the_budget_of_base_is_what_was_promised(precision, cache_form, beams, p
         ("fp8", True, 96, 95, 91),
     ],
 )
-def test_what_a_token_of_base_takes_is_what_the_docs_say(precision, beams, greedy, candidates, logits):
+def test_what_a_token_of_base_takes_is_as_documented(precision, beams, greedy, candidates, logits):
     """The greedy search of an engine with beams runs all of them; with a range of beams, only one."""
     found = [launches_of_token(BASE, name, precision, "static", beams) for name in TOKENS["static"]]
     assert found == [greedy, candidates, logits]

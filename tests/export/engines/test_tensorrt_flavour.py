@@ -118,7 +118,7 @@ def decoded(session):
     return [best.tokens for best, *_ in found]
 
 
-def test_a_refitted_engine_says_what_its_new_weights_say(build, own_bundle, other, trt):
+def test_a_refitted_engine_decodes_with_its_new_weights(build, own_bundle, other, trt):
     old = build(flags=REFIT)
     stages = []
     made = refit_engines(other, own_bundle, progress=lambda stage, fraction, detail="": stages.append(stage))

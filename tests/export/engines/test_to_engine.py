@@ -69,7 +69,7 @@ def test_cache_outputs_share_the_memory_of_their_inputs_in_the_static_form_only(
     assert static["encoder"].aliases == growing["encoder"].aliases == growing["decoder_step"].aliases == {}
 
 
-def test_the_passport_is_written_and_says_what_was_built(built, bundles, ranges):
+def test_the_passport_is_written_and_describes_the_build(built, bundles, ranges):
     made, bundle = built(), bundles("tiny")
     passport = read_passport(made.folder / "passport.json")
     assert passport == made.passport
@@ -283,7 +283,7 @@ def test_refitting_is_not_for_rtx(refused):
 
 
 def test_a_workspace_of_nothing(refused):
-    assert "--workspace 0 is no size" in refused(flags=BuildFlags(workspace=0))
+    assert "--workspace 0 is not a size" in refused(flags=BuildFlags(workspace=0))
 
 
 def test_profiles_that_leave_requests_between_them(refused, ranges):
@@ -364,7 +364,7 @@ def test_a_flavour_that_is_not_installed(refused, monkeypatch):
     assert either.endswith("; install it with: pip install 'seq2engine[gpu]' or 'seq2engine[rtx]'")
 
 
-def test_a_flavour_nobody_knows(refused):
+def test_an_unknown_flavour(refused):
     message = refused(SessionError, flavour="onnx")
     assert message == "unknown TensorRT flavour 'onnx', expected one of tensorrt, tensorrt_rtx"
 
@@ -413,7 +413,7 @@ def test_other_targets(text, target):
     assert target_from_text(text) == target
 
 
-def test_a_gpu_that_rtx_does_not_build_for_is_told_what_does():
+def test_a_gpu_that_rtx_does_not_build_for_gets_an_alternative():
     assert unknown_target("sm90", ["sm89"]).startswith(
         "TensorRT-RTX builds nothing for sm90 (Hopper); use `tensorrt` on"
     )

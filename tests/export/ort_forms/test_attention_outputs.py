@@ -82,7 +82,7 @@ def test_two_candidates_are_refused(bundles):
 
 
 def test_a_softmax_of_another_shape_is_refused(bundles):
-    """A name alone proves nothing: what looks over the cache is no cross-attention, whatever it is called."""
+    """A name alone proves nothing: attention over the cache is not cross-attention, whatever its name."""
     model = step_of(bundles())
     names = {"decoder.0.self_attn/Softmax": "decoder.0.cross_attn/Softmax", "decoder.0.cross_attn/Softmax": "other"}
     for node in model.graph.node:

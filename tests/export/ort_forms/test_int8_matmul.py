@@ -1,4 +1,4 @@
-"""int8 products as CPUs have them: the numbers, row by row; what is left of the graph; and what the model then says."""
+"""int8 products as CPUs have them: the numbers, row by row; the rest of the graph; and the model's decodes."""
 
 from __future__ import annotations
 

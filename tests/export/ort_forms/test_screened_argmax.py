@@ -1,4 +1,4 @@
-"""The shortcut to the best tokens: always the tokens that all logits would name, from a look at few of them."""
+"""The shortcut to the best tokens: always the tokens that all logits would give, computed from few of them."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def same_best(table, x, bias=None):
     whole, short = both(x, True), both(x, False)
     assert whole["logits"].shape[-1] == len(table)
     exact = np.einsum("bkd,vd->bkv", x.astype(np.float64), table.astype(np.float64)) + (0 if bias is None else bias)
-    said = np.take_along_axis(exact, short["best_tokens"], axis=-1)
+    chosen = np.take_along_axis(exact, short["best_tokens"], axis=-1)
     wanted = np.take_along_axis(exact, whole["best_tokens"], axis=-1)
     close = sum_error(x.shape[-1]) * np.linalg.norm(x, axis=-1).max() * np.linalg.norm(table, axis=1).max()
     close += apart([(2, FP32)]) * np.abs(whole["best_logits"]).max()  # what adding a bias rounds
-    assert np.allclose(said, wanted, rtol=0, atol=close), "another token only where rounding decides"
+    assert np.allclose(chosen, wanted, rtol=0, atol=close), "another token only where rounding decides"
     assert np.allclose(short["best_logits"], whole["best_logits"], rtol=0, atol=close)
     assert np.array_equal(short["logits"], short["best_logits"])
     assert np.isfinite(short["exp_sum"]).all()
@@ -152,7 +152,7 @@ def test_of_equal_logits_the_lower_token_wins():
     assert short["best_tokens"].tolist() == whole["best_tokens"].tolist() == [[[200, 201]], [[200, 201]]]
 
 
-def test_a_row_of_zeros_says_the_first_tokens():
+def test_a_row_of_zeros_gives_the_first_tokens():
     x = np.zeros((2, 3, 16), dtype=np.float32)
     x[1] = 1
     table = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)

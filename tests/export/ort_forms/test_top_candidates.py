@@ -128,7 +128,7 @@ def test_the_given_graph_is_left_as_it_was_and_its_weights_need_not_be_loaded(bu
 
 def test_another_graph_is_refused(bundles):
     encoder = onnx.load(bundles().graph_path("fp32", "encoder"))
-    with pytest.raises(ExportError, match=r"encoder has no fp32 output logits \[B, K, V\]: it is no decoder step"):
+    with pytest.raises(ExportError, match=r"encoder has no fp32 output logits \[B, K, V\]: it is not a decoder step"):
         candidate_graph(encoder)
     step = step_of(bundles(), load_external_data=False)
     step.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16

@@ -1,4 +1,4 @@
-"""The census says what a graph is made of, and neither graph nor engine passes for a precision that it is not."""
+"""The census counts what a graph is made of, and neither graph nor engine passes for a precision that it is not."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ FEED_FORWARD = [  # the fallback nodes that the planted overflow asks for; in an
 
 @pytest.fixture(scope="module")
 def overflowing():
-    """A model that says the same as before in fp32, though one feed-forward layer is now beyond fp16 inside.
+    """A model that decodes the same as before in fp32, though one feed-forward layer is now beyond fp16 inside.
 
     The first product is 2**16 times as large and the second as much smaller; ReLU lets factors pass.
     """
@@ -91,7 +91,9 @@ def test_without_a_scan_the_planted_overflow_breaks_fp16(overflowing, tmp_path, 
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_with_a_scan_fp16_says_what_fp32_says_and_the_manifest_says_why(precision, overflowing, tmp_path, feeds_for):
+def test_calibrated_fp16_decodes_like_fp32_and_the_manifest_has_the_reasons(
+    precision, overflowing, tmp_path, feeds_for
+):
     bundle = onnx_from_model(overflowing, tmp_path / "seen", ("fp32", precision), calibrate=calibration())
     entry = bundle.graph(precision, "decoder_step")
     assert list(entry.fp32_nodes)[:3] == FEED_FORWARD[:3]
@@ -184,10 +186,10 @@ def test_a_weight_for_fallback_nodes_only_stays_in_fp32_and_a_shared_one_does_no
 def test_the_scan_measures_every_float_tensor(run_onnx):
     encoder = graphs_from_model(random_model(SMALL, 3))["encoder"]
     feeds = {"source_ids": np.array([[3, 4, 5]]), "source_mask": np.array([[True, True, False]])}
-    said = run_onnx(measuring(encoder), feeds)
+    computed = run_onnx(measuring(encoder), feeds)
     for name in ("encoder_states", "cross_k.0", "cross_v.1"):
-        assert said[f"largest/{name}"] == np.abs(said[name]).max()
-    measured = {name.removeprefix("largest/") for name in said if name.startswith("largest/")}
+        assert computed[f"largest/{name}"] == np.abs(computed[name]).max()
+    measured = {name.removeprefix("largest/") for name in computed if name.startswith("largest/")}
     assert "encoder.0.feed_forward.up/Add" in measured
     assert not any("Shape" in name or "Range" in name for name in measured)
 

@@ -118,9 +118,9 @@ def test_products_stay_as_they_were_and_read_restored_weights(precision, cache_f
     spec = graph_specs(MODEL.config, precision, cache_form)[name]
     feeds = feeds_for(spec, {"B": 2, "K": 2, "S": 5, "L": 8, "M": 10}, seed=3)
     wide = {name: array.astype("f4") if array.dtype == "f2" else array for name, array in feeds.items()}
-    said, exact = run_onnx(model, feeds), run_onnx(quantised_graph(plain, precision), wide)
+    computed, exact = run_onnx(model, feeds), run_onnx(quantised_graph(plain, precision), wide)
     for tensor in spec.outputs:
-        have, want = said[tensor.name].astype(np.float64), exact[tensor.name]
+        have, want = computed[tensor.name].astype(np.float64), exact[tensor.name]
         assert have.shape == want.shape
         off = np.sqrt(np.mean(np.square(have - want)) / np.mean(np.square(want)))
         assert off < 0.01  # what fp16 costs
@@ -137,6 +137,6 @@ def test_stored_types_are_the_contracts(graphs):
 def test_inputs_that_no_block_divides_are_refused_with_the_nearest():
     assert [block_of("w", inputs) for inputs in (512, 192, 96, 48)] == [32, 32, 32, 16]
     with pytest.raises(
-        ExportError, match=r"w has 100 inputs, which is no multiple of 16.*export with --precision int8"
+        ExportError, match=r"w has 100 inputs, which is not a multiple of 16.*export with --precision int8"
     ):
         block_of("w", 100)

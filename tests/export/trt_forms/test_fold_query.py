@@ -56,7 +56,9 @@ def folded(step, folder=""):
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
-def test_the_folded_step_says_what_pytorch_says(positions, precision, cache_form, feeds_for, run_onnx, check_close):
+def test_the_folded_step_computes_what_pytorch_computes(
+    positions, precision, cache_form, feeds_for, run_onnx, check_close
+):
     model = uneven_model(dataclasses.replace(TINY, positions=positions))
     spec = graph_specs(model.config, precision, cache_form)["decoder_step"]
     feeds = feeds_for(spec, SIZES)

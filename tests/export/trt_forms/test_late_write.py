@@ -42,8 +42,8 @@ def late(step, beams):
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_says_what_writing_first_says(beams, seed, step, feeds_for, run_onnx):
-    """Also where a beam looks at another's new slot, which no search asks for."""
+def test_it_computes_what_writing_first_computes(beams, seed, step, feeds_for, run_onnx):
+    """Also where a beam attends to another's new slot, which no search asks for."""
     feeds = feeds_for(graph_specs(TINY)["decoder_step"], {"B": 4, "K": beams, "S": 6, "L": SLOTS}, seed=seed)
     first, second = run_onnx(step, feeds), run_onnx(late(step, beams), feeds)
     for name in first:

@@ -79,7 +79,7 @@ def axes(model):
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_the_rewritten_step_says_what_pytorch_says(
+def test_the_rewritten_step_computes_what_pytorch_computes(
     name, cache_form, precision, beams, portable, feeds_for, run_onnx, check_close
 ):
     model, step = MODELS[name], portable(name, cache_form, precision)
@@ -107,7 +107,7 @@ def test_both_forms_agree_with_each_other(cache_form, beams, portable, feeds_for
 
 @pytest.mark.parametrize("beams", [2, 4])
 def test_beams_do_not_see_each_others_slots(beams, portable, feeds_for, run_onnx):
-    """Beams become heads: were the fold in another order, a beam would look through another's mask."""
+    """Beams become heads: were the fold in another order, a beam would use another's mask."""
     spec = graph_specs(TINY)["decoder_step"]
     form = step_for_tensorrt(portable("tiny", "static"), "static", beams, SLOTS)
     feeds = feeds_for(spec, {"B": 2, "K": beams, "S": 5, "L": SLOTS})
@@ -225,7 +225,7 @@ def test_heads_are_read_from_the_cache(portable):
     assert heads_of(portable("rotary, three layers", "growing")) == (2, 24)
 
 
-def test_beams_over_a_source_with_nothing_to_look_at_stay_finite(portable, feeds_for, run_onnx):
+def test_beams_over_a_fully_masked_source_stay_finite(portable, feeds_for, run_onnx):
     feeds = feeds_for(graph_specs(TINY)["decoder_step"], {"B": 2, "K": 4, "S": 5, "L": SLOTS})
     feeds["source_mask"][1] = False
     outputs = run_onnx(step_for_tensorrt(portable("tiny", "static"), "static", 4, SLOTS), feeds)

@@ -110,7 +110,7 @@ def test_a_marian_that_lost_target_spm_is_refused(marian, tmp_path, cli):
         ({"model": {}, "generator": {}, "vocab": {}, "opt": argparse.Namespace()}, "OpenNMT-py"),
     ],
 )
-def test_pickles_are_told_apart_by_what_they_hold(tmp_path, content, name):
+def test_pickles_are_distinguished_by_their_content(tmp_path, content, name):
     path = tmp_path / "checkpoint_best.pt"
     torch.save(content, path)
     assert source_of(path).name == source_of(tmp_path).name == name
@@ -213,7 +213,7 @@ def test_a_tokenizer_whose_library_is_missing_is_refused(marian, tmp_path, cli, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_a_tokenizer_takes_ids_and_says_so(marian, tmp_path, cli):
+def test_a_folder_without_a_tokenizer_takes_ids_with_a_note(marian, tmp_path, cli):
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("config.json", "generation_config.json", "model.safetensors"):

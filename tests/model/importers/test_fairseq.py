@@ -1,4 +1,4 @@
-"""fairseq checkpoints, written here under its names and options from an nn.Transformer, say what that model says."""
+"""fairseq checkpoints, written here under its names and options from an nn.Transformer, compute the same."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_leftover_and_missing_weights_are_listed(saved: Path) -> None:
     assert error_of(saved).endswith(f": missing {missing}; not understood encoder.layers.0.adapter.weight")
 
 
-def test_learned_positions_that_nobody_asked_for_are_not_understood(saved: Path) -> None:
+def test_unexpected_learned_positions_are_refused(saved: Path) -> None:
     damaged(saved, model={"encoder.embed_positions.weight": torch.zeros(14, 16)})
     assert error_of(saved).endswith("not understood encoder.embed_positions.weight")
 

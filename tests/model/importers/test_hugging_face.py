@@ -1,4 +1,4 @@
-"""Imported models say what the real library says: its states, its logits, its outputs token for token."""
+"""Imported models compute what the real library computes: its states, its logits, its outputs token for token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "bart, untied": ("bart", 4, {"decoder_layers": 1, **UNTIED}, {"early_stopping": True}),
     "mbart": ("mbart", 2, {"activation_function": "relu", **SCALED}, {"length_penalty": 0.6}),
     "mbart, untied": ("mbart", 2, {"biased": True, "pad_token_id": 4, **UNTIED}, {"forced_bos_token_id": 9}),
-    # A padding token that is said has no position in M2M100, and one in ours: no trained model says one.
+    # A padding token that is output has no position in M2M100, and one in ours: no trained model says one.
     "m2m_100": ("m2m_100", 0, {}, {"bad_words_ids": [[1]], "forced_bos_token_id": 11}),
     "m2m_100, padding 6": (
         "m2m_100",
@@ -166,7 +166,7 @@ def test_outputs_are_the_library_s_token_for_token(pair: Pair, tmp_path: Path) -
 
 def test_the_outputs_compared_are_worth_comparing(pair: Pair) -> None:
     """They depend on the source, use many tokens, and end at various lengths."""
-    said = [row for rows in pair.expected.values() for row in rows]
-    assert len({tuple(row) for row in said}) >= 4
-    assert len({len(row) for row in said}) >= 2
-    assert len({token for row in said for token in row}) >= 5
+    decoded = [row for rows in pair.expected.values() for row in rows]
+    assert len({tuple(row) for row in decoded}) >= 4
+    assert len({len(row) for row in decoded}) >= 2
+    assert len({token for row in decoded for token in row}) >= 5

@@ -210,7 +210,7 @@ def test_settings_left_behind_are_noted() -> None:
     "own", [None, {"num_beams": 2, "max_length": 9, "eos_token_id": END, "forced_bos_token_id": 11}]
 )
 def test_of_two_files_the_library_s_choice_is_ours(own: dict[str, Any] | None, tmp_path: Path) -> None:
-    """An older config.json that says how to decode, without and with a generation_config.json beside it."""
+    """An older config.json with decoding options, without and with a generation_config.json beside it."""
     model = small_model("bart", seed=3, biased=True)
     folder = saved(model, tmp_path / "model")
     legacy = {"num_beams": 4, "max_length": 12, "no_repeat_ngram_size": 2, "forced_bos_token_id": 9, "min_length": 4}

@@ -108,7 +108,7 @@ def test_a_tied_table_may_be_stored_under_any_of_its_names(names: tuple[str, ...
     assert again.notes == expected.notes == ()
 
 
-def test_tables_that_differ_are_not_tied_whatever_the_config_says(tmp_path: Path) -> None:
+def test_tables_that_differ_are_not_tied_whatever_the_config(tmp_path: Path) -> None:
     folder, weights = folder_of(tmp_path)
     table = weights[SHARED]
     untied = with_weights(folder, weights | {OUTPUT: table + 1})

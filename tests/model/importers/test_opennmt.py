@@ -1,4 +1,4 @@
-"""OpenNMT-py 3 checkpoints, written here under its names from an nn.Transformer, say what that model says."""
+"""OpenNMT-py 3 checkpoints, written here under its names from an nn.Transformer, compute the same."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_one_bias_that_is_missing_is_a_gap(saved: Path) -> None:
     assert error_of(damaged(saved, without=[missing])).endswith(f": missing {missing}")
 
 
-def test_biases_must_be_what_the_options_say(saved: Path) -> None:
+def test_biases_must_match_the_options(saved: Path) -> None:
     bias = "encoder.transformer.0.self_attn.linear_query.bias"
     message = error_of(damaged(saved, opt={"add_qkvbias": False}))
     assert message == f"{saved}: add_qkvbias is False, but there is a {bias}"

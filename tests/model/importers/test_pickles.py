@@ -71,7 +71,7 @@ def test_the_command_to_resave_a_file_works(tmp_path: Path) -> None:
     assert content.keys() == {"args", "model"}
 
 
-def test_other_libraries_say_how_to_make_a_file_plain(tmp_path: Path) -> None:
+def test_the_error_has_the_code_that_makes_a_file_plain(tmp_path: Path) -> None:
     hint = resaving(tmp_path / "x.pt", "omegaconf.dictconfig.DictConfig")
     compile(hint.partition('python -c "')[2].removesuffix('"'), "hint", "exec")
     assert "c['cfg'] = OmegaConf.to_container(c['cfg'], resolve=True)" in hint

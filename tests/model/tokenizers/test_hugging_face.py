@@ -134,7 +134,7 @@ def test_the_class_overrules_the_files_frame(tmp_path: Path, settings: dict[str,
     assert ours.encode_source("x") == [ours.tokenizer.token_to_id(name) for name in expected]
 
 
-def test_languages_are_the_special_tokens_that_look_so() -> None:
+def test_languages_are_the_special_tokens_of_that_format() -> None:
     ours = HuggingFaceTokenizer(multilingual().to_str(), "</s>")
     assert set(ours.languages) == {"fra_Latn", "eng_Latn", "de", "ro_RO", "not_Lang"}
     with pytest.raises(RequestError, match="language 'de' asked for, but this model's sources carry no language"):

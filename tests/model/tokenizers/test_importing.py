@@ -1,4 +1,4 @@
-"""Which files make which tokenizer, what a folder without a usable one says, and what reading one costs."""
+"""Which files make which tokenizer, the note on a folder without a usable one, and what reading one costs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def test_no_tokenizer_files_is_no_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "said"),
+    ("config", "name", "shown"),
     [
         ('{"model_type": "bart", "tokenizer_class": "BigBirdTokenizer"}', "spiece.model", "BigBirdTokenizer"),
         ('{"model_type": "bart"}', "vocab.json", "of no known class"),
         ('{"model_type": "xyz"}', "sentencepiece.bpe.model", "of no known class"),
     ],
 )
-def test_files_that_need_another_library(tmp_path: Path, config: str, name: str, said: str) -> None:
+def test_files_that_need_another_library(tmp_path: Path, config: str, name: str, shown: str) -> None:
     (tmp_path / "config.json").write_text(config)
     (tmp_path / name).write_bytes(pieces("bpe"))
     with pytest.raises(CheckpointError) as caught:
         tokenizer_from_hugging_face(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} has a tokenizer without tokenizer.json ({said}); make one with transformers: "
+        f"{tmp_path} has a tokenizer without tokenizer.json ({shown}); make one with transformers: "
         f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')"
     )
 
@@ -48,11 +48,14 @@ def test_files_that_need_another_library(tmp_path: Path, config: str, name: str,
     ("files", "error"),
     [
         ({"vocab.json": b'{"</s>": 0, "<unk>": 1}'}, "target.spm"),
-        ({"vocab.json": b"{", "target.spm": None}, "vocab.json: not JSON: it ends in the middle"),
+        ({"vocab.json": b"{", "target.spm": None}, "vocab.json: not JSON: it is truncated"),
         ({"vocab.json": b"[]", "target.spm": None}, "vocab.json: it is [], expected an object"),
         ({"vocab.json": b'{"</s>": 0}', "target.spm": None}, "'<unk>'"),
         ({"target.spm": None}, "No such file or directory"),
-        ({"vocab.json": b'{"</s>": 0, "<unk>": 1}', "target.spm": b"cut"}, "target.spm is no whole SentencePiece"),
+        (
+            {"vocab.json": b'{"</s>": 0, "<unk>": 1}', "target.spm": b"cut"},
+            "target.spm is not a complete SentencePiece",
+        ),
         ({"tokenizer_config.json": b"nothing"}, "tokenizer_config.json cannot be used: not JSON: "),
         ({"config.json": b'{"tokenizer_class": 3}'}, "'int' object has no attribute"),
     ],
@@ -96,19 +99,19 @@ def test_marian_with_one_sentencepiece_model_for_both_sides(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "shown"),
     [
         ({"more": ("▁bonjour", "▁le")}, "has 2 pieces that source.spm does not have, and lacks 0 of its own"),
         ({"fewer": 1}, "has 0 pieces that source.spm does not have, and lacks 1 of its own"),
     ],
 )
-def test_marian_without_target_spm_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
+def test_marian_without_target_spm_is_refused(tmp_path: Path, changes: Any, shown: str) -> None:
     """Other pieces are those of a second model: that is the file which is missing. It never becomes a note."""
     marian_without_target(tmp_path, **changes)
     with pytest.raises(MissingFileError) as caught:
         tokenizer_or_note(lambda: tokenizer_from_hugging_face(tmp_path))
     assert str(caught.value) == (
-        f"{tmp_path / 'target.spm'} is missing: the target's vocabulary {said}; copy it from where the model comes "
+        f"{tmp_path / 'target.spm'} is missing: the target's vocabulary {shown}; copy it from where the model comes "
         "from, or, for a model of token ids, remove source.spm and vocab.json"
     )
 

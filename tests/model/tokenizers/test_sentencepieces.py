@@ -252,7 +252,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_truncated_model(root: Path, keep: int) -> None:
     path = root / FOLDER / "target.spm"
     path.write_bytes(path.read_bytes()[:keep])
-    assert "(target.spm is no whole SentencePiece model); copy or import the checkpoint again" in error_of(root)
+    assert "(target.spm is not a complete SentencePiece model); copy or import the checkpoint again" in error_of(root)
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "source.json", "target.json"])

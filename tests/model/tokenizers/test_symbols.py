@@ -92,7 +92,7 @@ def test_no_languages() -> None:
 
 
 def change(**values: object) -> str:
-    """An about.json with something else said of its target side."""
+    """An about.json with other values for its target side."""
     side = {"split": "words", "lower": False, "specials": SPECIALS, "end": "</s>", "symbols": [*SPECIALS, "a"]}
     return json.dumps({"kind": "symbols", "source": side, "target": side | values})
 
@@ -100,7 +100,7 @@ def change(**values: object) -> str:
 @pytest.mark.parametrize(
     ("about", "error"),
     [
-        ('{"kind": "symbols"', "not JSON: it ends in the middle"),
+        ('{"kind": "symbols"', "not JSON: it is truncated"),
         ('{"kind": "runes"}', "kind 'runes', expected one of symbols, sentencepiece, huggingface, fairseq"),
         ('{"kind": "symbols"}', "missing field source; missing field target"),
         ("[1]", "it is [1], expected an object"),

@@ -43,7 +43,7 @@ CONFIG = ModelConfig(
 
 
 def copy_pairs(count, seed=0):
-    """A task that is learnt fast: say the source again."""
+    """A task that is learnt fast: copy the source."""
     rng = random.Random(seed)
     words = [[rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 4))] for _ in range(count)]
     return [([*word, END], [*word, END]) for word in words]
@@ -74,7 +74,7 @@ def test_it_learns(trained):
     assert epochs[-1]["exact_match"] > 0.8
 
 
-def test_the_trained_model_says_it(trained):
+def test_the_trained_model_outputs_it(trained):
     model, _ = trained
     pairs = copy_pairs(20, seed=2)
     batch = batch_from_pairs(pairs)

@@ -1,4 +1,4 @@
-"""From two columns of text to a checkpoint that says them, by the command."""
+"""From two columns of text to a checkpoint that outputs them, by the command."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_with_tokenizer_and_report(data, capsys):
     assert len([entry for entry in history if "exact_match" in entry]) == 3
 
 
-def test_what_is_told_is_measured_on_the_weights_that_are_delivered(data, capsys):
+def test_reported_quality_is_that_of_the_delivered_weights(data, capsys):
     """Not on those of the last epoch, of which the checkpoint holds only a part."""
     assert train(data, "--epochs", "6", "--average", "4", "--json") == 0
     result = json.loads(capsys.readouterr().out)

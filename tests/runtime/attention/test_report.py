@@ -39,15 +39,15 @@ def test_maps_come_in_the_order_of_their_importance():
 def test_every_cell_names_both_tokens():
     maps = [VIEW.weights.mean(axis=(0, 1)), *VIEW.weights.mean(axis=1), *VIEW.weights.reshape(-1, 3, 5)]
     expected = [
-        f'"{said}" attends to "{given}": {values[row, column]:.2f}'
+        f'"{token}" attends to "{given}": {values[row, column]:.2f}'
         for values in maps
-        for row, said in enumerate(VIEW.target)
+        for row, token in enumerate(VIEW.target)
         for column, given in enumerate(VIEW.source)
     ]
     assert tooltips(PAGE) == expected
 
 
-def test_the_title_is_what_was_said_of_what():
+def test_the_title_is_source_and_output():
     assert "<title>c a f é &lt;/s&gt; → K AH &lt;/s&gt;</title>" in PAGE
     assert "one greedy decode on ONNX Runtime fp32, static cache: 2 layers of 3 heads, 5 source tokens" in PAGE
     long = attention_html(view_of(["word"] * 40, ["x"]))

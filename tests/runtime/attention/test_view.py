@@ -1,4 +1,4 @@
-"""Where a model looks: ONNX Runtime and PyTorch agree in every scheme, and on what the formula says."""
+"""Cross-attention weights: ONNX Runtime and PyTorch agree in every scheme, and with the formula."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def text_bundle(tmp_path_factory):
 
 @pytest.mark.parametrize(("positions", "norm"), SCHEMES)
 @pytest.mark.parametrize("form", ["static", "growing"])
-def test_onnx_runtime_looks_where_torch_looks(tmp_path, positions, norm, form):
+def test_onnx_runtime_attends_where_torch_attends(tmp_path, positions, norm, form):
     config = dataclasses.replace(SMALL, positions=positions, norm=norm)
     view = attention_of(
         onnx_from_model(random_model(config, 5), tmp_path / "b", ("fp32",), cache_form=form), LINE, threads=1
@@ -86,8 +86,8 @@ def test_fp16_is_held_to_what_torch_does_in_fp16(bundle):
 @settings(max_examples=8, deadline=None)
 @given(source=st.lists(st.integers(3, 39), min_size=1, max_size=20), count=st.integers(1, 24), seed=st.integers(0, 99))
 def test_any_output_of_any_source_is_seen_alike(bundle, source, count, seed):
-    said = tuple(np.random.default_rng(seed).integers(3, 40, count).tolist())
-    seen = [weights_of(make, source, said, SearchOptions()) for make in sessions_of(bundle)]
+    outputs = tuple(np.random.default_rng(seed).integers(3, 40, count).tolist())
+    seen = [weights_of(make, source, outputs, SearchOptions()) for make in sessions_of(bundle)]
     checks = checks_of(*seen, "fp32")
     assert all(checks), [check.reason for check in checks]
 
@@ -101,14 +101,14 @@ def sessions_of(bundle):
 def test_the_formula_gives_the_same():
     """The first layer by hand: softmax(q k / sqrt(E)) of every head, from what `forward` feeds its cross-attention."""
     model = random_model(SMALL, 4)
-    source, said = [5, 9, 17, 30], (8, 3, 25)
-    seen = weights_of(TorchSession(random_model(SMALL, 4), "fp64", attention=True), source, said, SearchOptions())
+    source, outputs = [5, 9, 17, 30], (8, 3, 25)
+    seen = weights_of(TorchSession(random_model(SMALL, 4), "fp64", attention=True), source, outputs, SearchOptions())
     model = model.double()
     cross = model.decoder[0].cross_attn
     fed = []
     ids, mask = (torch.from_numpy(array) for array in padded([source], SMALL.pad_id))
     with torch.no_grad(), cross.register_forward_pre_hook(lambda module, args: fed.append(args[0])):
-        model(ids, mask, torch.tensor([[SMALL.start_id, *said[:-1]]]))
+        model(ids, mask, torch.tensor([[SMALL.start_id, *outputs[:-1]]]))
         states, _ = model.encode(ids, mask)
         q = (fed[0][0] @ cross.q.weight.T + cross.q.bias).numpy()  # [T, D]
         k = (states[0] @ cross.kv.weight[: SMALL.d_model].T + cross.kv.bias[: SMALL.d_model]).numpy()  # [S, D]
@@ -119,15 +119,15 @@ def test_the_formula_gives_the_same():
         np.testing.assert_allclose(seen[0, head], scores / scores.sum(axis=1, keepdims=True), rtol=0, atol=near)
 
 
-def test_looking_changes_nothing_of_what_is_said(bundle):
+def test_attention_outputs_do_not_change_the_tokens(bundle):
     options = SearchOptions(max_length=24, beam=3)
     sources = [[5, 6, 7], [8], [9, 10, 11, 12]]
     plain, looking = open_session(bundle, threads=1), open_session(bundle, threads=1, attention=True)
-    said, torch_said = (
+    outputs, torch_outputs = (
         [[found.tokens for found in nbest] for nbest in generate(session, sources, options)]
         for session in (looking, open_session(bundle, "torch", "fp32", attention=True))
     )
-    assert said == torch_said == [[found.tokens for found in n] for n in generate(plain, sources, options)]
+    assert outputs == torch_outputs == [[found.tokens for found in n] for n in generate(plain, sources, options)]
 
 
 def test_no_hook_stays_behind(bundle):
@@ -180,7 +180,7 @@ def test_json_has_everything(bundle):
 # --- verdicts and refusals --------------------------------------------------------------------------------------------
 
 
-def test_weights_that_are_off_are_told():
+def test_weights_that_differ_are_reported():
     exact = np.full((2, 1, 3, 4), 0.25)
     rounded = exact + np.float64(1e-8)
     good, bad = checks_of(np.stack([exact[0], exact[1] + 1e-3]), rounded, exact, "fp32")
@@ -213,9 +213,9 @@ def test_not_a_number_fails(which):
     ("line", "message"),
     [
         ("  ", "the text is empty"),
-        ("5 six", "'six' is no token id, expected a line such as: 17 4 250"),
+        ("5 six", "'six' is not a token id, expected a line such as: 17 4 250"),
         ("5 99", "token 99, the vocabulary has 40"),
-        ("5 -1", "'-1' is no token id"),
+        ("5 -1", "'-1' is not a token id"),
         ("5 " * 21, "21 tokens, at most 20"),
     ],
 )

@@ -74,13 +74,13 @@ def test_addresses():
             check_address(bad)
 
 
-def test_nobody_listens():
+def test_nothing_listens():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(SessionError, match=rf"nobody answers at 127.0.0.1:{port} \(.*ray start --head"):
+    with pytest.raises(SessionError, match=rf"nothing answers at 127.0.0.1:{port} \(.*ray start --head"):
         check_reachable(f"127.0.0.1:{port}")
-    with pytest.raises(SessionError, match="nobody answers"):
+    with pytest.raises(SessionError, match="nothing answers"):
         check_reachable("127.0.0.1:99999")
 
 
@@ -110,7 +110,7 @@ def test_a_worker_writes_shards_once(tmp_path, corpus):
     assert BlockWorker(refusing, 1)(rows[0])["failure"] == ""  # it is there: nothing is opened for it
 
 
-def test_a_worker_says_what_went_wrong(tmp_path, corpus):
+def test_a_worker_reports_its_error(tmp_path, corpus):
     (row, _) = rows_of(tmp_path / "out", corpus, range(len(corpus)))
     answer = BlockWorker(refusing, 1)(row)
     assert (answer["failure"], answer["kind"]) == ("beam 0", "UsageError")
@@ -155,12 +155,12 @@ def test_three_nodes_of_which_one_is_killed(tmp_path):
     written = [path.read_text() for path in sorted(out.glob("shards/*/*.jsonl"))]
     numbers = [json.loads(line)["line"] for text in written for line in text.splitlines()]
     assert numbers == list(range(1, 2401))
-    said = [line for line in result["said"][0][1].splitlines() if line.startswith("line ")]
-    assert said == alone.stderr.splitlines()
+    message = [line for line in result["message"][0][1].splitlines() if line.startswith("line ")]
+    assert message == alone.stderr.splitlines()
     # Ray itself may tell of the lost node before that.
-    first, second = (printed.splitlines()[-1] for printed, _ in result["said"])
-    assert first == f"{out / 'output.txt'}: 2400 lines, {len(said)} errors"
-    assert second == f"{out / 'output.txt'}: 2400 lines, 2400 of them before, {len(said)} errors"
+    first, second = (printed.splitlines()[-1] for printed, _ in result["message"])
+    assert first == f"{out / 'output.txt'}: 2400 lines, {len(message)} errors"
+    assert second == f"{out / 'output.txt'}: 2400 lines, 2400 of them before, {len(message)} errors"
 
 
 def in_own_network(argv):

@@ -1,4 +1,4 @@
-"""Shards: whole or not there, of one job, and merged only where every line is there once."""
+"""Shards: whole or not there, of one job, and merged only if every line occurs once."""
 
 from __future__ import annotations
 

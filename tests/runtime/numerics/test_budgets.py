@@ -151,7 +151,7 @@ class TestTensorResult:
         assert not tensor(candidate=(MEDIAN_FACTOR * 1.01e-6, 1e-5))
         assert not tensor(candidate=(1e-6, WORST_FACTOR * 1.01e-5))
 
-    def test_says_which_and_how_much(self):
+    def test_the_reason_names_tensor_and_ratio(self):
         assert tensor(candidate=(9e-6, 1e-5)).reason == "logits: 9.00x PyTorch's own error at the median, allowed 4x"
         late = tensor(candidate=(1e-6, 1e-2), step=7)
         assert late.reason == "logits, step 7: 1000x PyTorch's own error at the maximum, allowed 16x"
@@ -200,7 +200,7 @@ class TestParityResult:
         assert result.first_failure[1].name == "self_k.1"
         assert result.reason.startswith("steps: self_k.1: 1000x")
 
-    def test_a_tie_is_no_failure_but_is_told(self):
+    def test_a_tie_is_not_a_failure_but_is_reported(self):
         result = parity(decodes=[DecodeResult("beam 4", 8, (divergence("tie", 1e-7, 1e-6),))])
         assert result
         assert "beam 4: 7 of 8 equal" in result.reason

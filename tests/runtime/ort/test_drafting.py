@@ -23,7 +23,7 @@ from seq2engine.runtime.search.options import SearchOptions
 
 
 def share_drafted(drafting: Drafting, steps: int, drafted: float, plain: float) -> float:
-    """Runs steps that take so many seconds a token; the share of them that had drafts."""
+    """Runs steps that take this many seconds per token; returns the share of them that had drafts."""
     count = 0
     for _ in range(steps):
         drafts = drafting.next()

@@ -13,7 +13,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, Holding, resized, rows_of, zeros
+from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, HeldMemory, resized, rows_of, zeros
 from seq2engine.runtime.parallel import workers_for
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
@@ -71,12 +71,12 @@ def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, prec
     with open_session(bundle, precision=precision, threads=2) as session:
         worker = workers_for(session, SOURCES, SOURCES * BEAM)[0]
         assert (worker.encoder is session.encoder) is (precision == "fp32")
-        assert (worker.encoder.turns is None) is (precision == "w8a8")
+        assert (worker.encoder.lock is None) is (precision == "w8a8")
         assert worker.decoders.whole.session is not session.decoders.whole.session
 
 
 def test_memory_is_given_back_before_batches_unlike_those_before():
-    held = Holding()
+    held = HeldMemory()
     assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
     assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
     assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]

@@ -44,7 +44,7 @@ CUDA = "CUDAExecutionProvider"
 
 
 def offering(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """An onnxruntime that says it has these providers, as one for GPUs does on any machine."""
+    """An onnxruntime that claims to have these providers, as one for GPUs does on any machine."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [*names, CPU])
 
 

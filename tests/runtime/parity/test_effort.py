@@ -49,14 +49,14 @@ def threads():
 
 
 class TestForcedRuns:
-    def test_feed_all_what_the_first_says(self, three):
+    def test_feed_all_with_the_tokens_of_the_first(self, three):
         sources, steps = random_sources(ENDING, 6), 10
         options = SearchOptions(steps, min_length=steps)
         runs = ForcedRuns(three, sources, steps)
         together = [
             [logits.copy() for logits in runs.answers] for _ in search_over(runs, sources, three[0].config, options)
         ]
-        fed, _ = forced_tokens([said[0].tokens for said in generate(three[0], sources, options)], ENDING)
+        fed, _ = forced_tokens([nbest[0].tokens for nbest in generate(three[0], sources, options)], ENDING)
         for which, session in enumerate(three):
             alone = ForcedRun(session, sources, steps)
             for step in range(steps):
@@ -75,9 +75,9 @@ class TestForcedRuns:
         ],
     )
     def test_count_each_output_up_to_its_own_end(self, three, options):
-        """Though none ends: what counts is what the oracle says when it may."""
+        """Though none ends: the oracle's own outputs count."""
         sources = random_sources(ENDING, 24)
-        lengths = [len(said[0].tokens) for said in generate(three[0], sources, options)]
+        lengths = [len(nbest[0].tokens) for nbest in generate(three[0], sources, options)]
         level = compare_tensors(*three, sources, range(0, 24, 3), options, 24, 10)
         counted = next(iter(level.next_token.values())).rows
         assert counted == sum(lengths)
@@ -112,16 +112,16 @@ class TestSampling:
         config = dataclasses.replace(SMALL, target_vocab=vocab, share_embeddings=False)
         assert tree_sources(config, beam) == expected
 
-    def test_a_report_says_on_how_much(self, bundle):
+    def test_a_report_states_its_sample_sizes(self, bundle):
         result = parity_of(bundle, options=ParityOptions(count=70, max_length=6, threads=1))
-        told = "tensors were compared on 64 of 70 sources, on 16 of them up to step 6, on 16 with beams"
-        assert f"{told}; PyTorch computed with 1 thread\n" in parity_table(result)
-        assert told[1:] in parity_html(result)
+        shown = "tensors were compared on 64 of 70 sources, on 16 of them up to step 6, on 16 with beams"
+        assert f"{shown}; PyTorch computed with 1 thread\n" in parity_table(result)
+        assert shown[1:] in parity_html(result)
         sampled = json.loads(result.to_json())["sampled"]
         assert sampled == {"tensors": 64, "sources": 70, "lasting": 16, "steps": 6, "trees": 16}
         assert json.loads(result.to_json())["torch_threads"] == 1
 
-    def test_random_sources_are_told_from_given_ones(self, bundle):
+    def test_random_sources_are_distinguished_from_given_ones(self, bundle):
         result = parity_of(bundle, options=ParityOptions(sources=[[5, 6, 7]], max_length=6, threads=1))
         assert "on 1 sources and 15 random ones" in result.effort
 

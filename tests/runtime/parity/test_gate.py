@@ -72,7 +72,7 @@ def test_each_threshold_can_break_and_can_hold(name):
     assert broken_of({name: 1e6 if upper else -1.0}, result_of()) == []
 
 
-def test_the_verdict_counts_unless_the_file_says_otherwise(gate):
+def test_the_verdict_counts_by_default(gate):
     failed = result_of("bug")
     assert broken_of(gate(""), failed)[0].startswith("verdict: failed: decodes: greedy: 1 of 10 outputs differ")
     assert broken_of(gate("verdict = false\nmax_bug = 0.1\n"), failed) == []

@@ -50,7 +50,7 @@ class TestGraphs:
         assert step.opset == 24
         assert set(step.census["products"]) == {"float16"}
 
-    def test_a_graph_that_breaks_the_contract_is_told(self, tmp_path):
+    def test_a_graph_that_breaks_the_contract_is_reported(self, tmp_path):
         bundle = bundle_of(SMALL, tmp_path)
         path = bundle.graph_path("fp32", "encoder")
         model = onnx.load(path, load_external_data=False)
@@ -179,7 +179,7 @@ class TestAgainst:
         assert result, result.reason
         assert result.baseline == "onnxruntime fp16"
 
-    def test_another_export_of_the_same_model_says_the_same(self, bundle, tmp_path):
+    def test_another_export_of_the_same_model_decodes_the_same(self, bundle, tmp_path):
         options = dataclasses.replace(FEW, against=Against(bundle_of(SMALL, tmp_path, "growing")))
         (result,) = parities_of(bundle, ["fp32"], options=options)
         assert result, result.reason
@@ -191,7 +191,7 @@ class TestAgainst:
         assert result.reason.startswith("decodes: greedy:")
         assert all(result.tensors)
 
-    def test_other_weights_are_told_and_no_fault_is_located(self, bundle, tmp_path, monkeypatch):
+    def test_other_weights_are_reported_and_no_fault_is_located(self, bundle, tmp_path, monkeypatch):
         monkeypatch.setattr("seq2engine.runtime.parity.locate.locate.locate", lambda *given: pytest.fail("located"))
         other = onnx_from_model(random_model(SMALL, 9), tmp_path / "other", ("fp32",))
         (result,) = parities_of(bundle, ["fp32"], options=dataclasses.replace(FEW, against=Against(other)))

@@ -166,12 +166,12 @@ def test_masks_are_in_no_figure_of_a_report(bundles):
     result = parity_of(
         bundles("one token -inf"), precision="fp32", options=ParityOptions(count=4, beam=2, max_length=6, threads=1)
     )
-    assert all(np.isfinite(told.worst_kl) for told in result.next_token.values())
+    assert all(np.isfinite(compared.worst_kl) for compared in result.next_token.values())
     assert np.isfinite(result.error_growth.ratios).all()
     assert all(np.isfinite(tensor.candidate.relative) for tensor in result.tensors)
 
 
-def test_the_kinds_are_what_they_say():
+def test_the_kinds_are_as_declared():
     model = random_model(BIASED, 3)
     with torch.no_grad():
         masked(slice(-1, None), -1e9)(model)

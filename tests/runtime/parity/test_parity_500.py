@@ -1,4 +1,4 @@
-"""The floor of parity: in fp32, ONNX Runtime says token for token what PyTorch says, on 500 sources of every scheme."""
+"""The floor of parity: in fp32, ONNX Runtime and PyTorch agree token for token, on 500 sources of every scheme."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TestGoodExports:
         seen = []
         parity_of(
             bundle,
-            progress=lambda *told: seen.append(told),
+            progress=lambda *report: seen.append(report),
             options=ParityOptions(count=16, max_length=4, batch=8, threads=1),
         )
         assert [stage for stage, fraction, *_ in seen if fraction == 1.0] == [

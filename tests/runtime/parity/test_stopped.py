@@ -60,7 +60,7 @@ def test_a_file_that_holds_no_graph_has_a_verdict_and_a_report(tmp_path, cli):
     mend_hashes(wrong.root)
     code, out, err = cli("parity", wrong.root, *FLAGS)
     assert (code, err) == (1, "")
-    assert "encoder.onnx cannot be used as a graph (it is no ONNX file)" in out
+    assert "encoder.onnx cannot be used as a graph (it is not an ONNX file)" in out
     assert latest_report(wrong.root, "parity", ".html").exists()
 
 

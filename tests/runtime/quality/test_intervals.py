@@ -65,14 +65,14 @@ class TestMetrics:
             check_metrics(["errors", "rouge"])
         assert METRICS == ("errors", "bleu", "chrf")
 
-    def test_without_sacrebleu_one_line_says_what_to_install(self, monkeypatch):
+    def test_without_sacrebleu_one_line_names_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sacrebleu", None)
         monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
         with pytest.raises(MissingPackageError, match=r"pip install 'seq2engine\[metrics\]'"):
             check_metrics(["bleu"])
         check_metrics(["errors"])
 
-    def test_without_rapidfuzz_one_line_says_what_to_install(self, monkeypatch):
+    def test_without_rapidfuzz_one_line_names_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "rapidfuzz", None)
         monkeypatch.delitem(sys.modules, "rapidfuzz.distance.Levenshtein", raising=False)
         monkeypatch.delitem(sys.modules, "rapidfuzz.distance", raising=False)
@@ -81,15 +81,15 @@ class TestMetrics:
 
     def test_with_sacrebleu_values_are_its_own(self):
         sacrebleu = pytest.importorskip("sacrebleu")
-        said = {"one": "the cat sat on the mat", "two": "a dog barked at the old gate"}
+        outputs = {"one": "the cat sat on the mat", "two": "a dog barked at the old gate"}
         right = {"one": ["the cat sat on a mat"], "two": ["a dog barked at the gate", "the dog barked at the old gate"]}
-        found = rates(said, said, right, ("bleu", "chrf"))
+        found = rates(outputs, outputs, right, ("bleu", "chrf"))
         streams = [[targets[0] for targets in right.values()], [None, right["two"][1]]]
         assert found["BLEU"].candidate.value == pytest.approx(
-            sacrebleu.BLEU().corpus_score(list(said.values()), streams).score
+            sacrebleu.BLEU().corpus_score(list(outputs.values()), streams).score
         )
         assert found["chrF"].candidate.value == pytest.approx(
-            sacrebleu.CHRF().corpus_score(list(said.values()), streams).score
+            sacrebleu.CHRF().corpus_score(list(outputs.values()), streams).score
         )
 
     def test_a_drop_of_bleu_is_significant_and_equal_outputs_never_are(self):

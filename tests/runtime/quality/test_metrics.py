@@ -41,7 +41,7 @@ def test_edit_distance(a, b):
 
 
 def test_rates_by_hand():
-    """Five phonemes right but one (a stress mark), two of two lines looked at: the closer reference counts."""
+    """Five phonemes right but one (a stress mark), two of two lines: the closer reference counts."""
     references = {"read": ["R EH1 D", "R IY1 D"], "a": ["AH0"], "the": ["DH AH0"]}
     outputs = {"read": "R IY0 D", "a": "AH0", "the": "DH"}
     quality = quality_from_outputs("greedy", outputs, references)

@@ -65,7 +65,7 @@ def their_answer(
         return_end_token=True,
     )
     return [
-        [(tuple(map(TOKENS.index, said)), score) for said, score in zip(one.hypotheses, one.scores, strict=True)]
+        [(tuple(map(TOKENS.index, output)), score) for output, score in zip(one.hypotheses, one.scores, strict=True)]
         for one in answers
     ]
 
@@ -86,7 +86,11 @@ def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
         theirs = their_answer(name, [sources[i] for i in likely], [prefixes[i] for i in likely], options)
         near = rounding_from_session(session, sources, options.max_length)
         for row, their_nbest in zip(likely, theirs, strict=True):
-            assert [found.tokens for found in ours[row]] == [said for said, _ in their_nbest], (case, row, options)
+            assert [found.tokens for found in ours[row]] == [output for output, _ in their_nbest], (
+                case,
+                row,
+                options,
+            )
             assert [score for _, score in their_nbest] == near.scores(ours[row], options), (case, row, options)
             seen += len(their_nbest)
     assert seen >= 4
@@ -128,7 +132,7 @@ def test_what_is_not_likely_enough_has_no_hypothesis(beam: int, prefix: tuple[in
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "length_penalty": 0.0}])
 def test_an_alternative_goes_on_like_a_prefix(options: dict[str, Any]) -> None:
-    """Some sources end early and leave; each alternative says what it would as the prefix of a search of its own."""
+    """Some sources end early and leave; each alternative outputs what it would as the prefix of a search of its own."""
     scripts = [from_seed(seed, vocab=7) for seed in range(9)]
     starts = [Start((3,) * (seed % 3)) for seed in range(9)]
     texts = [[seed] for seed in range(9)]

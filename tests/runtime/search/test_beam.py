@@ -115,7 +115,7 @@ def test_at_the_maximum_length_running_beams_count_like_ended_ones() -> None:
     assert (first.tokens, second.tokens) == ((A, A), (END,))  # .63 and .30 before [A END] .07
 
 
-def test_an_end_token_past_the_first_k_candidates_is_not_heard() -> None:
+def test_an_end_token_past_the_first_k_candidates_is_ignored() -> None:
     # At step 1 the end token is third. [END] would win with log(.2) = -1.6; what beam 2 can see is .4 * .1.
     script = from_table({(): [0, 0.2, 0.4, 0.4]}, otherwise=[0.3, 0.1, 0.3, 0.3])
     tokens, _ = best(script, beam=2, max_length=3, length_penalty=0.0)

@@ -24,7 +24,7 @@ BEAMS = (1, 2, 4, 8)
 
 
 def their_answer(name: str, sources: list[list[int]], options: SearchOptions) -> list[list[Hypothesis]]:
-    """What `translate_batch` says, in our words. Its lengths do not count the end token, as ours do."""
+    """The result of `translate_batch`, in our types. Its lengths do not count the end token, as ours do."""
     answers = pair(name).theirs.translate_batch(
         [[TOKENS[token] for token in source] for source in sources],
         beam_size=options.beam,
@@ -88,8 +88,8 @@ def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
         ours, theirs = generate(pair(name).ours, sources, options), their_answer(name, sources, options)
         near = rounding_from_session(pair(name).ours, sources, options.max_length, stretch=options.repetition_penalty)
         for source, our_nbest, their_nbest in zip(sources, ours, theirs, strict=True):
-            said = [found.tokens for found in our_nbest], [found.tokens for found in their_nbest]
-            assert said[0] == said[1], (case, source, options)
+            outputs = [found.tokens for found in our_nbest], [found.tokens for found in their_nbest]
+            assert outputs[0] == outputs[1], (case, source, options)
             penalty = options.length_penalty if options.beam > 1 else 0.0
             for our, their in zip(our_nbest, their_nbest, strict=True):
                 limit = near.score(len(our.tokens), penalty) + options.coverage_penalty * len(source) * near.attention

@@ -96,7 +96,7 @@ class MarianStep:
 
 
 def library_answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
-    """What `generate` says, in our words."""
+    """The result of `generate`, in our types."""
     config = GenerationConfig(
         num_beams=options.beam,
         num_return_sequences=options.nbest,
@@ -107,7 +107,7 @@ def library_answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: S
         decoder_start_token_id=PAD,
         pad_token_id=PAD,
         eos_token_id=END,
-        # Marian's defaults rewrite the logits: no padding token may be said, and the end token must be at the maximum
+        # Marian's defaults rewrite the logits: no padding token may be output, and the end token must be at the maximum
         # length. They are rules about a vocabulary, not part of beam search, so they are off.
         bad_words_ids=None,
         forced_eos_token_id=None,
@@ -128,7 +128,7 @@ def library_answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: S
 
 
 def without_padding(row: list[int]) -> tuple[int, ...]:
-    """Up to the end token: what follows it is padding, while a padding token before it was said by the model."""
+    """Up to the end token: what follows it is padding, while a padding token before it was output by the model."""
     return tuple(row[: row.index(END) + 1] if END in row else row)
 
 

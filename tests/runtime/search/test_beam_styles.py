@@ -56,7 +56,7 @@ ONE_MORE = from_table(
         ("ctranslate2", (A, END), math.log(0.3) / 2, 2),
     ],
 )
-def test_only_hugging_face_looks_at_what_still_runs(beam_style: str, tokens: Prefix, score: float, steps: int) -> None:
+def test_only_hugging_face_checks_running_beams(beam_style: str, tokens: Prefix, score: float, steps: int) -> None:
     check(ONE_MORE, [(tokens, score)], steps, beam=2, beam_style=beam_style)
 
 
@@ -127,7 +127,7 @@ def test_in_ctranslate2_rules_leave_a_distribution(beam_style: str, first: float
 
 @pytest.mark.parametrize("beam_style", BEAM_STYLES)
 @pytest.mark.parametrize("beam", [1, 3])
-def test_neighbours_have_no_say(beam_style: str, beam: int) -> None:
+def test_neighbours_have_no_influence(beam_style: str, beam: int) -> None:
     scripts = [from_seed(seed, vocab=12) for seed in range(9)]
     options: dict[str, Any] = {"beam": beam, "nbest": beam, "max_length": 8, "beam_style": beam_style}
     together, _ = decode(*scripts, **options)

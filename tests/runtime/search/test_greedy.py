@@ -32,7 +32,7 @@ def decode(
 
 
 def ends_after(words: int) -> Script:
-    """A script that says A `words` times and then ends."""
+    """A script that outputs A `words` times and then ends."""
     return from_table({(A,) * words: ONLY_END}, otherwise=ONLY_A)
 
 
@@ -83,7 +83,7 @@ def test_finished_sources_leave() -> None:
     assert [emission.sources.tolist() for emission in emitted] == [[0, 1, 2, 3], [0, 2], [0, 2], [2]]
 
 
-def test_finished_sources_wait_for_company_and_are_fed_the_end_token() -> None:
+def test_finished_sources_leave_in_groups_and_are_fed_the_end_token() -> None:
     lengths = [0, 1, *[5] * 15]  # one of 17 is less than an eighth, and so are two; then all are done
     found, emitted, step = decode(*map(ends_after, lengths))
     assert [len(hypothesis.tokens) for hypothesis in found] == [length + 1 for length in lengths]

@@ -86,5 +86,5 @@ def test_every_problem_of_every_prefix_is_in_one_error(session: Session, monkeyp
     ):
         assert problem in message
     assert "source 3" not in message
-    with pytest.raises(RequestError, match=r"prefix of all sources and one of each.*1 prefixes for 2 sources"):
+    with pytest.raises(RequestError, match=r"prefix for all sources and one for each.*1 prefixes for 2 sources"):
         generate(session, SOURCES[:2], SearchOptions(max_length=4, prefix=(4,)), prefixes=[[4]])

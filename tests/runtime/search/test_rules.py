@@ -33,16 +33,16 @@ VOCAB = 20  # of the library's model: so few tokens that it says pairs of the so
 FLAT = np.zeros((1, 1, 6), dtype=np.float32)
 
 
-def forbidden(options: SearchOptions, said: list[int], source: tuple[int, ...] = (3,)) -> set[int]:
-    """The tokens of a vocabulary of six that may not follow what was said."""
+def forbidden(options: SearchOptions, output: list[int], source: tuple[int, ...] = (3,)) -> set[int]:
+    """The tokens of a vocabulary of six that may not follow the output so far."""
     rules = Rules(options, SPECIAL, [source])
-    for length, token in enumerate([SPECIAL.start, *said], start=1):
+    for length, token in enumerate([SPECIAL.start, *output], start=1):
         allowed = rules.allowed(FLAT, np.array([[token]]), np.array([[0]]), length)
     return set(np.flatnonzero(allowed[0, 0] == -np.inf).tolist())
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "expected"),
+    ("options", "output", "expected"),
     [
         (SearchOptions(forced_bos=4), [], {0, 1, 2, 3, 5}),
         (SearchOptions(forced_bos=4), [4], set()),
@@ -53,7 +53,7 @@ def forbidden(options: SearchOptions, said: list[int], source: tuple[int, ...] =
         (SearchOptions(min_length=3), [2], {1}),
         (SearchOptions(min_length=3), [2, 2], set()),
         (SearchOptions(banned=((3,), (5,))), [2], {3, 5}),
-        (SearchOptions(banned=((1,), (5,))), [2], {5}),  # the end token may always be said
+        (SearchOptions(banned=((1,), (5,))), [2], {5}),  # the end token is always allowed
         (SearchOptions(banned=((2, 3),)), [4, 2], {3}),
         (SearchOptions(banned=((2, 3),)), [2, 4], set()),
         (SearchOptions(banned=((0, 3),)), [], {3}),  # after the start token
@@ -82,8 +82,8 @@ def forbidden(options: SearchOptions, said: list[int], source: tuple[int, ...] =
         (SearchOptions(allowed=(2, 5), banned=((5,),), min_length=3), [2], {0, 1, 3, 4, 5}),
     ],
 )
-def test_what_may_not_be_said(options: SearchOptions, said: list[int], expected: set[int]) -> None:
-    assert forbidden(options, said, source=(3, 4, 5)) == expected
+def test_what_may_not_be_output(options: SearchOptions, output: list[int], expected: set[int]) -> None:
+    assert forbidden(options, output, source=(3, 4, 5)) == expected
 
 
 def test_without_rules_the_logits_are_not_even_copied() -> None:
@@ -114,21 +114,21 @@ def test_rules_follow_the_beams_and_the_sources_that_stay() -> None:
     assert [set(np.flatnonzero(row == -np.inf).tolist()) for row in answer[0]] == [{0, 5, 2}, {0, 5, 3}]
 
 
-def test_rules_that_leave_nothing_to_say_are_refused() -> None:
+def test_rules_that_forbid_every_token_are_refused() -> None:
     options = SearchOptions(max_length=8, min_length=8, no_repeat_ngram=1)
     with pytest.raises(RequestError, match="forbid every token of the vocabulary; allow some"):
         run(greedy_search(ScriptedStep([from_seed(0, vocab=4)]), 1, SPECIAL, options))
 
 
 @given(
-    said=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    output=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     text=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     size=st.integers(1, 4),
 )
-def test_next_tokens_complete_an_n_gram_of_the_text(said: list[int], text: list[int], size: int) -> None:
-    ending = tuple(said[len(said) - size + 1 :]) if len(said) >= size - 1 else None
+def test_next_tokens_complete_an_n_gram_of_the_text(output: list[int], text: list[int], size: int) -> None:
+    ending = tuple(output[len(output) - size + 1 :]) if len(output) >= size - 1 else None
     grams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
-    rows, words = next_tokens(np.array([said]), np.array([text]), size)
+    rows, words = next_tokens(np.array([output]), np.array([text]), size)
     assert set(words.tolist()) == {gram[-1] for gram in grams if gram[:-1] == ending}
     assert set(rows.tolist()) <= {0}
 
@@ -205,7 +205,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> TorchSession:
     return TorchSession(checkpoint_from_hugging_face(folder).model)
 
 
-def library_says(beam: int, functions: dict[str, Any] | None = None, **rules: Any) -> list[list[int]]:
+def ruled_outputs(beam: int, functions: dict[str, Any] | None = None, **rules: Any) -> list[list[int]]:
     model = library_model()
     config = model.config
     tokens = {name: getattr(config, name) for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id")}
@@ -223,19 +223,19 @@ def we_say(session: TorchSession, beam: int, **rules: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_rule_means_what_it_means_in_generate(name: str, beam: int, session: TorchSession) -> None:
     theirs, ours = LIBRARY[name]
-    expected = library_says(beam, **theirs)
+    expected = ruled_outputs(beam, **theirs)
     assert we_say(session, beam, **ours) == expected
-    assert expected != library_says(beam)  # or the rule would not have been tried
+    assert expected != ruled_outputs(beam)  # or the rule would not have been tried
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) -> None:
-    """Tokens and phrases that it would have said, the start of the output and its end among them."""
+    """Tokens and phrases that it would have output, the start of the output and its end among them."""
     start = library_model().config.decoder_start_token_id
-    free = library_says(beam)
+    free = ruled_outputs(beam)
     long = max(free, key=len)
     banned = [[long[1]], long[2:4], long[3:6], [start, free[0][0]], [END], [PAD], [VOCAB - 1, END]]
-    expected = library_says(beam, bad_words_ids=banned)
+    expected = ruled_outputs(beam, bad_words_ids=banned)
     assert we_say(session, beam, banned=tuple(map(tuple, banned))) == expected
     assert all(
         ours != theirs for ours, theirs in zip([long, free[0]], [expected[free.index(long)], expected[0]], strict=True)
@@ -245,9 +245,9 @@ def test_banned_words_are_those_of_generate(beam: int, session: TorchSession) ->
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_shortlist_is_that_of_generate(beam: int, session: TorchSession) -> None:
     allowed = list(range(8, 16))
-    expected = library_says(beam, functions={"prefix_allowed_tokens_fn": lambda row, said: [*allowed, END]})
+    expected = ruled_outputs(beam, functions={"prefix_allowed_tokens_fn": lambda row, output: [*allowed, END]})
     assert we_say(session, beam, allowed=tuple(allowed)) == expected
-    assert expected != library_says(beam)
+    assert expected != ruled_outputs(beam)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -256,12 +256,12 @@ def test_a_trie_is_that_of_generate(beam: int, session: TorchSession) -> None:
     random = np.random.default_rng(3)
     sequences = [tuple(random.integers(8, 14, random.integers(1, 7)).tolist()) for _ in range(200)]
 
-    def goes_on(row: int, said: torch.Tensor) -> list[int]:
-        before = tuple(said.tolist()[1:])
+    def goes_on(row: int, output: torch.Tensor) -> list[int]:
+        before = tuple(output.tolist()[1:])
         after = {words[len(before)] for words in sequences if words[: len(before)] == before and words != before}
         return sorted(after) + [END] * (before in sequences or not after)
 
-    expected = library_says(beam, functions={"prefix_allowed_tokens_fn": goes_on})
+    expected = ruled_outputs(beam, functions={"prefix_allowed_tokens_fn": goes_on})
     assert we_say(session, beam, trie=trie_from_sequences(sequences)) == expected
     assert len(set(map(tuple, expected))) > 1
 
@@ -273,14 +273,14 @@ def test_a_prefix_is_what_the_library_s_decoder_was_fed(beam: int, session: Torc
     rules = {"no_repeat_ngram": 2, "first_banned": tuple(range(8, 12)), "length_penalty": 0.0}
     fed = torch.tensor([[library_model().config.decoder_start_token_id, *prefix]]).expand(len(sources(VOCAB)), -1)
     theirs = {"no_repeat_ngram_size": 2, "begin_suppress_tokens": list(range(8, 12)), "length_penalty": 0.0}
-    expected = library_says(beam, functions={"decoder_input_ids": fed}, **theirs)
+    expected = ruled_outputs(beam, functions={"decoder_input_ids": fed}, **theirs)
     assert we_say(session, beam, prefix=prefix, **rules) == expected
     assert all(tuple(tokens[:3]) == prefix for tokens in expected)
     assert len(set(map(tuple, expected))) > 1
 
 
 def test_a_source_that_has_ended_is_not_asked_to_go_on() -> None:
-    """Its neighbours still run, and nothing is left that it could say: that is no error of theirs."""
+    """Its neighbours still run, and it has no allowed token left: that is not an error of theirs."""
     script = from_table({(): [0, 0.1, 0.9, 0], (2,): [0, 0.1, 0, 0.9]}, otherwise=[0, 1, 0, 0])
     options = SearchOptions(max_length=4, no_repeat_ngram=1, source_no_repeat_ngram=1, allowed=(2, 3))
     texts = [[2, 3], *[[0]] * 8]  # of nine sources one that has ended does not leave yet

@@ -42,7 +42,7 @@ def sampled(
 
 
 def counts(table: list[float], samples: int = 1500, **options: Any) -> np.ndarray:
-    """How often each token comes first in so many samples of one source."""
+    """How often each token comes first in `count` samples of one source."""
     ((*found,),), _, _ = sampled([from_table({}, table)], [[3]], max_length=1, nbest=samples, **options)
     return np.bincount([best.tokens[0] for best in found], minlength=len(table))
 
@@ -184,7 +184,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 10, "top_p": 0.9, "no_repeat_ngram": 2}])
-def test_a_seed_says_the_same_on_every_backend(bundle: Bundle, options: dict[str, Any]) -> None:
+def test_a_seed_gives_the_same_outputs_on_every_backend(bundle: Bundle, options: dict[str, Any]) -> None:
     random = np.random.default_rng(4)
     sources = [random.integers(3, 40, length).tolist() for length in (1, 9, 4, 20, 7, 2, 13, 5)]
     search = SearchOptions(max_length=24, min_length=6, sample=True, nbest=3, seed=11, **options)

@@ -117,7 +117,7 @@ def test_coverage_is_what_all_steps_looked_at(session: Session, beam_style: str)
 
 
 def test_coverage_by_hand() -> None:
-    """Two beams of two sources; the second source has one token, and padding is never looked at."""
+    """Two beams of two sources; the second source has one token, and padding is never attended to."""
     options = SearchOptions(max_length=4, beam=2, coverage_penalty=2.0)
     coverage = Coverage([[5, 6], [7]], options)
     coverage.add(np.array([[[0.5, 0.5], [0.9, 0.1]], [[1.0, 0.0], [1.0, 0.0]]]), np.array([[0, 1], [0, 1]]))
@@ -132,7 +132,7 @@ def test_coverage_by_hand() -> None:
     assert nothing.penalty() == pytest.approx(2 * np.log(LEAST))
 
 
-def test_a_session_without_attention_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_session_without_attention_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     bundle = bundle_in(tmp_path_factory.getbasetemp(), "static")
     with open_session(bundle, "onnxruntime", threads=1) as session:
         for options in (SearchOptions(max_length=4, alignments=True), SearchOptions(4, 2, coverage_penalty=1.0)):

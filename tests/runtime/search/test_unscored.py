@@ -45,7 +45,7 @@ def tokens_of(found):
 
 
 def shortcut_of(session, options):
-    """How many candidates a step puts out instead of logits; 0 where it has no shortcut."""
+    """How many candidates a step outputs instead of logits; 0 where it has no shortcut."""
     state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
     session.reserve(state, 8, form_from_options(options, session.config))
     return candidates_of(state)
@@ -85,7 +85,7 @@ def test_an_output_bias_decides_among_the_same_tokens(tmp_path, precision, style
             assert tokens_of(found) == tokens_of(expected)
 
 
-def test_pytorch_says_the_same(bundles):
+def test_pytorch_decodes_the_same(bundles):
     sources = sources_of(12, seed=4)
     with open_session(bundles["static"], "torch") as reference, open_session(bundles["static"], threads=1) as ort:
         scored, unscored = both(SearchOptions(max_length=24))
@@ -130,26 +130,26 @@ def test_with_rules_and_other_searches_too(bundles, rules):
 
 
 @pytest.mark.parametrize("name", ["banned", "first_banned", "min_length"])
-def test_what_would_be_said_is_barred(bundles, name):
+def test_what_would_be_output_is_barred(bundles, name):
     """Rules that take the best candidates away."""
     sources = sources_of(8, seed=6)
     with open_session(bundles["static"], threads=1) as session:
-        said = [nbest[0].tokens for nbest in generate(session, sources, SearchOptions(max_length=12))]
-        often = sorted({token for tokens in said for token in tokens[:2]})[:12]
+        outputs = [nbest[0].tokens for nbest in generate(session, sources, SearchOptions(max_length=12))]
+        often = sorted({token for tokens in outputs for token in tokens[:2]})[:12]
         rules = {
             "banned": {"banned": tuple((token,) for token in often)},
-            "first_banned": {"first_banned": tuple({tokens[0] for tokens in said})},
+            "first_banned": {"first_banned": tuple({tokens[0] for tokens in outputs})},
             "min_length": {"min_length": 12},
         }
         scored, unscored = both(SearchOptions(max_length=12, **rules[name]))
         assert shortcut_of(session, unscored)
         if name == "min_length":  # an end token that is what they say: they have to say something else
-            config = dataclasses.replace(session.config, end_id=said[0][3])
+            config = dataclasses.replace(session.config, end_id=outputs[0][3])
             session.config = config
         expected, found = generate(session, sources, scored), generate(session, sources, unscored)
         session.config = CONFIG
     assert tokens_of(found) == tokens_of(expected)
-    assert [nbest[0].tokens for nbest in found] != said
+    assert [nbest[0].tokens for nbest in found] != outputs
 
 
 def test_prefixes_workers_continuous_batching_and_speculative_decoding(bundles, monkeypatch):

@@ -204,7 +204,7 @@ def test_the_batch_grows_and_shrinks(session):
     assert sizes[-1] < 6
 
 
-def test_what_cannot_be_decoded_is_refused_at_once_and_nobody_else_notices(session):
+def test_what_cannot_be_decoded_is_refused_at_once_without_affecting_others(session):
     with Scheduler(session) as scheduler:
         with held(session):
             (good,) = scheduler.submit(Request(source_of(1), OPTIONS[0]))
@@ -234,7 +234,7 @@ def test_a_request_that_breaks_its_batch_is_the_only_one_that_fails(session):
     expected = [generate(session, [source], options)[0][0].tokens for source in sources]
     streamed = [[] for _ in sources]
     with mock.patch.object(session, "step", broken), Scheduler(session) as scheduler:
-        requests = [Request(s, options, on_token=told.append) for s, told in zip(sources, streamed, strict=True)]
+        requests = [Request(s, options, on_token=outputs.append) for s, outputs in zip(sources, streamed, strict=True)]
         tickets = scheduler.submit(*requests)
         for number, ticket in enumerate(tickets):
             if number == 4:
@@ -245,7 +245,7 @@ def test_a_request_that_breaks_its_batch_is_the_only_one_that_fails(session):
         assert freed(scheduler)
 
 
-def test_a_full_queue_is_said_at_once(session):
+def test_a_full_queue_is_an_error_at_once(session):
     with Scheduler(session, rows=1, queue=2) as scheduler:
         with held(session):
             (first,) = scheduler.submit(Request([5], OPTIONS[0]))

@@ -1,4 +1,4 @@
-"""Audio files of every kind, and what is no audio: samples at 16 kHz, or one line that says why not."""
+"""Audio files of every kind, and what is no audio: samples at 16 kHz, or one line with the reason."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def test_files_that_are_no_audio(tmp_path):
     empty = tmp_path / "empty.wav"
     empty.touch()
     for path in (text, raw, empty):
-        with pytest.raises(RequestError, match=r"no audio that libsndfile reads.*ffmpeg") as refused:
+        with pytest.raises(RequestError, match=r"not audio that libsndfile reads.*ffmpeg") as refused:
             samples_of(path)
         *_, given, made = str(refused.value).split()
         assert (given, made) == (str(path), {".wav": f"{path.stem}.flac", ".raw": f"{path.stem}.wav"}[path.suffix])
     with pytest.raises(RequestError, match="No such file"):
         samples_of(tmp_path / "missing.wav")
-    with pytest.raises(RequestError, match="is no regular file"):
+    with pytest.raises(RequestError, match="is not a regular file"):
         samples_of(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_tokens_and_times_are_the_library_s(model, theirs, speech, kind, beam):
 def test_few_words_are_wrong(model, speech):
     """A third of the words at most, though the speaker is a machine of 1995."""
     found = model.transcribe(speech, words=True)
-    said, heard = (re.findall(r"[a-z']+", text.lower()) for text in (WORDS, found.text))
-    assert edit_distance(said, heard) / len(said) < 1 / 3
+    outputs, transcribed = (re.findall(r"[a-z']+", text.lower()) for text in (WORDS, found.text))
+    assert edit_distance(outputs, transcribed) / len(outputs) < 1 / 3
     words = [word for segment in found.segments for word in segment.words]
     assert [word.start for word in words] == sorted(word.start for word in words)

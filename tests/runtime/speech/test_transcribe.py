@@ -189,7 +189,7 @@ def test_an_output_that_fails_is_decoded_at_the_next_temperature(model):
         assert {one.temperature for one in last.segments} == {0.7}
 
 
-def test_a_window_is_silent_if_it_is_unlikely_and_the_model_says_so(model):
+def test_a_window_is_silent_if_it_is_unlikely_and_has_no_speech(model):
     wave = sound(3 * WINDOW, 1)
     assert model.transcribe(wave, no_speech=0.0, log_prob=0.0).segments == ()
     assert model.transcribe(wave, no_speech=0.0, log_prob=-1e9, temperatures=(0.0,)).segments

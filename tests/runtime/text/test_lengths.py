@@ -22,7 +22,10 @@ def test_sources_are_what_the_tokenizer_makes_of_lines_that_are_not_empty():
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(Line(4, "five"), "line 4: 'five' is no token id"), (Line(2, error="byte 1 is not UTF-8"), "line 2: byte 1 is")],
+    [
+        (Line(4, "five"), "line 4: 'five' is not a token id"),
+        (Line(2, error="byte 1 is not UTF-8"), "line 2: byte 1 is"),
+    ],
 )
 def test_a_line_that_cannot_be_read_is_named(line, message):
     with pytest.raises(RequestError, match=message):
@@ -53,10 +56,10 @@ def test_a_sample_is_spread_and_has_the_last(number, count):
 def test_some_are_decoded_and_the_others_get_the_largest_ratio(tmp_path):
     bundle = onnx_from_model(random_model("tiny", seed=12), tmp_path / "bundle", ("fp32",))
     sources = [[3 + i] * (1 + i) for i in range(40)] + [[5] * 99]  # the last is longer than the model takes
-    said = []
+    reports = []
     with open_session(bundle) as session:
         options = SearchOptions(max_length=30)
-        found = lengths_by_decoding(session, sources, options, 8, lambda *what: said.append(what))
+        found = lengths_by_decoding(session, sources, options, 8, lambda *what: reports.append(what))
         decoded = [len(best.tokens) for best, *_ in generate(session, sources[:40], options)]
         with pytest.raises(RequestError, match="0 lines to decode, expected at least 1"):
             lengths_by_decoding(session, sources, options, 0)
@@ -66,4 +69,4 @@ def test_some_are_decoded_and_the_others_get_the_largest_ratio(tmp_path):
     assert {i: found[i][1] for i in chosen} == {i: decoded[i] for i in chosen}
     others = [i for i in range(41) if i not in chosen]
     assert [found[i] for i in others] == lengths_by_ratio([sources[i] for i in others], ratio, 64)
-    assert said[-1] == ("plan: decode", 1.0)
+    assert reports[-1] == ("plan: decode", 1.0)

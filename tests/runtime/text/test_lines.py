@@ -1,4 +1,4 @@
-"""Bytes to lines: where a line ends, what is wrong with it, and that nobody waits for a window to fill."""
+"""Bytes to lines: where a line ends, what is wrong with it, and that no line waits for a window to fill."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def wait_for_reader(windows):
         assert arrivals.changed.wait_for(lambda: len(arrivals.waiting) == arrivals.most, 10)
 
 
-def test_a_slow_source_keeps_nobody_waiting():
+def test_a_slow_source_does_not_delay_others():
     more = threading.Event()
 
     def slow():

@@ -1,4 +1,4 @@
-"""Scores of given targets: what PyTorch's own log-softmax says, on every backend, in any batch."""
+"""Scores of given targets: what PyTorch's own log-softmax gives, on every backend, in any batch."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_neighbours_and_order_do_not_matter(session: Session, seed: int, batch: 
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 3}, {"sample": True, "nbest": 3, "seed": 5}])
-def test_the_total_of_what_was_said_is_its_score(session: Session, options: dict[str, int]) -> None:
+def test_the_total_of_an_output_is_its_score(session: Session, options: dict[str, int]) -> None:
     search = SearchOptions(max_length=16, length_penalty=0.5, **options)
     sources, _ = pairs_of(5, 3)
     near = rounding_from_session(session, sources, 16)

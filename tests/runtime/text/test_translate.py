@@ -135,8 +135,8 @@ def test_ids_are_text_too(session):
     )
     assert found[0].source == (5, 6, 7)
     assert found[0].outputs[0].text == " ".join(str(token) for token in found[0].outputs[0].tokens)
-    assert found[1].error == "'six' is no token id, expected a line such as: 17 4 250"
-    assert found[2].error.startswith("'-1' is no token id")
+    assert found[1].error == "'six' is not a token id, expected a line such as: 17 4 250"
+    assert found[2].error.startswith("'-1' is not a token id")
     assert found[3].error == f"token 99, but the vocabulary has 0 to {CONFIG.source_vocab - 1}"
     assert len(found[4].error) < 120
 

@@ -30,7 +30,7 @@ from seq2engine.runtime.search.option_checks import problems_of
 from seq2engine.runtime.search.option_fields import OptionFields
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted
-from seq2engine.runtime.session import Ahead
+from seq2engine.runtime.session import RunAhead
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.trt.session import TrtSession
@@ -50,10 +50,10 @@ def sessions(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         session.close()
 
 
-def ahead_of(session: TrtSession, tokens: int) -> Ahead | None:
+def ahead_of(session: TrtSession, tokens: int) -> RunAhead | None:
     """As many tokens for one wait; none at all for 1."""
     own = session.passport.reductions["next_greedy"].candidates
-    return None if tokens == 1 else Ahead(tokens, own, session.ahead_memory[0].length)
+    return None if tokens == 1 else RunAhead(tokens, own, session.ahead_memory[0].length)
 
 
 TOKEN = st.integers(3, 255)
@@ -202,6 +202,6 @@ def test_an_engine_with_few_slots_or_another_search_goes_step_by_step(bundles: d
 def test_one_token_per_wait_can_be_asked_for(bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = put_engines(copied(bundles["static"], tmp_path / "run7"))
     with session_over(folder) as session:
-        assert session.ahead == Ahead(8, 8, 12)
+        assert session.ahead == RunAhead(8, 8, 12)
     with session_over(folder, tokens_per_wait=1) as session:
         assert session.ahead is None

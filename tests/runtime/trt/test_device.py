@@ -51,7 +51,7 @@ def test_copies_rows_and_graphs() -> None:
     assert (cudart.device.captures, cudart.device.replays) == (1, 2)
 
 
-def test_memory_is_given_back_when_nobody_has_it_any_more() -> None:
+def test_memory_is_freed_with_its_last_reference() -> None:
     cudart = Cudart()
     device = CudaDevice(cudart)
     memory, staging = device.allocate(512), device.staging(512)
@@ -87,7 +87,7 @@ def test_a_capture_that_fails_ends() -> None:
     assert cudart.device.recording is None
 
 
-def test_failures_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cudart = Cudart(room=1000)
     device = CudaDevice(cudart)
     assert device.allocate(0).size == 1

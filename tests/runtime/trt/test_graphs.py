@@ -116,7 +116,7 @@ def test_a_whole_decode_has_few_graphs_and_waits(
             assert len(own_graphs) == 1
 
 
-def test_compaction_is_a_gather_of_each_tensor_that_nobody_waits_for(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_compaction_is_a_gather_of_each_tensor_without_a_wait(bundles: dict[str, Path], tmp_path: Path) -> None:
     with opened(bundles, tmp_path, ranges=BEAMS) as session:
         device: Any = session.device
         state = encoded(session)
@@ -177,7 +177,7 @@ def test_a_growing_cache_is_not_captured(bundles: dict[str, Path], tmp_path: Pat
         assert session.device.captures == 0  # type: ignore[attr-defined]
 
 
-def test_rtx_is_told_to_capture_only_where_shapes_repeat(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_rtx_captures_only_where_shapes_repeat(bundles: dict[str, Path], tmp_path: Path) -> None:
     for form in FORMS:
         trt = tensorrt_stand_in("tensorrt_rtx")
         with opened(bundles, tmp_path / form, form, trt) as session:
@@ -191,7 +191,7 @@ def test_rtx_is_told_to_capture_only_where_shapes_repeat(bundles: dict[str, Path
             assert session.device.captures == 0  # type: ignore[attr-defined]
 
 
-def test_a_failed_capture_is_told_and_decoding_goes_on(
+def test_a_failed_capture_is_logged_and_decoding_continues(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(self: HostDevice, launch: object) -> None:

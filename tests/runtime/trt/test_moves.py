@@ -1,4 +1,4 @@
-"""Rows that move inside device memory: what is where afterwards is what numpy's indexing says."""
+"""Rows that move inside device memory: the result is that of numpy's indexing."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_the_flavours_differ_where_the_real_ones_do(folders: dict[str, Path]) ->
     assert datacenter.engine.get_aliased_input_tensor("logits") is None
 
 
-def test_an_engine_file_says_how_long_it_is() -> None:
+def test_an_engine_file_has_its_recorded_length() -> None:
     blob = engine_bytes(onnx.ModelProto(), [])
     assert int.from_bytes(blob[8:16], "little") == len(blob) - 16
 
@@ -251,7 +251,7 @@ def test_a_session_that_forgot_an_alias_would_be_caught(folders: dict[str, Path]
             session.step(state, **ONE_STEP)
 
 
-def test_what_tensorrt_says_reaches_the_message(folders: dict[str, Path]) -> None:
+def test_messages_of_tensorrt_reach_the_error(folders: dict[str, Path]) -> None:
     with session_over(folders["static tensorrt"]) as session:
         engine = session.engines["encoder"]
         engine.context.set_tensor_address = lambda name, address: engine.context.refuse(f"no place\n for {name}")

@@ -60,7 +60,7 @@ def test_compiled_kernels_are_kept_beside_the_engine(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"sm89 driver 580\n[", b"\xff\xfe"])
-def test_a_damaged_cache_is_told_and_written_anew(
+def test_a_damaged_cache_is_reported_and_written_again(
     damage: bytes, bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = put_engines(bundle)
@@ -75,9 +75,9 @@ def test_a_damaged_cache_is_told_and_written_anew(
     assert len(trt.compiled) == 2  # of one engine: the other's cache is whole
     assert path.read_bytes() == whole
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
-    said = [record.message for record in caplog.records]
-    line = f"{path} is damaged, or of another GPU or driver: it is not used, and written anew"
-    assert said == ([line] if damage else [])
+    logged = [record.message for record in caplog.records]
+    line = f"{path} is damaged or of another GPU or driver: it is ignored and written again"
+    assert logged == ([line] if damage else [])
 
 
 def test_a_bundle_that_cannot_be_written_to_costs_only_the_cache(

@@ -151,10 +151,10 @@ def test_a_passport_that_is_missing_or_unreadable(bundle: Bundle) -> None:
 def test_a_passport_of_half_the_engines(bundle: Bundle) -> None:
     folder = put_engines(bundle)
     change_passport(folder, lambda p: dataclasses.replace(p, engines={"encoder": p.engines["encoder"]}))
-    told = refusal(bundle, kind=BundleError)
-    assert told.startswith(f"{{root}}/engines/{folder.name}/passport.json cannot be used (")
-    assert "reduction 'candidates' without its engine" in told
-    assert told.endswith("; build the engine again with: seq2engine build {root} --force")
+    message = refusal(bundle, kind=BundleError)
+    assert message.startswith(f"{{root}}/engines/{folder.name}/passport.json cannot be used (")
+    assert "reduction 'candidates' without its engine" in message
+    assert message.endswith("; build the engine again with: seq2engine build {root} --force")
 
 
 def test_a_missing_engine_file(bundle: Bundle) -> None:
@@ -345,7 +345,7 @@ def test_a_second_engine_that_fails_closes_the_first(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("what", ["dtype", "name", "shapes"])
-def test_an_engine_that_is_not_what_its_passport_says(what: str, bundle: Bundle) -> None:
+def test_an_engine_that_differs_from_its_passport(what: str, bundle: Bundle) -> None:
     folder = put_engines(bundle)
     inputs = read_passport(folder / PASSPORT).engines["decoder_step"].inputs
     wrong = {"dtype": "int32", "name": "token", "shapes": ((1, 1), (2, 1), (8, 1))}[what]
@@ -370,7 +370,7 @@ def test_a_tensorrt_that_cannot_tell_aliases_goes_by_the_passport(bundle: Bundle
     assert aliases == {f"new_self_{part}.{layer}": f"self_{part}.{layer}" for layer in range(2) for part in "kv"}
 
 
-def test_run_says_in_one_line_what_to_build(bundle: Bundle, gpu: None, cli: Any) -> None:
+def test_run_names_in_one_line_what_to_build(bundle: Bundle, gpu: None, cli: Any) -> None:
     """Of an option that the engine cannot serve, and of an engine from before there were candidates."""
     folder = put_engines(bundle, name="mine")
     flags = ("--backend", "tensorrt", "--precision", "fp32", "--max-length", 4, "--quiet")
@@ -391,6 +391,6 @@ def test_run_says_in_one_line_what_to_build(bundle: Bundle, gpu: None, cli: Any)
     for command in (("run", bundle.root, "5 6", *flags), ("inspect", bundle.root)):
         code, out, error = cli(*command)
         assert (code, error.count("\n")) == (1, 1)
-        assert "engines that can only put out all logits" in error
+        assert "engines that can only output all logits" in error
         assert f"build them again with: seq2engine build {bundle.root}" in error
         assert error.endswith("--name mine --force\n")

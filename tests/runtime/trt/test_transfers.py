@@ -67,7 +67,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
 @pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
-def test_steps_take_what_the_passport_says(precision: str, ranges: ShapeRanges, bundle: Bundle) -> None:
+def test_steps_take_the_shapes_of_the_passport(precision: str, ranges: ShapeRanges, bundle: Bundle) -> None:
     beams = ranges.beam.max
     folder = put_engines(bundle, ranges, precision, name=f"{precision}-{ranges.beam.min}-{beams}")
     with session_over(folder, tokens_per_wait=1) as session:

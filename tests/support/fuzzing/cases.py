@@ -135,7 +135,7 @@ def mutated_material(rng: Random, number: int, material: Material, materials: Pa
 
 
 def chosen_file(rng: Random, files: Sequence[Path]) -> Path:
-    """JSON more often than others, engines (which nobody loads here) rarely."""
+    """JSON more often than others, engines (which are not loaded here) rarely."""
     weights = [4.0 if f.suffix == ".json" else 0.2 if f.suffix == ".engine" else 1.5 for f in files]
     return rng.choices(files, weights)[0]
 

@@ -10,7 +10,7 @@ TRAINING = "--d-model 16 --d-ff 16 --heads 2 --encoder-layers 1 --decoder-layers
 
 
 def mend_hashes(bundle: Path) -> None:
-    """Makes manifest and passports describe the files that are there, as somebody who mutates them on purpose would."""
+    """Makes manifest and passports describe the files that are there, as an attacker would."""
     manifest = bundle / "manifest.json"
     try:
         values = json.loads(content_of(manifest))

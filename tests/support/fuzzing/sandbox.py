@@ -88,7 +88,7 @@ def limit(what: int, most: int) -> None:
 
 
 def writable_memory() -> int:
-    """Bytes of memory of its own that this process has asked for; the address space says nothing: PyTorch reserves."""
+    """Bytes of memory of its own that this process has asked for; the address space is no measure: PyTorch reserves."""
     found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) << 10

@@ -1,4 +1,4 @@
-"""Every id and position is looked up, every branch taken, and a wrong row shows whoever looks it up."""
+"""Every id and position is looked up, every branch taken, and a wrong row shows wherever it is looked up."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     return bundle, foreign_graphs(model, folder)
 
 
-def test_roles_are_told_by_inputs(made):
+def test_roles_are_recognised_by_inputs(made):
     bundle, paths = made
     for role, path in paths.items():
         graph = foreign_graph(path, bundle.config, 1)
@@ -82,7 +82,7 @@ def test_a_step_that_mistakes_keys_for_values_fails_at_every_step(made, tmp_path
 
 
 def changed_copy(path, folder, change):
-    """A graph with one weight of a product changed: the change is told its numbers."""
+    """A graph with one weight of a product changed: the change gets its numbers."""
     model = onnx.load(path)
     weights = {weight.name: weight for weight in model.graph.initializer}
     product = next(n for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in weights)
@@ -110,9 +110,9 @@ def test_a_wrong_weight_of_theirs_is_located(made, tmp_path, change, cause):
 
 def test_a_graph_that_is_none_of_the_model_is_refused(made, tmp_path):
     bundle, _ = made
-    with pytest.raises(ConfigError, match="is no encoder or decoder whose inputs are known"):
+    with pytest.raises(ConfigError, match="is not an encoder or decoder with known inputs"):
         foreign_graph(bundle.graph_path("fp32", "decoder_step"), bundle.config, 1)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         foreign_graph(tmp_path / "nothing.onnx", bundle.config, 1)
 
 

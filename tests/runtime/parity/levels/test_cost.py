@@ -1,4 +1,4 @@
-"""What a precision costs: its outputs beside fp32's, shared between precisions, information and not a verdict."""
+"""What a precision costs: its outputs against fp32's, shared between precisions; information, not a verdict."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_int4_passes_and_yet_costs(results):
 def test_what_no_side_has_decoded_the_baseline_decodes(bundle):
     options, sources = SearchOptions(10, 1, scores=False), [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
     with open_session(bundle, "torch", threads=1) as fp32:
-        said = cost.outputs_of(fp32, sources, range(3), options, 2)
-    corpus = Corpus(bundle, sources, [options], {("onnxruntime int4", "greedy"): {**said, 1: (9, 2)}}, threads=1)
+        emitted = cost.outputs_of(fp32, sources, range(3), options, 2)
+    corpus = Corpus(bundle, sources, [options], {("onnxruntime int4", "greedy"): {**emitted, 1: (9, 2)}}, threads=1)
     (part,) = Fp32Outputs(bundle, "torch", None, by_torch=False).cost("onnxruntime int4", ["greedy"], corpus).searches
     assert part.equal == 2
 
@@ -89,7 +89,7 @@ def test_edits_are_per_token_of_fp32(bundle):
 
 
 def test_precisions_share_the_decodes_of_fp32(bundle, monkeypatch):
-    """Alone ONNX Runtime decodes them, once for both; beside fp32 PyTorch has done so already, and nobody does."""
+    """Alone ONNX Runtime decodes them, once for both; with fp32, PyTorch has done it already."""
     decoded = []
     kept = cost.outputs_of
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_a_gate_may_hold_the_cost(results):
     assert "without --against" in line
 
 
-def test_a_baseline_that_stops_is_told(bundle, monkeypatch):
+def test_a_baseline_that_stops_is_reported(bundle, monkeypatch):
     def stop(*given):
         raise RequestError("logits are not finite")
 
@@ -159,8 +159,8 @@ def test_outputs_are_shown_though_all_agree(results):
 
 def test_the_page_names_model_date_and_versions(bundle, results):
     page = parity_html(results["w8a8"])
-    told = dict(results["w8a8"].about)
-    assert told["model"].startswith("b, 2+2 layers")
-    assert told["checkpoint"] == bundle.manifest.checkpoint_sha256[:12]
+    rows = dict(results["w8a8"].about)
+    assert rows["model"].startswith("b, 2+2 layers")
+    assert rows["checkpoint"] == bundle.manifest.checkpoint_sha256[:12]
     for name in ("model", "checkpoint", "date", "versions"):
         assert f"<dt>{name}</dt>" in page

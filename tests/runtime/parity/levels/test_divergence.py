@@ -49,13 +49,15 @@ class TestDivergences:
         assert 0 < greedy.margin <= 5.001
 
     def test_two_equal_tokens_are_a_tie(self, tmp_path):
-        """Twins in the vocabulary: which one is said is up to the last bit, and not a failure."""
+        """Twins in the vocabulary: which one is output depends on the last bit, and not a failure."""
         model = random_model(SMALL, 3)
         sources = random_sources(SMALL, 16)
         with TorchSession(random_model(SMALL, 3)) as session:
-            said = [t for d in generate(session, sources) for t in d[0].tokens if t != SMALL.end_id]
-        twin = max(set(range(SMALL.target_vocab)) - set(said))
-        first = max({token for token in said if token < twin}, key=said.count)  # of equals the lower one is said
+            outputs = [t for d in generate(session, sources) for t in d[0].tokens if t != SMALL.end_id]
+        twin = max(set(range(SMALL.target_vocab)) - set(outputs))
+        first = max(
+            {token for token in outputs if token < twin}, key=outputs.count
+        )  # of equals the lower one is output
         for table in (model.output.weight, model.target_embedding.tokens.weight):
             table.data[twin] = table.data[first]
 
@@ -111,15 +113,15 @@ class Scripted(Session):
         return {"batch": len(source_ids)}
 
     def reserve(self, state, slots, form=EVERYTHING):
-        state["said"] = np.zeros((state["batch"], slots), dtype=np.int64)
+        state["outputs"] = np.zeros((state["batch"], slots), dtype=np.int64)
 
     def step(self, state, tokens, position, write_index, self_mask):
         rows, beams = np.arange(len(tokens))[:, None], np.arange(tokens.shape[1])
-        state["said"][rows, write_index[:, None] + beams] = tokens
+        state["outputs"][rows, write_index[:, None] + beams] = tokens
         logits = np.array(
             [
-                [self.script(tuple(said[mask].tolist()[1:])) for mask in masks]
-                for said, masks in zip(state["said"], self_mask, strict=True)
+                [self.script(tuple(outputs[mask].tolist()[1:])) for mask in masks]
+                for outputs, masks in zip(state["outputs"], self_mask, strict=True)
             ],
             dtype=np.float64,
         )
@@ -128,9 +130,9 @@ class Scripted(Session):
 
     def select(self, state, rows, slots):
         if rows is not None:
-            state["said"] = state["said"][rows]
+            state["outputs"] = state["outputs"][rows]
         if slots is not None:
-            state["said"] = np.take_along_axis(state["said"], slots, axis=1)
+            state["outputs"] = np.take_along_axis(state["outputs"], slots, axis=1)
 
     def __exit__(self, *exc):
         pass
@@ -144,9 +146,9 @@ def pruning(b, c):
 
     After B the end is certain: (log 1/4 + log 1) / 2. After C it is not, and A leads nowhere.
     """
-    said = {A: 0.5, B: b, C: c}
-    rest = (1 - sum(said.values())) / 5
-    first = [said.get(token, rest) for token in range(8)]
+    outputs = {A: 0.5, B: b, C: c}
+    rest = (1 - sum(outputs.values())) / 5
+    first = [outputs.get(token, rest) for token in range(8)]
     end = [0.97 if token == END else 0.03 / 7 for token in range(8)]
     maybe = [0.3 if token == END else 0.1 for token in range(8)]
     return {(): first, (B,): end, (C,): maybe, (A,): maybe}

@@ -116,13 +116,13 @@ def torch16(bundle):
 
 class TestExcuse:
     def doubt(self, session, differing, own_differing, count=40):
-        """Of so many sources the candidate differs in the first ones; PyTorch fp16 in those rows."""
+        """Of `count` sources the candidate differs in the first ones; PyTorch fp16 in those rows."""
         sources = random_sources(SMALL, count)
         (options, *_) = searches_of(session, 8, 2)
-        said = outputs_of(session, sources, range(count), options, 8)
-        said = {row: (*tokens, 1) if row in own_differing else tokens for row, tokens in said.items()}
-        apart = tuple(Divergence(row, 0, "tie", "tokens", 0.0, 1.0, said[row], (1,)) for row in range(differing))
-        return decode_doubt(DecodeResult("greedy", count, apart), options, sources, said, session, 8)
+        outputs = outputs_of(session, sources, range(count), options, 8)
+        outputs = {row: (*tokens, 1) if row in own_differing else tokens for row, tokens in outputs.items()}
+        apart = tuple(Divergence(row, 0, "tie", "tokens", 0.0, 1.0, outputs[row], (1,)) for row in range(differing))
+        return decode_doubt(DecodeResult("greedy", count, apart), options, sources, outputs, session, 8)
 
     def test_half_is_not_most(self, torch16):
         assert self.doubt(torch16, 20, ()) is None
@@ -148,7 +148,7 @@ class TestExcuse:
     @pytest.mark.parametrize(
         ("first", "second", "more"), [(0, 0, False), (5, 0, False), (6, 0, True), (10, 9, False), (20, 4, True)]
     )
-    def test_a_sign_test_says_more_often(self, first, second, more):
+    def test_the_sign_test_detects_more_frequent_differences(self, first, second, more):
         assert more_often(first, second) is more
 
     def test_rows_reach_over_all(self):
@@ -171,8 +171,8 @@ class TestQuality:
 
     def test_what_falls_is_a_reason(self):
         (doubt,) = quality_doubts([rate(0.01, 0.03), rate(-0.01, 0.01, "PER")], None, "")
-        told = "greedy: WER +2.00% [+1.00, +3.00], significantly worse, which fails even within budget"
-        assert doubt.reason == told
+        expected = "greedy: WER +2.00% [+1.00, +3.00], significantly worse, which fails even within budget"
+        assert doubt.reason == expected
 
     def test_what_falls_for_pytorch_at_this_precision_too_is_excused(self):
         (doubt,) = quality_doubts([rate(0.01, 0.03)], [rate(-0.01, 0.01, lines=256)], "PyTorch bf16")
@@ -183,7 +183,7 @@ class TestQuality:
         assert not quality_doubts([rate(0.01, 0.03)], [rate(0.01, 0.02)], "PyTorch bf16")[0]
 
 
-def test_a_result_with_a_doubt_fails_at_its_level_and_says_so_in_json(bundle):
+def test_a_result_with_a_doubt_fails_at_its_level_and_in_json(bundle):
     with changed(bundle, answered=nothing) as candidate:
         result = parity_with(bundle, candidate)
     doubts = quality_doubts([rate(0.01, 0.03)], None, "")

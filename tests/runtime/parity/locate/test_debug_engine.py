@@ -173,7 +173,7 @@ def test_a_failed_parity_run_names_the_layer(bundles, gpu, monkeypatch, cli):
 
 
 @pytest.mark.slow
-def test_a_fault_that_marked_tensors_hide_is_told_as_such(bundles, gpu, monkeypatch):
+def test_a_fault_that_marked_tensors_hide_is_reported(bundles, gpu, monkeypatch):
     """As if only a fused kernel had it: the debug build is right."""
     bundle = bundles["static"]
     with monkeypatch.context() as only_now:

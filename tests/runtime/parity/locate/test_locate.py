@@ -164,11 +164,11 @@ class TestInside:
             locate_sources(SMALL, sources, [40])
 
     @pytest.mark.parametrize(
-        ("only", "said"),
+        ("only", "message"),
         [("attic:logits", "unknown place 'attic'"), ("greedy:nonsense", "no tensor 'nonsense'")],
     )
-    def test_what_is_not_there_is_refused(self, bundle, only, said):
-        with pytest.raises(RequestError, match=said):
+    def test_what_is_not_there_is_refused(self, bundle, only, message):
+        with pytest.raises(RequestError, match=message):
             locate(bundle, "fp32", [[5]], beam=2, longest=4, threads=1, only=only)
 
 
@@ -177,9 +177,9 @@ class TestCommand:
         flags = ("--count", 8, "--max-length", 6, "--beam", 2, "--threads", 1, "--quiet")
         code, out, _ = cli("parity", wrong.root, *flags)
         assert code == 1
-        told = next(line for line in out.splitlines() if line.startswith("located: "))
-        assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add; likely cause" in told
-        assert "weight: bias [11] is" in told
+        shown = next(line for line in out.splitlines() if line.startswith("located: "))
+        assert "first wrong in decoder.0: decoder_step node decoder.0.feed_forward.down/Add; likely cause" in shown
+        assert "weight: bias [11] is" in shown
         page = latest_report(wrong.root, "parity", ".html").read_text()
         assert "Located:" in page
         again = next(line for line in out.splitlines() if line.startswith("again with: ")).removeprefix("again with: ")
@@ -188,7 +188,7 @@ class TestCommand:
         assert words[0] == "seq2engine"
         code, out, _ = cli(*words[1:], "--quiet")
         assert code == 1
-        assert out.splitlines()[0] == told.removeprefix("located: ")
+        assert out.splitlines()[0] == shown.removeprefix("located: ")
 
     def test_a_tensor_that_is_right_is_no_failure(self, wrong, cli):
         place = "greedy:decoder.0.feed_forward.up/Add"

@@ -71,7 +71,7 @@ def text_of(page):
 
 @pytest.mark.parametrize("render", [parity_table, lambda result: text_of(parity_html(result))], ids=["text", "html"])
 class TestBoth:
-    def test_a_pass_says_so_and_why(self, render):
+    def test_a_pass_has_a_verdict_and_a_reason(self, render):
         text = render(GOOD)
         assert "passed" in text
         assert "FAIL" not in text
@@ -108,7 +108,7 @@ class TestBoth:
         assert "between the scores of the two outputs" in text
         assert "between the prefixes that only one of the searches kept" in text
 
-    def test_a_decode_that_stopped_is_told(self, render):
+    def test_a_decode_that_stopped_is_reported(self, render):
         stopped = "onnxruntime stopped in batch 0: <nan>"
         assert f"greedy: {stopped}" in render(result_of(failure=stopped))
 
@@ -182,7 +182,7 @@ class TestPictures:
         assert "nan" not in svg
         assert "inf" not in svg
 
-    def test_no_error_at_all_is_said(self):
+    def test_no_error_at_all_is_reported(self):
         nothing = ErrorGrowth(("self_k.0", "self_v.0", "logits"), ((0.0,),) * 3, ((0.0,),) * 3, 1e-8)
         assert "Neither side has any error" in drawn("error_growth", error_growth_plot(nothing, "torch fp32"))
 

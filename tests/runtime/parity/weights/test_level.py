@@ -166,7 +166,7 @@ class TestForms:
         assert any(result.constants > 15 for result in results if result.form)
         right = screened_argmax.tables
 
-        for name, change, said in (
+        for name, change, message in (
             ("screening/int8", lambda a: np.roll(a, 1, axis=1), "token 0 is not its row of the table, rounded"),
             ("screening/bounds", lambda a: a * np.float32(0.5), "token 0 is low"),
             ("screening/always", np.zeros_like, "does not let the first 16 tokens through"),
@@ -176,7 +176,7 @@ class TestForms:
             )
             faults = [f for result in weights_of(wide, "fp32", backend="onnxruntime") for f in result.faults]
             assert [fault.tensor for fault in faults] == [name]
-            assert said in faults[0].detail
+            assert message in faults[0].detail
 
     def test_the_bias_of_the_screening_is_held_against_the_projections(self, biased, monkeypatch):
         from seq2engine.export.ort_forms import screened_argmax
@@ -188,7 +188,7 @@ class TestForms:
         def without_last_row(bounds):
             return bounds * np.float32([[1], [1], [1], [0]])
 
-        for name, change, said in (
+        for name, change, message in (
             ("screening/bias", lambda a: a[:, ::-1].copy(), "it is not the bias of the output projection"),
             ("screening/least_bias", lambda a: a + np.float32(0.01), "it is more than the bias may be"),
             ("screening/bounds", without_last_row, "those of the bias are low"),
@@ -198,7 +198,7 @@ class TestForms:
             )
             faults = [f for result in weights_of(biased, "fp32", backend="onnxruntime") for f in result.faults]
             assert [fault.tensor for fault in faults] == [name]
-            assert said in faults[0].detail
+            assert message in faults[0].detail
 
     @pytest.mark.parametrize("beams", [1, 4, None])
     def test_a_folded_query_is_held_against_the_query(self, wide, beams):

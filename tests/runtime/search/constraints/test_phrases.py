@@ -1,4 +1,4 @@
-"""Phrases: the automaton against plain tuples, outputs that always say them, and the best of all such outputs."""
+"""Phrases: the automaton against plain tuples, outputs that always contain them, and the best of all such outputs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PHRASES = st.lists(st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple
 
 @settings(deadline=None)
 @given(phrases=PHRASES, text=st.lists(st.integers(0, 6), max_size=8))
-def test_what_is_missing_can_be_said_in_so_many_tokens(phrases: tuple[tuple[int, ...], ...], text: list[int]) -> None:
+def test_missing_phrases_fit_in_the_needed_tokens(phrases: tuple[tuple[int, ...], ...], text: list[int]) -> None:
     table = phrase_table(phrases)
     missing = table.needed_after(text)
-    said = [contains(tuple(text), phrase) for phrase in phrases]
-    assert (missing == 0) == all(said)
-    assert missing <= sum(len(phrase) for phrase, there in zip(phrases, said, strict=True) if not there)
+    outputs = [contains(tuple(text), phrase) for phrase in phrases]
+    assert (missing == 0) == all(outputs)
+    assert missing <= sum(len(phrase) for phrase, there in zip(phrases, outputs, strict=True) if not there)
     if missing:  # some token brings it down, by as much as it is worth
         assert min(table.needed_after([*text, token]) for token in table.alphabet.tolist()) < missing
     while missing:
@@ -47,7 +47,7 @@ def test_what_is_missing_can_be_said_in_so_many_tokens(phrases: tuple[tuple[int,
     batch=st.integers(1, 9),
     room=st.integers(0, 4),
 )
-def test_outputs_say_every_phrase(
+def test_outputs_contain_every_phrase(
     phrases: tuple[tuple[int, ...], ...], seed: int, beam: int, beam_style: str, batch: int, room: int
 ) -> None:
     """However little room the maximum length leaves; in company, each as if it were alone."""
@@ -73,7 +73,7 @@ def test_outputs_say_every_phrase(
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_a_wide_beam_finds_the_best_output_there_is(seed: int) -> None:
-    """Of all texts of up to 4 of 4 tokens that say both phrases, by trying them."""
+    """Of all texts of up to 4 of 4 tokens that contain both phrases, by trying them."""
     phrases, length = ((2, 3), (3,), (2,)), 4
     script = from_seed(seed, vocab=4)
     logs: dict[tuple[int, ...], np.ndarray] = {}
@@ -96,7 +96,7 @@ def test_a_wide_beam_finds_the_best_output_there_is(seed: int) -> None:
     assert found.score == by_hand(price(best), len(best), **SEEDED)
 
 
-def test_greedy_search_says_a_phrase_where_it_would_end_by_hand() -> None:
+def test_greedy_search_outputs_a_phrase_where_it_would_end_by_hand() -> None:
     script = from_table(
         {(): [0, 0.2, 0.7, 0.06, 0.04], (2,): [0, 0.8, 0.1, 0.02, 0.08], (2, 4): [0, 0.9, 0.05, 0.03, 0.02]},
         otherwise=[0, 0.9, 0.04, 0.03, 0.03],
@@ -107,7 +107,7 @@ def test_greedy_search_says_a_phrase_where_it_would_end_by_hand() -> None:
     assert found.log_probs == by_hand(np.log([0.7, 0.08, 0.03, 0.9]))
 
 
-def test_beams_are_kept_for_a_phrase_nobody_would_say_by_hand() -> None:
+def test_beams_are_kept_for_an_unlikely_phrase_by_hand() -> None:
     """Without beams of their own the phrase's tokens, at 0.01, would never be among the best continuations."""
     table = {(): [0, 0.01, 0.5, 0.48, 0.01]}
     otherwise = [0, 0.6, 0.2, 0.19, 0.01]
@@ -120,12 +120,12 @@ def test_beams_are_kept_for_a_phrase_nobody_would_say_by_hand() -> None:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_prefix_says_phrases_too(beam: int) -> None:
+def test_a_prefix_may_complete_phrases(beam: int) -> None:
     options: dict[str, Any] = {"max_length": 4, "beam": beam, "prefix": (3, 4)}
     script = from_seed(1, vocab=8)
     search = greedy_search if beam == 1 else beam_search
     ((found, *_),), _ = run(search(ScriptedStep([script]), 1, SPECIAL, SearchOptions(phrases=((4, 5, 6),), **options)))
     assert found.tokens == (3, 4, 5, 6)
     free, _ = run(search(ScriptedStep([script]), 1, SPECIAL, SearchOptions(**options)))
-    said, _ = run(search(ScriptedStep([script]), 1, SPECIAL, SearchOptions(phrases=((3, 4),), **options)))
-    assert said[0][0].tokens[:2] == free[0][0].tokens[:2] == (3, 4)
+    outputs, _ = run(search(ScriptedStep([script]), 1, SPECIAL, SearchOptions(phrases=((3, 4),), **options)))
+    assert outputs[0][0].tokens[:2] == free[0][0].tokens[:2] == (3, 4)

@@ -80,8 +80,8 @@ def test_outputs_are_sequences_of_the_trie(
     for row, hypotheses in enumerate(found):
         assert hypotheses
         for hypothesis in hypotheses:
-            said = hypothesis.tokens[:-1] if hypothesis.tokens[-1] == END else hypothesis.tokens
-            assert said in sequences
+            output = hypothesis.tokens[:-1] if hypothesis.tokens[-1] == END else hypothesis.tokens
+            assert output in sequences
         ((*alone,),), _ = run(search(ScriptedStep([scripts[row]]), 1, SPECIAL, options, [texts[row]]))
         assert alone == hypotheses
 
