@@ -88,8 +88,8 @@ def backend_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     what = (
-        "draft for speculative decoding (single sources, one beam): quantised (fp32's own weights in 8 and 4 bits) or a "
-        "cheaper precision of the bundle; outputs do not change"
+        "draft for speculative decoding (single sources, one beam): quantised (fp32's own weights in 8 and 4 bits) or "
+        "a cheaper precision of the bundle; outputs do not change"
     )
     if default is not None:
         what += f"; auto: quantised for fp32 while it is faster; none: off (default: {default})"
