@@ -29,7 +29,7 @@ from ...encoder_inputs import encoder_inputs, listed_sources
 from ...numerics.budgets import TensorResult
 from ...opening import open_session
 from ...text.sources import fewest_sources, random_sources, sample_of
-from ...torch_session import TorchSession
+from ...torch_session import TorchSession, threads_of_torch
 from ...tree_cache import TreeStep
 from ..levels.baseline import Baseline
 from ..levels.findings import Finding, layer_of
@@ -90,6 +90,7 @@ class Locator:
 
     def __enter__(self) -> Locator:
         bundle, precision = self.bundle, self.precision
+        self.opened.enter_context(threads_of_torch(self.threads))
         self.oracle, self.reference = (
             cast(TorchSession, self.opened.enter_context(open_session(bundle, "torch", who, self.threads)))
             for who in (oracle_of(precision), precision)
