@@ -15,6 +15,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.model_options import options_left_out
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.compare import parity_of_sessions, searches_of
 from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
@@ -190,6 +191,13 @@ class TestRepetitionPenalty:
         with open_session(bundle, "torch", threads=1) as session:
             session.defaults = Defaults({"repetition_penalty": 1.8})
             assert [search.repetition_penalty for search in searches_of(session, 10, 4)] == [1.8, 1.8]
+            assert options_left_out(session) == ()
+
+    def test_what_they_do_not_obey_is_in_the_result(self, bundle):
+        with open_session(bundle, "torch", "fp64") as oracle, open_session(bundle, "torch") as session:
+            session.defaults = Defaults({"coverage_penalty": 0.5, "sample": True, "beam": 4})
+            result = parity_of_sessions(oracle, session, session, [[5, 6]], ParityOptions(max_length=2))
+        assert result.left_out == ("sampling", "coverage penalty")
 
     def test_a_divergence_that_only_the_penalty_makes_large_is_no_tie(self):
         """A and B are equal but for the penalty on A, which both searches have emitted before."""
