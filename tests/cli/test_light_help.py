@@ -109,6 +109,6 @@ def test_a_damaged_graph_is_told_before_anything_heavy(words, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     done = subprocess.run([sys.executable, "-c", COUNT, *words], capture_output=True, text=True, cwd=tmp_path)
     error, modules = done.stderr.splitlines()
-    assert error.startswith(f"error: {weights.relative_to(tmp_path)} is not the file the manifest describes")
+    assert error.startswith(f"error: {weights} is not the file the manifest describes")
     assert not set(modules.split()) & {"torch", "onnx", "onnxruntime"}
     assert not (tmp_path / "made").exists()
