@@ -20,9 +20,12 @@ BACKENDS = ("torch", "onnxruntime", "tensorrt")  # the backends timed here
 
 
 def check_bench(plan: Plan) -> None:
-    """Refuses what cannot be timed, with every problem in one message."""
+    """Refuses what cannot be timed, with every problem in one message; and graphs that are damaged."""
     if problems := [*usage_problems(plan.options), *bundle_problems(plan)]:
         raise UsageError(f"cannot benchmark {plan.bundle.root}: " + "; ".join(dict.fromkeys(problems)))
+    if "onnxruntime" in plan.options.backends:
+        draft = plan.options.draft
+        plan.bundle.check_graphs(*plan.precisions, *([] if draft is None else [draft]))
 
 
 def usage_problems(options: BenchOptions) -> list[str]:

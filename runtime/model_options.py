@@ -119,6 +119,13 @@ def measured_options(
     )
 
 
+def options_left_out(session: Session) -> tuple[str, ...]:
+    """Which of the model's own options `measured_options` leaves out, in words."""
+    values = session.defaults.values
+    named = {"sample": "sampling", "alternatives": "alternatives", "coverage_penalty": "coverage penalty"}
+    return tuple(words for name, words in named.items() if values.get(name))
+
+
 def first_token(session: Session, tokenizer: Coder, target_language: str | None) -> int | None:
     """The token that every output begins with: of the target language if one is asked for, else the model's own."""
     if target_language is not None:

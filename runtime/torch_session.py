@@ -7,10 +7,10 @@ oracle (`fp64:int8`) has the same weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -40,8 +40,38 @@ DTYPES = {
     "bf16": torch.bfloat16,
     **{name: getattr(torch, PRECISIONS[name]) for name in QUANTISED},
 }
+P = ParamSpec("P")
+R = TypeVar("R")
 ENCODED = ("source_mask", "encoder_states", "cross_k.", "cross_v.")  # tensors of a state that `encode` makes
 STORES = {"static": write_slots, "growing": append_slots}
+
+
+@contextmanager
+def threads_of_torch(count: int | None) -> Iterator[None]:
+    """PyTorch computes with so many threads inside the block (None: with as many as outside it).
+
+    PyTorch has one number for all that a thread of Python runs, so a session may set it only while it computes.
+    """
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def computing(method: Callable[Concatenate[TorchSession, P], R]) -> Callable[Concatenate[TorchSession, P], R]:
+    """A method of a session that computes: without gradients, with the session's threads."""
+
+    @wraps(method)
+    def scoped(self: TorchSession, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(), threads_of_torch(self.threads):
+            return method(self, *args, **kwargs)
+
+    return scoped
 
 
 class TorchState(dict[str, torch.Tensor]):
@@ -56,7 +86,8 @@ class TorchSession(Session):
 
     Nodes of the graphs named in `in_fp32` are computed in fp32 whatever the precision. With `attention`, a state has
     the cross-attention weights `cross_attention.i` [B,H,K,S] of every layer after a step. `smoothing` is what inputs of
-    products are multiplied by before they are rounded to int8 (w8a8).
+    products are multiplied by before they are rounded to int8 (w8a8). Calls compute with `threads` (None: PyTorch's own
+    number); outside of them PyTorch keeps its number.
     """
 
     backend = "torch"
@@ -70,10 +101,11 @@ class TorchSession(Session):
         in_fp32: Collection[str] = (),
         attention: bool = False,
         smoothing: Mapping[str, np.ndarray] | None = None,
+        threads: int | None = None,
     ):
         if precision not in DTYPES:
             raise SessionError(f"PyTorch runs {', '.join(DTYPES)} here, not {precision!r}")
-        self.precision, self.cache_form = precision, cache_form
+        self.precision, self.cache_form, self.threads = precision, cache_form, threads
         self.prefills_rows = cache_form == "static"
         self.config = model.config
         self.dtype = DTYPES[precision]
@@ -93,14 +125,12 @@ class TorchSession(Session):
         model: Transformer | None = None,
     ) -> TorchSession:
         """`model` is what `model_with_weights_of` gave for the same bundle and weights, to have them only once."""
-        if threads is not None:
-            torch.set_num_threads(threads)
         computes_in, _, _ = precision.partition(":")
         graphs = GRAPHS if computes_in in bundle.precisions else ()
         fallbacks = {node for graph in graphs for node in bundle.graph(computes_in, graph).fp32_nodes}
         weights = model or model_with_weights_of(bundle, weights_of(precision))
         smoothing = smoothing_of(bundle) if computes_in == "w8a8" else None
-        return cls(weights, computes_in, bundle.cache_form, fallbacks, attention, smoothing)
+        return cls(weights, computes_in, bundle.cache_form, fallbacks, attention, smoothing, threads)
 
     def model_for(self, shortlist: Shortlist | None) -> Transformer:
         """The model with an output projection of these tokens alone; the latest is kept."""
@@ -112,7 +142,7 @@ class TorchSession(Session):
             self.latest = shortlist, model
         return self.latest[1]
 
-    @torch.inference_mode()
+    @computing
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> TorchState:
         mask = torch.from_numpy(source_mask)
         states, cross = self.model.encode(torch.from_numpy(source), mask)
@@ -121,7 +151,7 @@ class TorchSession(Session):
             state[f"cross_k.{i}"], state[f"cross_v.{i}"] = k, v
         return state
 
-    @torch.inference_mode()
+    @computing
     def reserve(self, state: TorchState, slots: int, form: StepForm = EVERYTHING) -> None:
         state.shortlist, state.model = form.shortlist, self.model_for(form.shortlist)
         shape = (len(state["source_mask"]), self.config.heads, slots, self.config.head_dim)
@@ -129,7 +159,7 @@ class TorchSession(Session):
             for part in "kv":
                 state[f"self_{part}.{i}"] = torch.zeros(shape, dtype=self.dtype)
 
-    @torch.inference_mode()
+    @computing
     def step(
         self,
         state: TorchState,
@@ -155,7 +185,7 @@ class TorchSession(Session):
         state.update(weights)
         return self.output(state, logits, cache)
 
-    @torch.inference_mode()
+    @computing
     def prefill(
         self,
         state: TorchState,
@@ -209,7 +239,7 @@ class TorchSession(Session):
                 hooks.enter_context(attention.register_forward_hook(hook_of(attention_name(i))))
             yield weights
 
-    @torch.inference_mode()
+    @computing
     def select(self, state: TorchState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         if rows is not None:
             kept = torch.from_numpy(rows)
@@ -220,7 +250,7 @@ class TorchSession(Session):
                 tensor = state[name]
                 state[name] = tensor.gather(2, index.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
 
-    @torch.inference_mode()
+    @computing
     def replace(self, state: TorchState, rows: np.ndarray, newcomers: TorchState, width: int) -> None:
         index = torch.from_numpy(rows)
         for name, coming in newcomers.items():

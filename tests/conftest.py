@@ -57,8 +57,8 @@ def _cache_of_our_own(tmp_path_factory):
 def pytest_runtest_setup(item):
     """Every test, and what it shares with others, begins with the same threads of PyTorch.
 
-    A session or a benchmark sets them for the whole process. With those of an earlier test sums are added up in another
-    order, and beside a busy neighbour two threads of a tiny model take ten times as long as one.
+    A test may set them for the whole process. With those of an earlier test sums are added up in another order, and
+    beside a busy neighbour two threads of a tiny model take ten times as long as one.
     """
     torch.set_num_threads(THREADS)
 

@@ -135,6 +135,13 @@ class Bundle:
             self.check_file(relative, expected)
         return self.inside(entry.path)
 
+    def check_graphs(self, *precisions: str) -> None:
+        """Refuses graphs of these precisions that are not those that were written: for work that reads them late."""
+        for precision in precisions:
+            self.require(precision)
+            for name in self.manifest.graphs[precision]:
+                self.graph_path(precision, name)
+
     def reference_path(self) -> Path:
         self.check_file(REFERENCE, self.manifest.checkpoint_sha256)
         return self.inside(REFERENCE)

@@ -13,7 +13,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import ConfigError, GraphError
 
 from ..encoder_inputs import listed_sources
-from ..model_options import measured_options
+from ..model_options import measured_options, options_left_out
 from ..numerics.budgets import TensorResult
 from ..requests import check_request
 from ..search.options import SearchOptions
@@ -174,6 +174,7 @@ def compared_tensors(one: Compared, plan: Plan, name: str, progress: Progress) -
         baseline=name,
         sampled=plan.sampled(one.candidate),
         stopped=stopped,
+        left_out=options_left_out(one.candidate),
     )
     return result, Arm(one.candidate, Judge(*(one.judges or one.three[:2]), plan.batch, usual))
 

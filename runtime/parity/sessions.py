@@ -90,9 +90,11 @@ class Sessions(ExitStack):
         """Sets PyTorch's threads to the number asked for, or to the quickest, as long as these sessions are open."""
         import torch
 
+        from ..torch_session import threads_of_torch
         from .torch_threads import take_quickest_threads
 
         if self.options.threads is not None:
+            self.enter_context(threads_of_torch(self.options.threads))
             return self.options.threads
         self.callback(torch.set_num_threads, torch.get_num_threads())
         most = min(FEWEST_SOURCES, self.options.batch, compared.candidate.limits.batch or FEWEST_SOURCES)

@@ -108,3 +108,11 @@ def copy_columns(
 def padded_slots(slots: np.ndarray, rows: int, length: int) -> np.ndarray:
     """Slots [B,L] -> [rows, length]: what is added repeats the last row and the last column."""
     return np.pad(slots, ((0, rows - len(slots)), (0, length - slots.shape[1])), mode="edge")
+
+
+def rows_to_continue_with(staying: int, now: int, fewest: int) -> int:
+    """The current ones until half of them are padding, so that the shapes of a decode, and with them its CUDA graph,
+    change seldom while sources leave it."""
+    while staying <= now // 2 and now // 2 >= fewest:
+        now //= 2
+    return max(now, staying)

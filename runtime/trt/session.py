@@ -20,6 +20,7 @@ from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
 from seq2engine.model.config import ModelConfig
 
 from ..backends import SessionOptions
+from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
@@ -38,7 +39,7 @@ from .memory import (
     read_values,
     room_for_moves,
 )
-from .moves import clear, gather_rows, padded_slots, put_rows, set_length
+from .moves import clear, gather_rows, padded_slots, put_rows, rows_to_continue_with, set_length
 from .selection import Opening, check_files, check_machine, choose_engine, fix, larger_build, runs_on
 from .shapes import Profile, call_sizes, check_dtypes, check_places, check_reserved, profile_for, profiles_of
 from .step_plan import MASK, MASKS, SLOT_POSITION, StepMemory, StepPlan, planned, signature_of
@@ -72,6 +73,7 @@ class TrtSession(Session):
         self.profiles = profiles_of(passport)
         ranges = [profile.ranges for profile in self.profiles]
         self.fewest_rows, self.most_rows = min(r.batch.min for r in ranges), max(r.batch.max for r in ranges)
+        self.fewest_columns = 0 if config.takes_audio else min(r.source.min for r in ranges)
         self.limits = Limits(
             batch=self.most_rows,
             beam=max(r.beam.max for r in ranges),
@@ -139,6 +141,8 @@ class TrtSession(Session):
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> TrtState:
         engine = self.opened("encoder")
+        if source.shape[1] == source_mask.shape[1] < self.fewest_columns:
+            source, source_mask = (fitted(given, 1, self.fewest_columns) for given in (source, source_mask))
         values = {engine.entry.inputs[0].name: source, "source_mask": source_mask}
         check_dtypes("encoder", engine.entry, values)
         shapes = {name: value.shape for name, value in values.items()}
@@ -301,7 +305,7 @@ class TrtSession(Session):
 
     def move_rows(self, state: TrtState, rows: np.ndarray) -> None:
         """Rows of sources that stay come first; rows of some that left may follow as padding."""
-        count = self.rows_for(len(rows), physical_rows(state)) if self.static else len(rows)
+        count = rows_to_continue_with(len(rows), physical_rows(state), self.fewest_rows) if self.static else len(rows)
         for slab in self.slabs_of(state):
             shape = state[slab.names[0]].shape
             gather_rows(self.device, slab, shape, rows.tolist(), self.spare[0])
@@ -336,16 +340,10 @@ class TrtSession(Session):
             else:
                 state[name] = new
 
-    def rows_for(self, staying: int, now: int) -> int:
-        """How many rows to continue with: the current ones until half of them are padding, so that shapes, and with
-        them the CUDA graph, rarely change while sources leave."""
-        while staying <= now // 2 and now // 2 >= self.fewest_rows:
-            now //= 2
-        return max(now, staying)
-
     def replace(self, state: TrtState, rows: np.ndarray, newcomers: TrtState, width: int) -> None:
         self.opened("decoder_step")
         check_places("rows", rows, state.rows)
+        width = max(width, self.fewest_columns)
         for slab, coming in zip(state.memory.kept, newcomers.memory.kept, strict=True):
             name = slab.names[0]
             shape = set_length(self.device, slab, state[name].shape, width, self.spare[0])
@@ -359,7 +357,12 @@ class TrtSession(Session):
         staging = self.device.staging(array.bytes)[: array.bytes]
         self.device.download(staging, array.memory)
         self.wait()
-        return read_values(staging, array.dtype, array.shape)[: state.rows]
+        values = read_values(staging, array.dtype, array.shape)[: state.rows]
+        axis = next((kept.axes.index("S") for kept in self.kept if kept.name == name), None)
+        if axis is None or name == "source_mask" or array.shape[axis] != self.fewest_columns:
+            return values
+        asked = np.flatnonzero(self.tensor(state, "source_mask").any(axis=0))[-1] + 1  # without the columns added
+        return fitted(values, axis, asked)
 
     def wait(self) -> None:
         self.device.synchronize()

@@ -177,8 +177,6 @@ def run_arms(args: argparse.Namespace) -> int:
     """Times what the flags ask for; the report is written after the first case and updated after each."""
     from seq2engine.benchmarks.checks import check_bench
     from seq2engine.benchmarks.options import plan_from_options
-    from seq2engine.benchmarks.report.page import bench_html, bench_table
-    from seq2engine.benchmarks.runner import bench_bundle
     from seq2engine.common.reports import report_files
     from seq2engine.export.artifact.bundle import open_bundle
 
@@ -186,6 +184,9 @@ def run_arms(args: argparse.Namespace) -> int:
     options = options_from_args(args, cases_from_args(args, bundle.config))
     plan = plan_from_options(bundle, options)
     check_bench(plan)
+    from seq2engine.benchmarks.report.page import bench_html, bench_table
+    from seq2engine.benchmarks.runner import bench_bundle
+
     files = report_files(bundle.root, "bench", " ".join((*options.backends, *plan.precisions)), args.out)
     kept: list[BenchResult] = []
 

@@ -43,10 +43,12 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
 def run_package(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.default_precision import default_precision
-    from seq2engine.packaging.package import PackageOptions, package_from_bundle
 
     bundle = open_bundle(args.bundle)
     precision = args.precision or default_precision(bundle, "tensorrt", args.engine)
+    bundle.check_graphs(precision)  # before PyTorch is imported and anything recorded
+    from seq2engine.packaging.package import PackageOptions, package_from_bundle
+
     named = any(getattr(args, name) is not None for name in RANGES)
     options = PackageOptions(
         precision=precision,

@@ -114,6 +114,7 @@ def package_from_bundle(
     options = options or PackageOptions()
     precision = options.precision or default_precision(opened, "tensorrt", options.engine)
     form = form_of(opened, precision, options.engine, options.ranges, options.slots)
+    opened.check_graphs(precision)  # they are written last
     target = Path(out)
     with new_folder(target, force, marker=PACKAGE) as beside:
         recording, decode, decodes = recordings_for(opened, precision, form, options, progress)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from seq2engine.benchmarks import arms, options, runner, timed_decode
 from seq2engine.benchmarks.cases import Case, sources_for
@@ -45,14 +44,6 @@ def any_bundle(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     return onnx_from_model(random_model(SMALL), tmp_path_factory.mktemp("bench") / "small", ("fp32",))
-
-
-@pytest.fixture(autouse=True)
-def torch_threads():
-    """The torch session sets the number of threads for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 class Wrapped:

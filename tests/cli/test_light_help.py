@@ -1,4 +1,4 @@
-"""`--help` answers at once: counted in imported modules, as a time would depend on the machine."""
+"""`--help` and damaged graphs are answered at once: counted in imported modules, as times depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from seq2engine.cli.main import COMMANDS, make_parser
 from seq2engine.cli.summaries import SUMMARIES
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+from seq2engine.model.config import PRESETS
 
 MOST = 75  # modules beside those that the interpreter itself has loaded; argparse alone takes twenty
 MOST_OF_ALL = 50  # where no command is named, and none is imported
@@ -96,3 +99,16 @@ def test_a_flag_of_an_older_version_names_the_new_one(cli, capsys, line, new):
     err = capsys.readouterr().err
     assert f"error: {new}; see: " in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("package", "B", "made"), ("bench", "B", "--case", "1x1x4x3", "--rounds", "1")])
+def test_a_damaged_graph_is_told_before_anything_heavy(words, tmp_path):
+    """Both commands come to the graphs last: after PyTorch was imported, and samples recorded or the machine timed."""
+    root = onnx_from_model(random_model(PRESETS["tiny"]), tmp_path / "B", ("fp32",)).root
+    weights = root / "onnx/fp32/decoder_step.onnx.data"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    done = subprocess.run([sys.executable, "-c", COUNT, *words], capture_output=True, text=True, cwd=tmp_path)
+    error, modules = done.stderr.splitlines()
+    assert error.startswith(f"error: {weights} is not the file the manifest describes")
+    assert not set(modules.split()) & {"torch", "onnx", "onnxruntime"}
+    assert not (tmp_path / "made").exists()

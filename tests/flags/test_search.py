@@ -12,6 +12,7 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 
+WRITTEN = 0.51e-6  # six decimals, and a hundredth for their being binary
 END = TOKENIZER.encode_target("")[-1]
 
 
@@ -93,8 +94,10 @@ def test_scores_and_alignments_stand_behind_the_text(cli, bundle):
     for line, hypothesis in zip(lines(out), hypotheses, strict=True):
         text, score, log_probs, pairs = line.split("\t")
         assert text == hypothesis["text"]
-        assert float(score) == pytest.approx(hypothesis["score"], rel=0, abs=1e-6)  # six decimals are written
-        assert [float(value) for value in log_probs.split()] == pytest.approx(hypothesis["log_probs"], abs=1e-6)
+        assert float(score) == pytest.approx(hypothesis["score"], rel=0, abs=WRITTEN)
+        assert [float(value) for value in log_probs.split()] == pytest.approx(
+            hypothesis["log_probs"], rel=0, abs=WRITTEN
+        )
         assert pairs.split() == [f"{place}-{token}" for token, place in enumerate(hypothesis["alignments"])]
         assert len(hypothesis["alignments"]) == len(hypothesis["log_probs"]) == len(hypothesis["tokens"])
     with open_session(bundle, threads=1, attention=True) as session:

@@ -58,14 +58,22 @@ def whole_bundle(folder: Path) -> bool:
 
 
 def whole_package(folder: Path) -> bool:
+    from seq2engine.common.atomic_folders import sha256_of
+
     values = json.loads((folder / "package.json").read_text())
-    return all((folder / name).is_file() for name in values["files"])
+    return all(sha256_of(folder / name) == sha256 for name, sha256 in values["files"].items())
 
 
 VICTIMS = {
     "import": Victim("import marian made --force --quiet", 4, "made", whole_checkpoint, "import bart made --quiet"),
     "train": Victim(TRAIN, 4, "made", whole_checkpoint),
-    "export": Victim("export text/checkpoint made --precision fp32 --force --quiet", 2, "made", whole_bundle),
+    "export": Victim(
+        "export text/checkpoint made --precision fp32 --force --quiet",
+        2,
+        "made",
+        whole_bundle,
+        "export text/checkpoint made --precision fp16 --quiet",
+    ),
     "export --add": Victim("export --add fp16 text/bundle --quiet", 1, "text/bundle", whole_bundle),
     "build": Victim(
         "build text/bundle --precision fp32 --gpu sm89 --name mine --force --quiet",
@@ -73,7 +81,19 @@ VICTIMS = {
         "text/bundle",
         whole_bundle,
     ),
-    "package": Victim("package text/bundle made --precision fp32 --force --quiet", 0.5, "made", whole_package),
+    "build --rebuild": Victim(
+        "build text/bundle --precision fp32 --gpu sm89 --name mine --batch 1 --beam 1 --rebuild --force --quiet",
+        0.7,
+        "text/bundle",
+        whole_bundle,
+    ),
+    "package": Victim(
+        "package text/bundle made --precision fp32 --force --quiet",
+        0.5,
+        "made",
+        whole_package,
+        "package text/bundle made --precision fp32 --batch 1 --beam 1 --quiet",
+    ),
     "bench": Victim(
         "bench text/bundle --quick --rounds 1 --case 1x1x3x3 --precision fp32 --quiet",
         0.8,

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,27 @@ def test_tokens_equal_torch_for_every_scheme_and_cache(tmp_path, positions, norm
         for beam in (1, 2, 5):
             options = SearchOptions(max_length=config.max_target, beam=beam, nbest=beam)
             assert tokens_of(generate(session, sources, options)) == tokens_of(generate(reference, sources, options))
+
+
+@pytest.mark.parametrize("asked", [1, 3, None])
+def test_threads_of_a_torch_session_are_its_own(bundle, monkeypatch, asked):
+    """PyTorch has one number for the whole process: a session sets it while it computes, and leaves it as it was."""
+    torch.set_num_threads(2)
+    used = []
+    with open_session(bundle, "torch", threads=asked) as session:
+        assert torch.get_num_threads() == 2
+        for name in ("encode", "decode_step"):
+            compute = getattr(session.model, name)
+            monkeypatch.setattr(
+                session.model, name, lambda *given, of=compute: (used.append(torch.get_num_threads()), of(*given))[1]
+            )
+        generate(session, sources_of(2, 3), SearchOptions(max_length=3, beam=2))
+        assert torch.get_num_threads() == 2
+        with pytest.raises(IndexError):  # a call that fails gives them back, too
+            session.encode(np.array([[SMALL.source_vocab]]), np.ones((1, 1), dtype=bool))
+    assert torch.get_num_threads() == 2
+    assert (session.threads or 0) >= (asked or 0)  # more where all tests are run with more
+    assert set(used) == {session.threads or 2}
 
 
 def test_cache_forms_agree(tmp_path, bundle):

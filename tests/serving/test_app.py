@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from support.rounding import exp_sum_error, sum_error
 from support.text_bundle import text_bundle
 
 from seq2engine.runtime.serving.service import TextService
@@ -245,7 +246,8 @@ def test_attention_weights_are_of_the_output(client):
     found = client.post("/attention", json={"text": "abc", "tokens": tokens}).json()
     assert found["source"] == ["a", "b", "c", "</s>"]
     assert len(found["target"]) == len(found["weights"]) == len(tokens)
-    assert [sum(row) for row in found["weights"]] == pytest.approx([1.0] * len(tokens), abs=1e-4)
+    near = exp_sum_error(4) + sum_error(4) + 4 * 0.5e-6  # six decimals are written
+    assert [sum(row) for row in found["weights"]] == pytest.approx([1.0] * len(tokens), rel=0, abs=near)
     assert found["html"].count("<td") == 4 * len(tokens)
     for wrong in ({"text": "abc"}, {"text": "abc", "tokens": [999]}, {"text": "abc", "tokens": [3], "x": 1}):
         assert client.post("/attention", json=wrong).status_code == 422

@@ -79,9 +79,9 @@ def passes(width: int) -> float:
     return 1 + width / LANES + math.log2(LANES)
 
 
-def exp_sum_error(width: int) -> float:
-    """Of two sums of this many fp32 exponentials, as a part of the sum: so much their logarithms may lie apart."""
-    return sum_error(width) + apart([(EXP, FP32)])
+def exp_sum_error(width: int, roundoff: float = FP32) -> float:
+    """Of two sums of this many exponentials, as a part of the sum: so much their logarithms may lie apart."""
+    return sum_error(width, roundoff) + apart([(EXP, roundoff)])
 
 
 def attention_sums(config: ModelConfig, keys: int) -> list[int]:
@@ -122,8 +122,10 @@ class Rounding:
 
     @property
     def log_prob(self) -> float:
-        """Whatever the precision, logits come as fp32 numbers, exp(logit - best) is summed up and subtracted."""
-        return 2 * self.logit + exp_sum_error(self.vocab) + apart([(2, FP32)]) * self.largest * self.stretch
+        """Logits come as fp32 numbers whatever the precision (an oracle's as fp64), exp(logit - best) is summed up and
+        subtracted."""
+        given = FP64 if self.precision == "fp64" else FP32
+        return 2 * self.logit + exp_sum_error(self.vocab, given) + apart([(2, given)]) * self.largest * self.stretch
 
     def score(self, tokens: int, length_penalty: float = 0.0) -> float:
         """Of the sum of this many tokens' log-probabilities, over tokens ** length_penalty."""

@@ -106,6 +106,13 @@ class ParityResult:
     sampled: Sampled | None = None  # None if no tensors were compared
     torch_threads: int | None = None  # PyTorch's threads, if they were chosen
     stopped: Stopped | None = None  # where it could not be opened, or stopped
+    left_out: tuple[str, ...] = ()  # options of the model that decodes do not obey, in words
+
+    @property
+    def compared_with(self) -> str:
+        """What decodes are compared with, and what both sides leave out."""
+        without = f", without the model's own {' and '.join(self.left_out)}" if self.left_out else ""
+        return self.baseline + without
 
     @property
     def effort(self) -> str:

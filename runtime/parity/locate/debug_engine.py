@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import helper, shape_inference
 
+from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passport
 from seq2engine.export.artifact.profiles import ShapeRanges, Workload, shapes_from_ranges
@@ -93,12 +94,16 @@ class DebugEngines:
     def file(self, graph: str) -> EngineFile:
         return EngineFile(self, graph)
 
+    @property
+    def fewest_columns(self) -> int:
+        """The least source length: shorter sources are padded to it."""
+        return min(ranges.source.min for ranges in self.passport.profiles)
+
     def fitting(self, sources: Sequence[Any]) -> list[Any]:
-        """As many of the sources as one batch of the engine takes, each not too long."""
-        short = [source for source in sources if len(source) <= self.ranges.source.max]
-        if self.bundle.config.takes_audio or not short:
-            short = list(sources)
-        few = short[: self.ranges.batch.max]
+        """As many of the sources as one batch of the engine takes; if all are too long, the beginnings of them."""
+        most = self.ranges.source.max
+        short = [source for source in sources if self.bundle.config.takes_audio or len(source) <= most]
+        few = (short or [source[:most] for source in sources])[: self.ranges.batch.max]
         return few + [few[i % len(few)] for i in range(self.ranges.batch.min - len(few))]
 
 
@@ -201,7 +206,10 @@ class OpenEngine:
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         device, entry = self.opening.device, self.entry
         shapes = {tensor.name: feeds[tensor.name].shape for tensor in entry.inputs}
-        _, profile = call_sizes(self.opening.folder, self.opening.passport, self.graph, shapes)
+        try:
+            _, profile = call_sizes(self.opening.folder, self.opening.passport, self.graph, shapes)
+        except RequestError as error:  # nobody asked for these shapes: it is the search that cannot be made
+            raise SessionError(str(error)) from error
         arrays = {tensor.name: array_on(device, feeds[tensor.name], tensor.dtype) for tensor in entry.inputs}
         made = self.engine.output_shapes(profile.index, shapes)
         for tensor in entry.outputs:

@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from seq2engine.errors import BuildError, GraphError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.default_precision import NOT_COMPUTED
@@ -26,10 +28,11 @@ from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
 
 from ...encoder_inputs import encoder_inputs, listed_sources
+from ...fitting import fitted
 from ...numerics.budgets import TensorResult
 from ...opening import open_session
 from ...text.sources import fewest_sources, random_sources, sample_of
-from ...torch_session import TorchSession
+from ...torch_session import TorchSession, threads_of_torch
 from ...tree_cache import TreeStep
 from ..levels.baseline import Baseline
 from ..levels.findings import Finding, layer_of
@@ -90,6 +93,7 @@ class Locator:
 
     def __enter__(self) -> Locator:
         bundle, precision = self.bundle, self.precision
+        self.opened.enter_context(threads_of_torch(self.threads))
         self.oracle, self.reference = (
             cast(TorchSession, self.opened.enter_context(open_session(bundle, "torch", who, self.threads)))
             for who in (oracle_of(precision), precision)
@@ -116,16 +120,24 @@ class Locator:
     def trio(self, place: str) -> Trio:
         return self.trios["encoder" if place == "encoder" else "decoder_step"]
 
+    def inputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """What all three read: the sources and their mask, with as many columns as an engine takes at least."""
+        source, mask = encoder_inputs(self.sources, self.bundle.config)
+        if self.engines is None or self.bundle.config.takes_audio:
+            return source, mask
+        width = max(mask.shape[1], self.engines.fewest_columns)
+        return fitted(source, 1, width), fitted(mask, 1, width)
+
     def watched(
         self, place: str, names: Sequence[str], steps: int, keep: int | None = None, own_cache: bool = False
     ) -> Watch:
         """Runs the encoder, or that many steps of a pattern, and compares these tensors."""
         watch = Watch(self.trio(place), names, self.precision, keep)
         if place == "encoder":
-            encode_watched(self.oracle, self.reference, watch, self.sources)
+            encode_watched(watch, *self.inputs())
             return watch
         session = Lockstep(self.oracle, self.reference, watch, own_cache, self.slots)
-        state = session.encode(*encoder_inputs(self.sources, self.oracle.config))
+        state = session.encode(*self.inputs())
         beams = max(width_of(place, self.beam), self.fewest_beams)
         tree = TreeStep(session, state, len(self.sources), beams, steps)
         for step, _ in enumerate(pattern_steps([tree], place, self.oracle.config.start_id, steps)):

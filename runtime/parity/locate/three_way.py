@@ -16,7 +16,6 @@ import torch
 from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
 from seq2engine.export.graph_files import array_of, graph_from_file
 
-from ...encoder_inputs import encoder_inputs
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...ort.binding import gathered_slots
 from ...ort.graphs import Placement, inference_session, run_arrays
@@ -206,11 +205,8 @@ class Lockstep(Session):
         self.close()
 
 
-def encode_watched(
-    oracle: TorchSession, reference: TorchSession, watch: Watch, sources: Sequence[Sequence[int]]
-) -> None:
+def encode_watched(watch: Watch, source: np.ndarray, mask: np.ndarray) -> None:
     """The encoder, once."""
-    source, mask = encoder_inputs(sources, oracle.config)
     given = {watch.trio.oracle.spec.inputs[0].name: source, "source_mask": mask}
     exact = {name: torch.from_numpy(array) for name, array in given.items()}
     watch.call(exact, exact, given)

@@ -55,7 +55,9 @@ def parity_table(result: ParityResult) -> str:
         text_table(LEVEL_HEAD, level_rows(result)),
         *([text_table(TENSOR_HEAD, tensor_rows(result)) + "\n" + allowed_text(result)] if result.tensors else []),
         *([text_table(DECODE_HEAD, decode_rows(result))] if result.decodes else []),
-        "\n".join([f"decodes compared with those of {result.baseline}", *([result.effort] if result.effort else [])]),
+        "\n".join(
+            [f"decodes compared with those of {result.compared_with}", *([result.effort] if result.effort else [])]
+        ),
         *([text_table(NEXT_TOKEN_HEAD, next_token_rows(result))] if result.next_token else []),
         *([text_table(rate_head(result), rate_rows(result.rates))] if result.rates else []),
         *cost_texts(result),

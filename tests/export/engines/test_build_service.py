@@ -206,7 +206,8 @@ def test_side_by_side_is_the_same_as_one_after_another(build, own_bundle, tmp_pa
     assert alone.keys == passport.keys
     for graph, entry in passport.engines.items():
         assert (entry.launches, entry.bytes) == (alone.engines[graph].launches, alone.engines[graph].bytes)
-        assert graph not in GRAPHS or entry.peak_memory > 1 << 20
+        # Each of the large ones had a process of its own, in which TensorRT wrote the whole engine at the end.
+        assert graph not in GRAPHS or entry.peak_memory >= entry.bytes
     assert litter(own_bundle.root) == litter(tmp_path / "cache") == []
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rounding import rounding_from_config
+from support.rounding import FP32, apart, rounding_from_config
 
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.model.config import ModelConfig
@@ -183,7 +183,9 @@ def test_adam_is_adam():
             mine.grad.copy_(other.grad)
         flat.adam(0.01, step, clip=1e9)
         optimizer.step()
-    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
+    expected = weights_of(theirs)
+    near = apart([(4 * 10, FP32)]) * expected.abs().max().item()  # four steps of ten operations each
+    torch.testing.assert_close(weights_of(ours), expected, rtol=0, atol=near)
 
 
 def test_gradients_are_clipped():

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from support.rounding import FP64
 
 from seq2engine.runtime.numerics.budgets import (
     BINS,
@@ -65,7 +66,8 @@ class TestErrorTally:
             wanted = np.abs(array - exact) / units
             assert errors.median == pytest.approx(np.median(wanted), rel=0.03)
             assert errors.most == pytest.approx(np.quantile(wanted, 0.9), rel=0.03)
-            assert errors.worst == pytest.approx(wanted.max(), rel=1e-9)
+            # A quotient of each array is rounded before they are subtracted; here one is after it.
+            assert errors.worst == pytest.approx(wanted.max(), rel=0, abs=4 * FP64 * np.abs(array / units).max())
         assert result.scale == pytest.approx(np.exp(np.log(row_scales(exact)).mean()))
         assert result.elements == exact.size
         assert tally.rows == 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,12 @@ from support.tensorrt_stand_in import tensorrt_stand_in
 from support.trt_steps import LENGTH, encoded, greedy, opened
 
 from seq2engine.errors import RequestError, SessionError
+from seq2engine.export.artifact.profiles import Range
 from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Limits
+from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.trt import session as trt_session
 
 
@@ -119,6 +123,23 @@ def test_more_beams_than_the_engine_has_are_refused(bundles: dict[str, Path], tm
             "decoder_step input tokens has shape [3, 2], this engine takes [1, 1] to [4, 1]; "
             + rebuild(tmp_path, "--batch 1:2:4 --beam 1:1:2 --source-length 1:8:16 --max-length 1:8:12")
         )
+
+
+def test_sources_below_the_least_length_are_padded(bundles: dict[str, Path], tmp_path: Path) -> None:
+    """An engine for 6 to 16 tokens decodes shorter sources as one for 1 to 16 does, also those that come later."""
+    long = dataclasses.replace(ONE_BEAM, source=Range(6, 8, 16))
+    options = SearchOptions(max_length=LENGTH)
+    short = [[77, 3], [5], [12, 200, 31, 8, 99], [9, 9], [41]]
+    with opened(bundles, tmp_path / "any") as session:
+        wanted = dict(translate_many(session, short, options, 2))
+        states = session.tensor(encoded(session, short[:2]), "encoder_states")
+    with opened(bundles, tmp_path / "long", ranges=long) as session:
+        found = dict(translate_many(session, short, options, 2))
+        state = encoded(session, short[:2])
+        padded_states = session.tensor(state, "encoder_states")
+        assert session.tensor(state, "source_mask").shape == (2, 6)
+    assert [found[row][0].tokens for row in range(5)] == [wanted[row][0].tokens for row in range(5)]
+    assert padded_states.shape == states.shape == (2, 2, MODEL.config.d_model)
 
 
 def test_a_wrong_batch_is_refused_before_it_runs(bundles: dict[str, Path], tmp_path: Path) -> None:

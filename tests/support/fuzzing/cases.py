@@ -75,6 +75,7 @@ MATERIALS = (
     Material("speech", 3, ("sound.wav",), ((1, "transcribe bundle sound.wav --quiet"),)),
     Material("speech/library", 4, ("*",), IMPORT),
     *(Material(name, 5, ("*",), IMPORT) for name in ("marian", "bart", "t5", "shards", "fairseq", "opennmt", "torch")),
+    Material("foreign", 2, ("*.onnx*",), ((1, "parity bundle --graph FILE --count 2 --max-length 3 --quiet"),)),
     Material("texts", 3, ("before.json", "after.json"), ((1, "bench compare before.json after.json"),)),
     Material("texts", 2, ("gate.*",), ((1, "parity ../text/bundle --precision fp32 --count 2 --gate FILE"),)),
     Material("texts", 2, ("*.tsv", "*.txt"), (

@@ -15,8 +15,10 @@ import torch
 from seq2engine.cli.main import main
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
+from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from support import text_bundle
 from support.bench_results import STEADY, result
+from support.foreign_exports import foreign_graphs
 from support.hugging_face_models import saved, small_model
 from support.multilingual_bundle import multilingual_bundle
 from support.nn_reference import Reference
@@ -39,7 +41,18 @@ def write_materials(root: Path) -> None:
     soundfile.write(root / "speech" / "sound.wav", sound(WINDOW), 16_000)
     assert speech.bundle.root == root / "speech" / "bundle"
     write_checkpoints(root)
+    write_foreign(root / "foreign")
     write_training(root / "training", root / "texts")
+
+
+def write_foreign(folder: Path) -> None:
+    """Graphs that another exporter made, and our bundle of the same model."""
+    model = small_model("marian").eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder / "library")
+    onnx_from_model(checkpoint_from_hugging_face(folder / "library").model, folder / "bundle", ("fp32",))
+    foreign_graphs(model, folder)
+    shutil.rmtree(folder / "library")
 
 
 def write_texts(folder: Path) -> None:

@@ -68,6 +68,7 @@ def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int
         import tempfile
 
         tempfile.tempdir = None
+        sys.dont_write_bytecode = True  # Python's own cache of modules that a command imports late is no write of ours
         limit(resource.RLIMIT_DATA, writable_memory() + 2 * MEMORY)
         limit(resource.RLIMIT_FSIZE, MEMORY)
         limit(resource.RLIMIT_CORE, 0)

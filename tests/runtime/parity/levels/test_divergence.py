@@ -8,12 +8,14 @@ import json
 import numpy as np
 import pytest
 from support.parity_cases import SMALL, bundle_of, changed, parity_with
+from support.rounding import Rounding, rounding_from_session
 from support.scripted_step import from_table
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.defaults import Defaults
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.model_options import options_left_out
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.compare import parity_of_sessions, searches_of
 from seq2engine.runtime.parity.levels.decodes import Arm, compare_decodes
@@ -166,10 +168,11 @@ class TestRepetitionPenalty:
         ):
             sources = random_sources(SMALL, 4)
             judge = Judge(oracle, reference, 8, 0.0)
+            near = rounding_from_session(oracle, sources, 10, stretch=max(penalty, 1 / penalty))
             for source, found in zip(sources, generate(oracle, sources, options), strict=True):
                 scored = judge.scored([(source, one.tokens) for one in found], options)
                 sums = [one.log_probs.sum() / len(one.tokens) ** options.length_penalty for one in scored]
-                assert sums == pytest.approx([one.score for one in found], rel=1e-9)
+                assert sums == near.scores(found, options)
 
     @pytest.mark.parametrize("penalty", [0.7, 1.0, 1.8])
     def test_a_judge_compares_tokens_as_greedy_search_does(self, bundle, penalty):
@@ -190,6 +193,13 @@ class TestRepetitionPenalty:
         with open_session(bundle, "torch", threads=1) as session:
             session.defaults = Defaults({"repetition_penalty": 1.8})
             assert [search.repetition_penalty for search in searches_of(session, 10, 4)] == [1.8, 1.8]
+            assert options_left_out(session) == ()
+
+    def test_what_they_do_not_obey_is_in_the_result(self, bundle):
+        with open_session(bundle, "torch", "fp64") as oracle, open_session(bundle, "torch") as session:
+            session.defaults = Defaults({"coverage_penalty": 0.5, "sample": True, "beam": 4})
+            result = parity_of_sessions(oracle, session, session, [[5, 6]], ParityOptions(max_length=2))
+        assert result.left_out == ("sampling", "coverage penalty")
 
     def test_a_divergence_that_only_the_penalty_makes_large_is_no_tie(self):
         """A and B are equal but for the penalty on A, which both searches have emitted before."""
@@ -219,7 +229,9 @@ class TestBeams:
     def test_a_tie_among_beams_excuses_outputs_of_other_scores(self):
         divergence = self.judged(pruning(0.2, 0.2), pruning(0.2 + 1e-6, 0.2), pruning(0.2, 0.2 + 1e-6))
         assert (divergence.verdict, divergence.kind) == ("tie", "beams")
-        assert divergence.margin == pytest.approx(0.0, abs=1e-7)
+        # Two prefixes of one token each, of the same probability: logits are logarithms down to that of 0.02.
+        near = Rounding("fp64", -np.log(0.02), (), 8).log_prob
+        assert divergence.margin == pytest.approx(0.0, rel=0, abs=2 * near)
 
     def test_the_last_place_of_the_precision_is_always_free(self):
         """Even where PyTorch makes no error at all."""

@@ -30,7 +30,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.parity.locate import debug_engine
 from seq2engine.runtime.parity.locate.debug_engine import DebugEngines, form_of
-from seq2engine.runtime.parity.locate.locate import Locator, locate_sources, numeric_fault
+from seq2engine.runtime.parity.locate.locate import Locator, locate, locate_sources, numeric_fault
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.text.sources import random_sources
@@ -236,6 +236,46 @@ def test_sources_are_those_that_a_batch_of_the_engine_takes(bundles, gpu):
     with DebugEngines(bundle, "fp32", name) as engines:
         assert engines.fitting([[1] * 5, [1], [1, 2], [3], [4]]) == [[1], [1, 2], [3]]
         assert engines.fitting([[1], [1, 2]]) == [[1], [1, 2], [1]]
+
+
+def test_sources_that_are_all_too_long_are_cut(bundles, gpu):
+    bundle = bundles["static"]
+    ranges = dataclasses.replace(ranges_of(ONE), source=Range(1, 4, 4))
+    put_engines(bundle, ranges, "fp32", "tensorrt", name="short", targets=())
+    with DebugEngines(bundle, "fp32", "short") as engines:
+        assert engines.fitting([[1, 2, 3, 4, 5], [5] * 9]) == [[1, 2, 3, 4], [5] * 4]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "layer"),
+    [("encoder.1.feed_forward.activation/Relu", "encoder.1"), ("decoder.1.cross_attn.out/Add", "decoder.1")],
+)
+def test_sources_below_the_least_length_are_padded(tensor, layer, bundles, gpu, monkeypatch):
+    """An engine for sources of 12 tokens and more, searched on shorter ones alone."""
+    bundle = bundles["static"]
+    name = f"long-{layer}"
+    put_engines(
+        bundle, dataclasses.replace(ranges_of(ONE), source=Range(12, 16, 20)), "fp32", "tensorrt", name=name, targets=()
+    )
+    sources = random_sources(bundle.config, 16, 0, 9)
+
+    def found():
+        with DebugEngines(bundle, "fp32", name) as engines:
+            return numeric_fault(bundle, "fp32", sources, 1, 3, 0, 1, None, COMMAND, engines)
+
+    assert found() is None
+    plant(monkeypatch, tensor, [tensorrt_builder_stand_in])
+    assert found().layer == layer
+
+
+def test_shapes_that_an_engine_does_not_take_end_the_search_with_a_reason(bundles, gpu, monkeypatch):
+    bundle = bundles["static"]
+    monkeypatch.setattr(DebugEngines, "fewest_columns", 21)
+    sources = locate_sources(bundle.config, random_sources(bundle.config, 8, 0, 16), [])
+    with DebugEngines(bundle, "fp32", engine_of(bundle, ONE, "fp32")) as engines:
+        found = locate(bundle, "fp32", sources, 1, 3, 0, 1, None, COMMAND, (), engines)
+    assert found.cause == "engine"
+    assert "could not be searched: encoder input source_ids has shape [16, 21], this engine takes" in found.text
 
 
 @pytest.mark.slow

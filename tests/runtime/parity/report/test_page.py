@@ -112,6 +112,11 @@ class TestBoth:
         stopped = "onnxruntime stopped in batch 0: <nan>"
         assert f"greedy: {stopped}" in render(result_of(failure=stopped))
 
+    def test_options_of_the_model_that_were_left_out_are_named(self, render):
+        without = "PyTorch fp32, without the model's own sampling and coverage penalty"
+        assert without in render(dataclasses.replace(GOOD, left_out=("sampling", "coverage penalty")))
+        assert "without" not in render(GOOD)
+
     def test_numbers_that_are_none_are_words(self, render):
         broken = TensorResult("steps", "self_k.0", None, 4, 1.0, 1e-7, Errors(1e-6, 1e-5), Errors(math.inf, math.inf))
         assert "not finite" in render(result_of(broken))
