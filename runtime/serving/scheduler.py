@@ -1,6 +1,6 @@
 """The scheduler: requests come at any time from any thread, and one thread decodes all of them together.
 
-    clients -> queue -> free rows of a running batch, at once -> tokens and results, each as soon as it is there
+    clients -> queue -> free rows of a running batch -> tokens and results, each as soon as it is there
 
 The batch grows from one row to `rows` and shrinks again. Requests whose steps have another form (beams, candidates)
 run in a batch of their own; the batches take turns, a step each, and rows go to requests in the order they came, so
@@ -34,6 +34,7 @@ from .tickets import Group, Request, Ticket
 
 QUEUE = 256  # requests that may wait, by default
 FEW = 8  # a batch with less than this part of its rows free is full
+COMPANY, HELD_STEPS = 4, 8  # newcomers join when they are this part of those that run, or after so many steps
 PATIENCE = 4  # steps for which rows must be free before the batch shrinks, as others may want them
 
 
@@ -53,6 +54,7 @@ class Scheduler:
         self.batches: dict[Group, _Batch] = {}
         self.counters = Counters()
         self.stopping = False
+        self.held = 0  # steps for which the first in the queue has waited for others, though rows were free
         self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self.thread.start()
 
@@ -175,8 +177,9 @@ class Scheduler:
         now = time.monotonic()
         with self.changed:
             free = self.rows - len(self.running)
-            if free * FEW < self.rows and self.running:
-                return  # nearly full: the next ones begin together, as one call of the encoder and one search
+            if not self.waiting or (self.running and self._holds_back(free)):
+                return
+            self.held = 0
             while self.waiting and free:
                 group = self.waiting[0].group
                 if group in self.batches and not self.batches[group].running.settled:
@@ -195,6 +198,19 @@ class Scheduler:
                 batch.begun += tickets
             except Exception as error:  # whatever it is, those who asked get it
                 self._failed(group, self._members(group), error)
+
+    def _holds_back(self, free: int) -> bool:
+        """Whether those in the queue wait some steps for others, to begin as one call of the encoder and one search.
+
+        A call stops all that run, for hardly less time with one source than with some. So one joins few that run at
+        once, and many not alone; and where nearly all rows are taken, some must be free first.
+        """
+        if free * FEW < self.rows:
+            return True
+        if len(self.waiting) * COMPANY >= len(self.running) or self.held >= HELD_STEPS:
+            return False
+        self.held += 1
+        return True
 
     def _step(self, group: Group) -> None:
         batch = self.batches.get(group)
