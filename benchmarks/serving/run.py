@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ def result_of_arms(
         if any(len(own) != len(other) for own, other in pairs):
             raise ConfigError(f"{name} gives outputs of other lengths than {WHOLE}, so that times cannot be compared")
         equal.append(sum(own == other for own, other in pairs) / len(pairs))
+        times = f"p50 {found.percentile(50):.3f} s, p99 {found.percentile(99):.3f} s"
+        print(f"{name}: {rate:.1f} requests/s sent, {found.throughput:.1f} done, {times}", file=sys.stderr, flush=True)
         return found
 
     run(WHOLE, math.inf, 0, len(sources))  # the outputs to compare with; and everything is warm

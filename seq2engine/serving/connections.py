@@ -60,6 +60,10 @@ class TimedConnection(H11Protocol):
         self.asking = self.loop.call_later(self.limit, self.transport.abort)
 
 
-def timed_connections(limit: float) -> type[TimedConnection]:
+def timed_connections(seconds: float) -> type[TimedConnection]:
     """The class that uvicorn makes connections of."""
-    return type("TimedConnection", (TimedConnection,), {"limit": limit})
+
+    class Connection(TimedConnection):
+        limit = seconds
+
+    return Connection

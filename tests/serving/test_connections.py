@@ -27,6 +27,7 @@ class Endless:
         while not self.gone.is_set():
             await send({"type": "http.response.body", "body": PART, "more_body": True})
             self.sent += len(PART)
+            await asyncio.sleep(0)  # to a client that is gone, nothing waits any more
         await watching
 
     async def watch(self, receive):
