@@ -32,6 +32,20 @@ class Arm(Protocol):
     def close(self) -> None: ...
 
 
+def decoded_whole(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
+    return generate(session, sources, options)
+
+
+def decoded_with_kept_rows(
+    session: Session, sources: Sequence[Sequence[int]], options: SearchOptions
+) -> list[list[Hypothesis]]:
+    """Every step is of all sources, whoever is done."""
+    state = session.encode(*encoder_inputs(sources, session.config))
+    form = form_from_options(options, session.config)
+    tree = TreeStep(session, state, len(sources), options.width, options.max_length, form)
+    return drain(search_over(_AllRows(tree, len(sources)), sources, session.config, options))
+
+
 class WholeBatches:
     """Like a server's dynamic batcher: takes waiting requests, at most `rows`, and decodes them to the end.
 
@@ -68,18 +82,14 @@ class WholeBatches:
                     done(nbest[0].tokens)
 
     def decoded(self, sources: list[Sequence[int]]) -> list[list[Hypothesis]]:
-        return generate(self.session, sources, self.options)
+        return decoded_whole(self.session, sources, self.options)
 
 
 class KeptRows(WholeBatches):
     """The same for models whose finished sources stay in the batch until it ends, as those of most libraries do."""
 
     def decoded(self, sources: list[Sequence[int]]) -> list[list[Hypothesis]]:
-        session, options = self.session, self.options
-        state = session.encode(*encoder_inputs(sources, session.config))
-        form = form_from_options(options, session.config)
-        tree = TreeStep(session, state, len(sources), options.width, options.max_length, form)
-        return drain(search_over(_AllRows(tree, len(sources)), sources, session.config, options))
+        return decoded_with_kept_rows(self.session, sources, self.options)
 
 
 class _AllRows:
@@ -102,7 +112,7 @@ class _AllRows:
 
 
 class OneByOne(WholeBatches):
-    def __init__(self, session: Session, options: SearchOptions):
+    def __init__(self, session: Session, options: SearchOptions, rows: int = 1):
         super().__init__(session, options, rows=1)
 
 
@@ -121,7 +131,7 @@ class Continuous:
         self.scheduler.close()
 
 
-ARMS: dict[str, Callable[[Session, SearchOptions], Arm]] = {
+ARMS: dict[str, Callable[[Session, SearchOptions, int], Arm]] = {
     "one at a time": OneByOne,
     "dynamic batching that keeps finished rows": KeptRows,
     "dynamic batching of whole decodes": WholeBatches,

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,14 +33,14 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
 
 from .arms import ARMS, ROWS
-from .load import Measured, measured_load
-from .ragged import LONGEST, SMALL, RaggedSession, ragged_sources
+from .load import CLOCKS, Measured, measured_load
+from .ragged import LENGTHS, SMALL, RaggedSession, ragged_sources
 from .steps import StepCount, step_counts
 
 ONE, KEPT, WHOLE, CONTINUOUS = ARMS
 SHARES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8)  # of dynamic batching's saturation
 LIMITS = (2.0, 4.0, 8.0)  # 99th percentiles to compare at: times that of one request at a time, alone
-HERE = "in one process, seconds are CPU time"
+HERE = {"cpu": "in one process, seconds are CPU time", "wall": "in one process, seconds by the clock"}
 HEAD = ("arm", "sent/s", "done/s", "p50 ms", "p99 ms")
 
 
@@ -96,18 +97,25 @@ Measure = Callable[[str, Sequence[Sequence[int]], float, int], Measured]  # of a
 
 
 def load_result(
-    session: Session, sources: Sequence[Sequence[int]], options: SearchOptions, rounds: int, shares: Sequence[float]
+    session: Session,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    rounds: int,
+    shares: Sequence[float],
+    rows: int = ROWS,
+    clock: str = "cpu",
+    counts_steps: bool = True,
 ) -> LoadResult:
     """All arms of this process, over one session."""
 
     def measure(name: str, sources: Sequence[Sequence[int]], rate: float, seed: int) -> Measured:
-        arm = ARMS[name](session, options)
+        arm = ARMS[name](session, options, rows)
         try:
-            return measured_load(arm, sources, rate, seed)
+            return measured_load(arm, sources, rate, seed, clock)
         finally:
             arm.close()
 
-    steps = step_counts(session, sources, options)
+    steps = step_counts(session, sources, options, rows) if counts_steps else {}
     return dataclasses.replace(result_of_arms(measure, tuple(ARMS), sources, rounds, shares), steps=steps)
 
 
@@ -129,12 +137,14 @@ def result_of_arms(
         if any(len(own) != len(other) for own, other in pairs):
             raise ConfigError(f"{name} gives outputs of other lengths than {WHOLE}, so that times cannot be compared")
         equal.append(sum(own == other for own, other in pairs) / len(pairs))
+        times = f"p50 {found.percentile(50):.3f} s, p99 {found.percentile(99):.3f} s"
+        print(f"{name}: {rate:.1f} requests/s sent, {found.throughput:.1f} done, {times}", file=sys.stderr, flush=True)
         return found
 
     run(WHOLE, math.inf, 0, len(sources))  # outputs to compare with, and warm-up
     for turn in range(rounds):
         for name in arms if turn % 2 else (*reversed(arms),):
-            count = len(sources) // 4 if name == ONE else len(sources)
+            count = len(sources) // 4 if name in (ONE, KEPT) else len(sources)  # the slow ones
             saturation[name].append(run(name, math.inf, 0, count).throughput)
     most = float(np.median(saturation[WHOLE]))
     slowest = float(np.median(saturation[ONE]))
@@ -201,12 +211,14 @@ def report_text(result: LoadResult) -> str:
     )
 
 
-def report_html(result: LoadResult, config: ModelConfig, precision: str, count: int, where: str = HERE) -> str:
+def report_html(result: LoadResult, config: ModelConfig, asked: argparse.Namespace, where: str) -> str:
+    lengths = LENGTHS[asked.lengths]
     values = {
         "title": "Continuous batching under load",
         "subtitle": (
-            f"{count} requests with Poisson arrivals, greedy, sources and outputs of 1 to {LONGEST} tokens; "
-            f"{config.shape}, ONNX Runtime {precision}, one thread, at most {ROWS} rows; {where}."
+            f"{asked.count} requests with Poisson arrivals, greedy, sources and outputs of 1 to {lengths.most} tokens "
+            f"({asked.lengths}); {config.shape}, ONNX Runtime {asked.precision}, {asked.threads} "
+            f"thread{'s' if asked.threads > 1 else ''}, at most {asked.rows} rows; {where}."
         ),
         "saturation_head": SATURATION_HEAD,
         "saturation": saturation_rows(result.saturation),
@@ -231,29 +243,43 @@ def arguments_parser(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="rates, of dynamic batching's most")
     parser.add_argument("--count", type=int, default=256, help="requests of a run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of the saturation (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of the decode (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=ROWS, help="most requests at once (default: %(default)s)")
+    parser.add_argument(
+        "--lengths", choices=LENGTHS, default="sentences", help="sentences, or one paragraph to nine of them"
+    )
     return parser
 
 
-def write_report(args: argparse.Namespace, result: LoadResult, config: ModelConfig, where: str = HERE) -> None:
+def write_report(args: argparse.Namespace, result: LoadResult, config: ModelConfig, where: str) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(report_html(result, config, args.precision, args.count, where))
+    args.out.write_text(report_html(result, config, args, where))
     args.out.with_suffix(".json").write_text(result.to_json())
     print(report_text(result))
     print(f"\nreport: {args.out}")
 
 
 def main() -> None:
-    args = arguments_parser("Load benchmark of the scheduler").parse_args()
+    parser = arguments_parser("Load benchmark of the scheduler")
+    parser.add_argument("--clock", choices=CLOCKS, help="what seconds are (default: cpu with one thread, else wall)")
+    parser.add_argument(
+        "--no-steps", action="store_true", help="do not count decoder steps, which decodes all once more"
+    )
+    args = parser.parse_args()
+    clock = args.clock or ("cpu" if args.threads == 1 else "wall")
     with tempfile.TemporaryDirectory() as folder:
         if args.bundle is None:
             bundle = onnx_from_model(random_model(SMALL, 0), Path(folder) / "b", ("fp32",))
         else:
             bundle = open_bundle(args.bundle)
-        with RaggedSession.from_bundle(bundle, args.precision, threads=1) as session:
-            sources = ragged_sources(bundle.config, args.count)
-            options = SearchOptions(max_length=LONGEST, scores=False)
-            result = load_result(session, sources, options, args.rounds, args.shares)
-    write_report(args, result, bundle.config)
+        with RaggedSession.from_bundle(bundle, args.precision, threads=args.threads) as session:
+            lengths = LENGTHS[args.lengths]
+            sources = ragged_sources(bundle.config, args.count, lengths=lengths)
+            options = SearchOptions(max_length=min(lengths.most, bundle.config.max_target), scores=False)
+            result = load_result(
+                session, sources, options, args.rounds, args.shares, args.rows, clock, not args.no_steps
+            )
+    write_report(args, result, bundle.config, HERE[clock])
 
 
 if __name__ == "__main__":

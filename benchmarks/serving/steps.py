@@ -25,12 +25,16 @@ class StepCount:
     rows: int
 
 
-def step_counts(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> dict[str, StepCount]:
-    """Of all arms, where all requests are there at the beginning."""
-    return {name: counted(session, name, sources, options) for name in ARMS}
+def step_counts(
+    session: Session, sources: Sequence[Sequence[int]], options: SearchOptions, most: int = ROWS
+) -> dict[str, StepCount]:
+    """Of all arms with at most so many rows, where all requests are there at the beginning."""
+    return {name: counted(session, name, sources, options, most) for name in ARMS}
 
 
-def counted(session: Session, name: str, sources: Sequence[Sequence[int]], options: SearchOptions) -> StepCount:
+def counted(
+    session: Session, name: str, sources: Sequence[Sequence[int]], options: SearchOptions, most: int
+) -> StepCount:
     rows: list[int] = []
     step = session.step
 
@@ -40,21 +44,23 @@ def counted(session: Session, name: str, sources: Sequence[Sequence[int]], optio
 
     session.step = counting  # type: ignore[method-assign,assignment]
     try:
-        decode_all(session, name, sources, options)
+        decode_all(session, name, sources, options, most)
     finally:
         del session.step  # the class has its own
     return StepCount(len(rows), sum(rows))
 
 
-def decode_all(session: Session, name: str, sources: Sequence[Sequence[int]], options: SearchOptions) -> None:
-    """In batches that are full from the start, independent of this process's speed."""
-    arm = ARMS[name](session, options)
+def decode_all(
+    session: Session, name: str, sources: Sequence[Sequence[int]], options: SearchOptions, rows: int
+) -> None:
+    """In batches that are full from the first, however quick this process is to ask."""
+    arm = ARMS[name](session, options, rows)
     try:
         if isinstance(arm, WholeBatches):
             for first in range(0, len(sources), arm.rows):
                 arm.decoded(list(sources[first : first + arm.rows]))
         else:
-            with Scheduler(session, ROWS, queue=len(sources)) as scheduler:
+            with Scheduler(session, rows, queue=len(sources)) as scheduler:
                 scheduler.generate(*[Request(source, options) for source in sources])
     finally:
         arm.close()

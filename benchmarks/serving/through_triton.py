@@ -1,8 +1,8 @@
 """The same load through a real Triton server: python -m seq2engine.benchmarks.serving.through_triton OUT.html
 
-One server holds all models (triton_models.py), each with one thread; a client process sends Poisson arrivals over gRPC.
-Times are wall-clock times and include clients and the server's own work, so run it on an idle machine;
-requests per second of the server's CPU time are reported as well, which other work hardly affects.
+One server holds all models (triton_models.py), each with the same number of threads; a client process sends Poisson
+arrivals over gRPC. Times are wall-clock times and include clients and the server's own work, so run it on an idle
+machine; requests per second of the server's CPU time are reported as well, which other work hardly affects.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 
 from .load import Measured, poisson_arrivals
-from .ragged import LONGEST, SMALL, ragged_sources
-from .run import CONTINUOUS, ONE, WHOLE, arguments_parser, result_of_arms, write_report
-from .triton_models import write_models
+from .ragged import LENGTHS, SMALL, ragged_sources
+from .run import CONTINUOUS, KEPT, ONE, WHOLE, arguments_parser, result_of_arms, write_report
+from .triton_models import ModelSettings, write_models
 from .triton_server import MISSING, PYTHON, TritonServer, present
 
 CLIENT = Path(__file__).parent / "triton_load.py"
-MODELS = {ONE: "one", WHOLE: "whole", CONTINUOUS: "continuous"}
+MODELS = {ONE: "one", KEPT: "kept", WHOLE: "whole", CONTINUOUS: "continuous"}
 WARM, WARM_RATE = 8, 1000.0  # requests before anything is measured
 TICK = 0.01  # seconds, the resolution of CPU time
 
@@ -36,8 +36,8 @@ TICK = 0.01  # seconds, the resolution of CPU time
 class TritonLoad:
     """Measures one arm at a time on a server that has all of them."""
 
-    def __init__(self, server: TritonServer):
-        self.server = server
+    def __init__(self, server: TritonServer, longest: int):
+        self.server, self.longest = server, longest
         self.per_cpu_second: dict[str, list[float]] = {arm: [] for arm in MODELS}  # requests, where all come at once
 
     def __call__(self, arm: str, sources: Sequence[Sequence[int]], rate: float, seed: int) -> Measured:
@@ -46,8 +46,8 @@ class TritonLoad:
             "address": f"127.0.0.1:{self.server.grpc}",
             "model": MODELS[arm],
             "streams": ours,  # a decoupled model answers in a stream only
-            "parameters": {"max_length": LONGEST, "scores": False} if ours else None,
-            "width": 0 if ours else LONGEST,
+            "parameters": {"max_length": self.longest, "scores": False} if ours else None,
+            "width": 0 if ours else self.longest,
             "sources": sources,
             "due": due.tolist(),
         }
@@ -73,12 +73,15 @@ def main() -> None:
             if args.bundle is None
             else open_bundle(args.bundle)
         )
-        write_models(bundle.root.absolute(), args.precision, work / "repository")
+        lengths = LENGTHS[args.lengths]
+        longest = min(lengths.most, bundle.config.max_source, bundle.config.max_target)
+        settings = ModelSettings(args.precision, args.threads, args.rows, longest)
+        write_models(bundle.root.absolute(), settings, work / "repository")
         server = TritonServer(work / "repository", work, *MODELS.values())
         try:
             server.wait()
-            measure = TritonLoad(server)
-            sources = ragged_sources(bundle.config, args.count)
+            measure = TritonLoad(server, longest)
+            sources = ragged_sources(bundle.config, args.count, lengths=lengths)
             for arm in MODELS:
                 measure(arm, sources[:WARM], WARM_RATE, 0)
             result = result_of_arms(measure, tuple(MODELS), sources, args.rounds, args.shares)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 STATUS, RESET, MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # bytes, or "max" for no limit
 RESET_PEAK = "5"
 
 
@@ -31,9 +32,12 @@ def peak_memory() -> Iterator[Peak]:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, or None where it is unknown."""
+    """Bytes that can be taken without swapping, in a container at most its limit; None where it is unknown."""
     found = kilobytes(MACHINE, "MemAvailable")
-    return None if found is None else found * 1024
+    if found is None:
+        return None
+    limit = CONTAINER.read_text().strip() if CONTAINER.is_file() else ""
+    return min(found * 1024, int(limit)) if limit.isdecimal() else found * 1024
 
 
 def kilobytes(path: Path, field: str) -> int | None:

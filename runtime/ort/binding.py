@@ -21,11 +21,10 @@ from ..fitting import fitted
 from ..search.step_output import Candidates, Logits, Reduced, StepOutput
 from ..session import EVERYTHING, StepForm
 from .graphs import Decoder, run_bound
-from .memory import resized, rows_of, zeros
+from .memory import OVER_ALLOCATION, resized, rows_of, zeros
 
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 PARENTS = TensorSpec("parents", "int64", ("B", "K"))
-OVER_ALLOCATION = 4  # factor of address space reserved for a cache to grow in place; unused pages cost nothing
 SMALL_INPUTS = (
     "tokens",
     "position",

@@ -23,6 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 SAME_AS_REQUESTED = 1  # the arena grows by the size requested, not by powers of two
 LARGE = 1 << 19  # numbers of one tensor inside an encoder: 256 tokens of `base`
+OVER_ALLOCATION = 4  # what grows has so many times its first size reserved; unused pages cost nothing
 OWN_PAGES = 1 << 20  # bytes from which on an array has pages of its own
 REGISTERING = threading.Lock()  # two threads may open sessions at once
 
@@ -113,14 +114,25 @@ def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
 
 
 def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """array[rows]; in place if most rows stay and in their order, so that no new pages have to be cleared.
+    """array[rows]; in place if most rows stay, so that no new pages have to be cleared, and none is lost by that.
 
-    Rows after all old ones may repeat some of them: the batch grows.
+    They stay in their order, or those behind take the places of others. Rows behind all old ones may repeat some of
+    them: the batch grows. It will do so again, so it gets room for that.
     """
-    kept = resized(array, (len(rows), *array.shape[1:]))
-    if kept is None or 2 * len(rows) < len(array) or (np.diff(rows[: len(array)]) <= 0).any():
+    shape = (len(rows), *array.shape[1:])
+    kept = resized(array, shape)
+    if kept is None and len(rows) > len(array):
+        return np.take(array, rows, axis=0, out=zeros(shape, array.dtype, OVER_ALLOCATION), mode="clip")
+    if kept is None or 2 * len(rows) < len(array) or not movable(rows, len(array)):
         return array[rows]
     for new, old in enumerate(rows.tolist()):
         if new != old:
             kept[new] = array[old]
     return kept
+
+
+def movable(rows: np.ndarray, count: int) -> bool:
+    """Whether rows of so many can be copied one after another to where they go, before any of them is overwritten."""
+    old = rows[:count]
+    moved = old[old != np.arange(len(old))]
+    return bool((np.diff(old) > 0).all() or (moved >= len(rows)).all())

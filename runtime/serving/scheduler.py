@@ -34,7 +34,9 @@ from .tickets import Group, Request, Ticket
 
 QUEUE = 256  # requests that may wait, by default
 FEW = 8  # a batch with a smaller share of free rows counts as full
-PATIENCE = 4  # steps for which rows must be free before the batch shrinks
+# New requests join a running batch once they are a quarter of its rows, or after 8 steps.
+JOIN_SHARE, HELD_STEPS = 4, 8
+PATIENCE = 4  # steps for which rows must be free before the batch shrinks, as others may want them
 
 
 class Scheduler:
@@ -53,6 +55,7 @@ class Scheduler:
         self.batches: dict[Group, _Batch] = {}
         self.counters = Counters()
         self.stopping = False
+        self.held = 0  # steps for which the first in the queue has waited for others, though rows were free
         self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self.thread.start()
 
@@ -175,8 +178,9 @@ class Scheduler:
         now = time.monotonic()
         with self.changed:
             free = self.rows - len(self.running)
-            if free * FEW < self.rows and self.running:
-                return  # nearly full: the next requests start together, with one encoder call and one search
+            if not self.waiting or (self.running and self._holds_back(free)):
+                return
+            self.held = 0
             while self.waiting and free:
                 group = self.waiting[0].group
                 if group in self.batches and not self.batches[group].running.settled:
@@ -195,6 +199,19 @@ class Scheduler:
                 batch.begun += tickets
             except Exception as error:  # any error goes to the requests concerned
                 self._failed(group, self._members(group), error)
+
+    def _holds_back(self, free: int) -> bool:
+        """Whether those in the queue wait some steps for others, to begin as one call of the encoder and one search.
+
+        A call stops all that run, for hardly less time with one source than with some. So one joins few that run at
+        once, and many not alone; and where nearly all rows are taken, some must be free first.
+        """
+        if free * FEW < self.rows:
+            return True
+        if len(self.waiting) * JOIN_SHARE >= len(self.running) or self.held >= HELD_STEPS:
+            return False
+        self.held += 1
+        return True
 
     def _step(self, group: Group) -> None:
         batch = self.batches.get(group)

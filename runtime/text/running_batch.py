@@ -149,12 +149,23 @@ class RunningBatch:
             self.rows.tree.waiting.clear()
 
     def shrink(self) -> None:
-        """Drops free rows, if there are enough to be worth a copy."""
-        if self.rows is None or (staying := staying_rows(self.rows.free)) is None:
+        """Drops free rows, where they are enough to be worth a copy."""
+        if self.rows is None or staying_rows(self.rows.free) is None:
             return
-        places = self.rows.keep(staying)
+        places = self.rows.keep(closed_up(self.rows.free))
         for cohort in self.cohorts:
             cohort.rows = places[cohort.rows]
+
+
+def closed_up(free: np.ndarray) -> np.ndarray:
+    """The rows in use [N] of all [B], in an order in which few have to move: the last ones take the free places.
+
+    free  . x . . x .      0 1 2 3 4 5      ->      rows 0 5 2 3
+    """
+    used = np.flatnonzero(~free)
+    rows = np.arange(len(used))
+    rows[free[: len(used)]] = used[used >= len(used)]
+    return rows
 
 
 def same_options(sources: Sequence[Source]) -> list[list[int]]:

@@ -16,14 +16,14 @@ from seq2engine.common.tables import text_table
 from seq2engine.common.terminal import columns_of
 from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import MOST_PRECISE
-from seq2engine.flags.shared import Commands, add_bundle, add_command, progress_for
+from seq2engine.flags.shared import Commands, add_bundle, add_command, add_gpu_memory, progress_for
 
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
+    from seq2engine.export.engines.instances import InstancePlan
     from seq2engine.export.engines.plan import ShapePlan
 
 DECODED = 200
-ITEM_BYTES = {"float32": 4, "float16": 2}
 
 
 def add_parser(commands: Commands) -> None:
@@ -43,6 +43,7 @@ def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
     sub.add_argument("--precision", help=f"precision of the engine to build (default: {MOST_PRECISE} by every GPU)")
     add_gpus(sub, "GPUs to build for, such as sm89")
+    add_gpu_memory(sub)
     sub.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
@@ -50,6 +51,7 @@ def run_plan(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.export.artifact.default_precision import precision_to_build
     from seq2engine.export.artifact.profiles import range_from_text
+    from seq2engine.export.engines.instances import item_bytes, weight_bytes
     from seq2engine.export.engines.plan import histogram_text, plan_from_lengths
     from seq2engine.runtime.encoder_inputs import check_takes_text
 
@@ -57,9 +59,7 @@ def run_plan(args: argparse.Namespace) -> int:
     check_takes_text(bundle.config, bundle.root)
     precision = args.precision or precision_to_build(bundle, args.gpu)
     bundle.require(precision)
-    graphs = bundle.manifest.graphs[precision].values()
     lengths, beam = lengths_from_args(args, bundle)
-    cache = bundle.specs(precision)["decoder_step"].output("new_self_k.0")
     plans = [
         plan_from_lengths(
             lengths,
@@ -68,22 +68,33 @@ def run_plan(args: argparse.Namespace) -> int:
             range_from_text(args.batch, "batch"),
             beam,
             bundle.cache_form,
-            ITEM_BYTES.get(cache.dtype, 2),
-            sum(sum(entry.census["weight_bytes"].values()) for entry in graphs),
+            item_bytes(bundle, precision),
+            weight_bytes(bundle, precision),
         )
         for number in (*range(1, args.profiles), args.profiles)
     ]
     plan = plans[-1]
     words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]
     command = " ".join([*words, *(["--gpu", *args.gpu] if args.gpu else []), *plan.build_options()])
+    serving = instances_of(plan, bundle, precision, args.gpu_memory)
     if args.json:
-        print(json.dumps({**values_of(plan), "command": command}, indent=2))
+        print(json.dumps({**values_of(plan), "serving": dataclasses.asdict(serving), "command": command}, indent=2))
         return 0
     edges = [profile.ranges.source.max for profile in plan.profiles]
     shown = [s for s, _ in lengths if s <= bundle.config.max_source]
     print(histogram_text(shown, edges, columns=columns_of(sys.stdout)))
-    print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nnext: {command}")
+    print(f"\n{plan_text(plan, bundle, args)}\n\n{choices_text(plans)}\n\nserving: {serving.reason}\n\nnext: {command}")
     return 0
+
+
+def instances_of(plan: ShapePlan, bundle: Bundle, precision: str, memory: int | None) -> InstancePlan:
+    """How the engines are served: the same as `seq2engine triton` writes of them, once they are built."""
+    from seq2engine.export.engines.instances import Machine, plan_instances, sizes_from_bundle
+    from seq2engine.runtime.threads import usable_cores
+
+    widest = plan.profiles[-1].ranges
+    sizes, machine = sizes_from_bundle(bundle, precision, widest), Machine(usable_cores(), memory, gpu=True)
+    return plan_instances(sizes, machine, 1, widest.batch.max)
 
 
 def lengths_from_args(args: argparse.Namespace, bundle: Bundle) -> tuple[list[tuple[int, int]], int]:

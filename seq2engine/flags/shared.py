@@ -13,6 +13,7 @@ from seq2engine.common.progress import Progress, ProgressPrinter, silent
 from seq2engine.flags.lists import MOST_PRECISE, Parser, add_precisions
 
 Command = Callable[[argparse.Namespace], int]
+MOST_GIGABYTES = 1e6
 NO_FLAGS: Mapping[str, str] = {}
 BUNDLE_HELP = "bundle folder, or hf:NAME[@REVISION] on the Hugging Face hub"
 
@@ -115,6 +116,23 @@ def draft_from_text(text: str) -> str | None:
 def add_provider(parser: argparse.ArgumentParser) -> None:
     where = "where onnxruntime computes: cpu, cuda, tensorrt or nv_tensorrt_rtx (default: cpu)"
     parser.add_argument("--provider", help=where)
+
+
+def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-memory", type=gigabytes_from_text, metavar="GB", help="free memory of each GPU (default: enough)"
+    )
+
+
+def gigabytes_from_text(text: str) -> int:
+    """In bytes."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < MOST_GIGABYTES:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected gigabytes, such as 24")
+    return int(size * 1e9)
 
 
 def add_references(parser: argparse.ArgumentParser, what: str) -> None:

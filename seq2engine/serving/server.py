@@ -13,7 +13,9 @@ from starlette.applications import Starlette
 
 from seq2engine.errors import SessionError
 
-STOPPING = 5.0  # seconds beyond a request's timeout for which a stop waits
+from .connections import timed_connections
+
+STOPPING = 5.0  # seconds beyond a request's own time before a stop no longer waits
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -69,6 +71,7 @@ def run_server(app: Starlette, listening: socket.socket, timeout: float, started
     """Serves until a signal; running requests are finished, within their own timeouts."""
     config = uvicorn.Config(
         app,
+        http=timed_connections(timeout),
         log_level="error",
         access_log=False,
         lifespan="off",

@@ -29,8 +29,14 @@ from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.engines import ENGINES
 from seq2engine.export.artifact.files import CONFIG
 from seq2engine.export.artifact.passport import Passport
+from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.contract import GRAPHS, TensorSpec
+from seq2engine.export.engines.instances import InstancePlan, Machine, plan_instances, sizes_from_bundle
+from seq2engine.export.engines.memory import available_memory
+from seq2engine.runtime.defaults import defaults_of
 from seq2engine.runtime.encoder_inputs import check_takes_text
+from seq2engine.runtime.text.batching import BATCH
+from seq2engine.runtime.threads import sensible_threads, usable_cores
 from seq2engine.runtime.trt.selection import choose_engine
 
 from .config_text import Tensor, Warmup, decoding_config, graph_config
@@ -56,7 +62,10 @@ __all__ = ["TritonPythonModel"]
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """How the model runs in Triton. `instances` are processes: in all on a CPU, per GPU otherwise."""
+    """How the model runs in Triton. `instances` are on a CPU processes, on a GPU processes of each GPU.
+
+    `rows` and `instances` None: as planned for this machine or, on a GPU, for `gpu_memory` bytes of each, if given.
+    """
 
     name: str | None = None  # None: the bundle's folder
     backend: str = "onnxruntime"
@@ -65,11 +74,12 @@ class TritonOptions:
     provider: str | None = None
     threads: int | None = None
     deterministic: bool = False
-    rows: int = 32
+    rows: int | None = None
     queue: int = 256
     timeout: float = 60.0
     max_beams: int = 32
-    instances: int = 1
+    instances: int | None = None
+    gpu_memory: int | None = None
     ids: bool = False
     strings: bool = False  # text as BYTES too; not with numpy 2 on servers as old as 2.51
 
@@ -78,8 +88,18 @@ class TritonOptions:
         return self.backend == "tensorrt" or self.provider not in (None, "cpu")
 
 
-def repository_from_bundle(bundle: Bundle, repository: Path, options: TritonOptions, force: bool = False) -> list[Path]:
-    """Writes the models of a bundle and returns their folders. Other models of the repository stay."""
+@dataclass(frozen=True)
+class WrittenModels:
+    """The folders, that of the model which decodes first, and how many instances it has."""
+
+    folders: tuple[Path, ...]
+    plan: InstancePlan
+
+
+def repository_from_bundle(
+    bundle: Bundle, repository: Path, options: TritonOptions, force: bool = False
+) -> WrittenModels:
+    """Writes the models of a bundle. Other models of the repository stay."""
     check_takes_text(bundle.config, bundle.root)
     if options.backend not in ("onnxruntime", "tensorrt"):
         raise RequestError(f"backend {options.backend} in Triton, expected onnxruntime or tensorrt")
@@ -91,19 +111,39 @@ def repository_from_bundle(bundle: Bundle, repository: Path, options: TritonOpti
     engine = choose_engine(bundle, precision, options.engine) if options.backend == "tensorrt" else None
     if engine is not None:
         chosen = dataclasses.replace(chosen, engine=engine[0].name)
+    plan = plan_of(bundle, chosen, None if engine is None else engine[1])
+    chosen = dataclasses.replace(chosen, rows=plan.rows, instances=plan.instances)
     written = [write_graph(bundle, repository, chosen, graph, engine, force) for graph in GRAPHS]
     target = repository / name
     with new_folder(target, force, DESCRIPTION) as folder:
-        (folder / "config.pbtxt").write_text(decoding_config(name, options.instances, chosen.gpu, options.strings))
+        (folder / "config.pbtxt").write_text(decoding_config(name, plan.instances, chosen.gpu, options.strings))
         (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements(chosen)))
         version = folder / "1"
         version.mkdir()
         (version / "model.py").write_text(MODEL_PY)
         for relative in files_of(bundle, chosen):
             link(bundle.inside(relative), version / "bundle" / relative)
-        described = description(chosen, sha256_of(version / "bundle" / MANIFEST))
+        described = {**description(chosen, sha256_of(version / "bundle" / MANIFEST)), "plan": plan.reason}
         (folder / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
-    return [target, *(folder for folder in written if folder is not None)]
+    return WrittenModels((target, *(folder for folder in written if folder is not None)), plan)
+
+
+def plan_of(bundle: Bundle, options: TritonOptions, passport: Passport | None) -> InstancePlan:
+    """Instances and rows of the model, by the function that `seq2engine plan` calls."""
+    assert options.precision is not None
+    config, beam = bundle.config, defaults_of(bundle).values.get("beam", 1)
+    one = Range(1, 1, 1)
+    longest = [Range(1, most, most) for most in (config.max_source, config.max_target)]
+    ranges = ShapeRanges(one, Range(beam, beam, beam), *longest) if passport is None else passport.ranges
+    memory = options.gpu_memory if options.gpu else available_memory()
+    return plan_instances(
+        sizes_from_bundle(bundle, options.precision, ranges),
+        Machine(usable_cores(), memory, options.gpu),
+        sensible_threads(config) if options.threads is None else options.threads,
+        BATCH if passport is None else passport.ranges.batch.max,
+        options.rows,
+        options.instances,
+    )
 
 
 def description(options: TritonOptions, manifest: str) -> dict[str, Any]:
@@ -143,6 +183,7 @@ def write_graph(
     """One graph or engine as a model of its own; None for one of TensorRT-RTX, for which Triton has no backend."""
     assert options.name is not None
     assert options.precision is not None
+    instances = options.instances or 1
     if engine is not None and engine[1].flavour != "tensorrt":
         return None
     target = repository / f"{options.name}_{graph}"
@@ -165,7 +206,7 @@ def write_graph(
             link(engine[0] / entry_of.file, folder / "1" / "model.plan")
             platform = "tensorrt_plan"
         warmup = Warmup("smallest" if engine else "small", warm)
-        text = graph_config(target.name, platform, inputs, outputs, options.instances, options.gpu, warmup)
+        text = graph_config(target.name, platform, inputs, outputs, instances, options.gpu, warmup)
         (folder / "config.pbtxt").write_text(text)
         (folder / DESCRIPTION).write_text(json.dumps(description(options, ""), indent=2) + "\n")
     return target

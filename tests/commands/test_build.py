@@ -155,6 +155,8 @@ def test_a_plan_by_decoding_as_json(cli, bundles, corpus):
     assert code == 0
     assert "plan: decode: done" in error
     plan = json.loads(text)
+    assert (plan["serving"]["instances"], plan["serving"]["rows"]) == (1, 32)
+    assert "memory is not known" in plan["serving"]["reason"]
     assert len(plan["profiles"]) == 2
     assert plan["waste"] < plan["one_profile_waste"]
     assert plan["left_out"] == 1

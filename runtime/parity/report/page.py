@@ -120,7 +120,7 @@ def parity_html(result: ParityResult) -> str:
 def subtitle_of(result: ParityResult) -> str:
     effort = f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else ""
     return (
-        f"Decodes are compared with {result.baseline}. Errors are against the same model in fp64, relative to those of "
+        f"Decodes are compared with {result.compared_with}. Errors are against the same model in fp64, relative to those of "
         f"PyTorch {result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache.{effort}"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
-from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_json
+from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_gpu_memory, add_json
 
 
 def add_parser(commands: Commands) -> None:
@@ -17,7 +18,9 @@ def add_parser(commands: Commands) -> None:
     sub.add_argument("--name", help="name of the model (default: the bundle's folder)")
     add_backend(sub)
     sub.add_argument("--ids", action="store_true", help="texts are lines of token ids, although the bundle takes text")
-    sub.add_argument("--batch", type=int, default=32, help="maximum requests decoded together (default: %(default)s)")
+    sub.add_argument(
+        "--batch", type=int, help="maximum requests decoded together (default: 32, or as many as fit into memory)"
+    )
     sub.add_argument("--queue", type=int, default=256, help="maximum waiting requests (default: %(default)s)")
     sub.add_argument(
         "--timeout", type=float, default=60.0, help="timeout of a request in seconds (default: %(default)g)"
@@ -25,7 +28,10 @@ def add_parser(commands: Commands) -> None:
     sub.add_argument(
         "--max-beams", type=int, default=32, help="maximum beams or samples per text (default: %(default)s)"
     )
-    sub.add_argument("--instances", type=int, default=1, help="processes, of each GPU (default: %(default)s)")
+    sub.add_argument(
+        "--instances", type=int, help="processes, of each GPU (default: what fills this machine, or one for each GPU)"
+    )
+    add_gpu_memory(sub)
     sub.add_argument(
         "--strings",
         action="store_true",
@@ -40,7 +46,7 @@ def run_triton(args: argparse.Namespace) -> int:
     from seq2engine.triton.repository import TritonOptions, repository_from_bundle
 
     for name in ("queue", "max_beams", "instances"):
-        if getattr(args, name) < 1:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             args.usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}, expected at least 1")
     if not args.timeout > 0:
         args.usage_error(f"--timeout {args.timeout:g}, expected more than 0")
@@ -57,15 +63,19 @@ def run_triton(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         max_beams=args.max_beams,
         instances=args.instances,
+        gpu_memory=args.gpu_memory,
         ids=args.ids,
         strings=args.strings,
     )
     written = repository_from_bundle(open_bundle(args.bundle), args.repository, options, args.force)
     if args.json:
-        print(json.dumps({"models": [str(folder) for folder in written]}))
+        models = [str(folder) for folder in written.folders]
+        print(json.dumps({"models": models, "plan": dataclasses.asdict(written.plan)}))
         return 0
-    print(f"wrote {', '.join(folder.name for folder in written)} to {args.repository}")
-    print(f"install {written[0] / 'requirements.txt'} in the environment of tritonserver, then run:")
-    alone = f"--model-control-mode explicit --load-model {written[0].name}"
+    model, *_ = written.folders
+    print(f"wrote {', '.join(folder.name for folder in written.folders)} to {args.repository}")
+    print(f"instances: {written.plan.reason}")
+    print(f"install {model / 'requirements.txt'} in the environment of tritonserver, then run:")
+    alone = f"--model-control-mode explicit --load-model {model.name}"
     print(f"  tritonserver --model-repository {args.repository} {alone}")
     return 0

@@ -9,14 +9,15 @@ import pytest
 
 from seq2engine.benchmarks.serving import run
 from seq2engine.benchmarks.serving.arms import ROWS
-from seq2engine.benchmarks.serving.load import Measured, poisson_arrivals
-from seq2engine.benchmarks.serving.ragged import LONGEST, TINY, RaggedSession, ragged_sources
+from seq2engine.benchmarks.serving.load import Clock, Measured, poisson_arrivals
+from seq2engine.benchmarks.serving.ragged import LENGTHS, LONGEST, TINY, RaggedSession, ragged_sources, with_ends
 from seq2engine.benchmarks.serving.steps import StepCount, step_counts
 from seq2engine.errors import ConfigError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def test_all_arms_answer_all_requests_alike(session, scores):
     values = json.loads(result.to_json())
     assert len(values["equal_p99"]) == len(run.LIMITS)
     assert run.CONTINUOUS in run.report_text(result)
-    assert "Equal 99th percentile" in run.report_html(result, TINY, "fp32", 16)
+    asked = run.arguments_parser("").parse_args(["out.html"])
+    assert "Equal 99th percentile" in run.report_html(result, TINY, asked, "here")
 
 
 def test_steps_are_counted_whatever_the_speed(session):
@@ -77,6 +79,39 @@ def test_rates_at_a_percentile_lie_on_the_line_between_two_runs():
     assert result.rate_within("a", 2.0) == pytest.approx((low + high) / 2)
     assert result.rate_within("a", 0.5) == 0.0
     assert result.rate_within("a", 9.0) == pytest.approx(high)
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_outputs_end_where_they_are_due(candidates):
+    """Also for a step that puts out one token only, as that of a large vocabulary does."""
+    end = TINY.end_id
+    tokens = np.array([[[7, 8]], [[end, 8]], [[7, 8]]])[..., :candidates]  # [B, K, C]
+    reduced = Reduced(Candidates(tokens, np.zeros(tokens.shape)), np.ones((3, 1)))
+    found = with_ends(StepOutput(np.zeros((3, 1, 0))), reduced, np.array([False, False, True]), TINY)
+    first, replaced, last = found.best.tokens[:, 0, 0]
+    assert (first, last) == (7, end)
+    assert replaced != end
+    assert tokens[1, 0, 0] == end  # the step's own memory
+
+
+def test_lengths_are_mixed_as_described():
+    """A tenth of the requests are paragraphs, and they hold about two fifths of all tokens."""
+    lengths = LENGTHS["paragraphs"].drawn(20_000, np.random.default_rng(0))
+    long = lengths > 80
+    assert long.mean() == pytest.approx(0.1, abs=0.03)
+    assert lengths[long].sum() / lengths.sum() == pytest.approx(0.4, abs=0.1)
+    assert lengths.min() >= 1
+    assert lengths.max() == LENGTHS["paragraphs"].most
+    assert LENGTHS["sentences"].drawn(20_000, np.random.default_rng(0)).mean() == pytest.approx(24, rel=0.05)
+
+
+@pytest.mark.parametrize("clock", ["cpu", "wall"])
+def test_clocks_skip_what_nobody_waits_for(clock):
+    own = Clock(clock)
+    own.skip_to(50.0)
+    assert 50.0 <= own.now() < 55.0
+    own.skip_to(10.0)
+    assert own.now() >= 50.0
 
 
 def test_arrivals_have_their_rate():

@@ -9,7 +9,7 @@ import pytest
 
 from seq2engine.benchmarks.serving import through_triton
 from seq2engine.benchmarks.serving.ragged import TINY
-from seq2engine.benchmarks.serving.run import CONTINUOUS, ONE, WHOLE
+from seq2engine.benchmarks.serving.run import CONTINUOUS, KEPT, ONE, WHOLE
 from seq2engine.benchmarks.serving.triton_server import MISSING, present
 
 
@@ -21,7 +21,7 @@ def test_all_arms_answer_through_the_server(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", argv)
     through_triton.main()
     values = json.loads((tmp_path / "load.json").read_text())
-    assert set(values["runs"]) == {ONE, WHOLE, CONTINUOUS}
+    assert set(values["runs"]) == {ONE, KEPT, WHOLE, CONTINUOUS}
     assert values["equal_outputs"] == 1.0
     assert all(rate > 0 for rates in values["requests_per_cpu_second"].values() for rate in rates)
     assert "tritonserver" in (tmp_path / "load.html").read_text()

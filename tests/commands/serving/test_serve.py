@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -93,6 +94,57 @@ def test_a_process_serves_drains_and_starts_again(bundle):
         server.process.kill()  # kill -9 leaves nothing behind that the next one minds
     with Served(bundle.root) as server:
         assert posted(server, {"text": "abc"})["results"][0]["text"] == expected[0]
+
+
+@pytest.fixture(scope="module")
+def impatient(bundle):
+    with Served(bundle.root, "--timeout", "1") as server:
+        yield server
+
+
+def sent(server, data):
+    """A connection with these bytes on their way."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=120)
+    connection.sendall(data)
+    return connection
+
+
+def read_to_the_end(connection, drips=b""):
+    """All that comes until the server closes; meanwhile a byte is sent from time to time."""
+    found = b""
+    connection.settimeout(0.1)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            part = connection.recv(1 << 16)
+        except TimeoutError:
+            with contextlib.suppress(OSError):  # closed: the next read tells
+                connection.send(drips)
+            continue
+        except ConnectionError:
+            return found
+        if not part:
+            return found
+        found += part
+    raise AssertionError(f"still open after {found[:80]!r}")
+
+
+HEAD = b"POST /translate HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /trans", HEAD.partition(b"\r\n\r\n")[0] % 9 + b"\r\nx: "])
+def test_a_client_that_never_asks_is_cut_off(impatient, head):
+    """Also one that sends another byte of its head from time to time."""
+    with sent(impatient, head) as connection:
+        assert read_to_the_end(connection, b"x" if head else b"") == b""
+    assert got(impatient, "/health/ready") == "ready\n"
+
+
+def test_a_body_that_never_comes_is_408_and_the_connection_ends(impatient):
+    with sent(impatient, HEAD % 10_000 + b'{"text": "') as connection:
+        found = read_to_the_end(connection, b"a")
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not arrive in 1 s" in found
 
 
 def test_a_port_in_use_is_one_line(bundle, capsys):

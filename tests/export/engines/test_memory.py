@@ -1,4 +1,4 @@
-"""The peak of some work, measured in a process that does nothing else: no other test's memory is in it."""
+"""The peak of some work, measured in a process of its own; free memory of the machine or its container."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from seq2engine.export.engines import memory
 from seq2engine.export.engines.memory import RESET
 
 MEASURED = """
@@ -30,3 +31,17 @@ def test_the_peak_is_that_of_the_work_alone():
     work, nothing = map(int, done.stdout.split())
     assert abs(work - (48 << 20)) <= COUNTED
     assert nothing <= COUNTED
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(None, 4096 * 1024), ("max\n", 4096 * 1024), ("1000000\n", 10**6), ("99999999\n", 4096 * 1024)],
+)
+def test_a_container_has_less(tmp_path, monkeypatch, limit, expected):
+    machine, container = tmp_path / "meminfo", tmp_path / "memory.max"
+    machine.write_text("MemTotal:  8192 kB\nMemAvailable:  4096 kB\n")
+    if limit is not None:
+        container.write_text(limit)
+    monkeypatch.setattr(memory, "MACHINE", machine)
+    monkeypatch.setattr(memory, "CONTAINER", container)
+    assert memory.available_memory() == expected

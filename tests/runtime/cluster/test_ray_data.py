@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,16 +132,21 @@ def test_a_job_that_is_done_starts_no_ray(tmp_path, corpus, monkeypatch):
     assert decode_blocks(opened, corpus, tmp_path / "out", ClusterOptions("local")) == 0
 
 
+def command_over_lines(tmp_path, count):
+    """`run` over so many random lines, some of which are too long."""
+    bundle = text_bundle(tmp_path / "made")
+    rng = random.Random(5)
+    texts = ["".join(rng.choice("abcdefghij é") for _ in range(rng.randint(0, 17))) for _ in range(count)]
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
+    return ["run", bundle.root, "--input", tmp_path / "in.txt", "--beam", "4", "--nbest", "2", "--quiet"]
+
+
 @pytest.mark.slow
 def test_three_nodes_of_which_one_is_killed(tmp_path):
     """Every line once, byte by byte what one machine prints, though a node is lost after a third of the shards."""
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    bundle = text_bundle(tmp_path / "made")
-    rng = random.Random(5)
-    texts = ["".join(rng.choice("abcdefghij é") for _ in range(rng.randint(0, 17))) for _ in range(2400)]
-    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
     shards = 2400 // 40
-    words = ["run", bundle.root, "--input", tmp_path / "in.txt", "--beam", "4", "--nbest", "2", "--quiet"]
+    words = command_over_lines(tmp_path, 2400)
     alone = subprocess.run([sys.executable, "-m", "seq2engine", *map(str, words)], capture_output=True, text=True)
     for attempt in range(3):  # on a busy machine the kill may come when all shards are written: then once more
         out = tmp_path / f"out{attempt}"
@@ -161,6 +170,46 @@ def test_three_nodes_of_which_one_is_killed(tmp_path):
     first, second = (printed.splitlines()[-1] for printed, _ in result["message"])
     assert first == f"{out / 'output.txt'}: 2400 lines, {len(message)} errors"
     assert second == f"{out / 'output.txt'}: 2400 lines, 2400 of them before, {len(message)} errors"
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path):
+    """SIGKILL of the command itself in the middle: what is written stays, the rest is decoded, every line once."""
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    words = command_over_lines(tmp_path, 2400)
+    alone = subprocess.run([sys.executable, "-m", "seq2engine", *map(str, words)], capture_output=True, text=True)
+    for attempt in range(3):  # on a busy machine the kill may come when all shards are written: then once more
+        out = tmp_path / f"out{attempt}"
+        more = ["--cluster", "local", "--out", out, "--keep-order", "--shard", "20", "--cores", "1"]
+        command = in_own_network([sys.executable, "-m", "seq2engine", *map(str, [*words, *more])])
+        kept = killed_after(command, out, 3)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        *_, said = done.stdout.splitlines()
+        before = re.search(r": 2400 lines, (\d+) of them before, ", said)
+        if before is not None and int(before.group(1)) < 2400:
+            break
+    else:
+        pytest.fail("no command was killed in the middle of three jobs")
+    assert int(before.group(1)) >= 20 * len(kept)
+    assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
+    assert (done.returncode, (out / "output.txt").read_text()) == (alone.returncode, alone.stdout)
+    assert [line for line in done.stderr.splitlines() if line.startswith("line ")] == alone.stderr.splitlines()
+
+
+def killed_after(command, out, shards):
+    """Starts a command and kills it with SIGKILL once so many shards are there; the shards, and when each was made."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 600
+        while len(found := list(out.glob("shards/*/*.jsonl"))) < shards and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # what Ray left, if anything: its processes are of this session
+            os.killpg(process.pid, signal.SIGKILL)
+    return {path: path.stat().st_mtime_ns for path in found}
 
 
 def in_own_network(argv):

@@ -95,7 +95,7 @@ def test_an_array_with_room_grows_where_it_is():
     assert resized(np.zeros(4), (2,)) is None, "not ours"
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 3, 5], [1, 2, 3], [5], [3, 1, 0, 2], [0, 0, 1, 2]])
+@pytest.mark.parametrize("rows", [[0, 1, 3, 5], [1, 2, 3], [5], [3, 1, 0, 2], [0, 0, 1, 2], [0, 5, 2, 4], [4, 0, 5, 2]])
 @pytest.mark.parametrize("size", [4, OWN_PAGES])
 def test_rows_are_those_of_numpy(rows, size):
     array = zeros((6, size), "int32")
@@ -103,7 +103,7 @@ def test_rows_are_those_of_numpy(rows, size):
     wanted = array[rows]
     kept = rows_of(array, np.array(rows))
     assert np.array_equal(kept, wanted)
-    in_place = size == OWN_PAGES and rows in ([0, 1, 3, 5], [1, 2, 3])
+    in_place = size == OWN_PAGES and rows in ([0, 1, 3, 5], [1, 2, 3], [0, 5, 2, 4])
     assert np.shares_memory(kept, array) is in_place
 
 
@@ -116,3 +116,15 @@ def test_zeros_are_as_those_of_numpy(size):
     assert not array.any()
     array[1, -1] = 7
     assert array.sum() == 7
+
+
+def test_a_batch_that_grows_has_room_to_grow_again():
+    """Its first growth copies it, the next ones leave all rows where they are."""
+    array = zeros((2, OWN_PAGES), "float32")
+    array[:] = [[1.0], [2.0]]
+    grown = rows_of(array, np.array([0, 1, 0]))
+    assert not np.shares_memory(grown, array)
+    again = rows_of(grown, np.array([0, 1, 2, 0]))
+    assert np.shares_memory(again, grown)
+    assert again[:, 0].tolist() == [1.0, 2.0, 1.0, 1.0]
+    assert rows_of(np.arange(2), np.array([0, 1, 1])).tolist() == [0, 1, 1]

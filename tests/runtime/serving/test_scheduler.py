@@ -25,7 +25,7 @@ from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import StepOutput
-from seq2engine.runtime.serving.scheduler import Scheduler
+from seq2engine.runtime.serving.scheduler import HELD_STEPS, Scheduler
 from seq2engine.runtime.serving.tickets import Request
 from seq2engine.runtime.torch_session import TorchSession
 
@@ -204,7 +204,35 @@ def test_the_batch_grows_and_shrinks(session):
     assert sizes[-1] < 6
 
 
-def test_what_cannot_be_decoded_is_refused_at_once_without_affecting_others(session):
+@pytest.mark.parametrize(("running", "coming", "held"), [(8, 1, HELD_STEPS), (8, 2, 0), (4, 1, 0), (1, 1, 0)])
+def test_new_requests_join_a_large_batch_together_or_after_some_steps(session, running, coming, held):
+    """A call of the encoder stops all that run, so one newcomer alone waits a little where they are many."""
+    sizes = []
+    step, queued = session.step, threading.Event()
+
+    def seen(state, tokens, *others):
+        sizes.append(len(tokens))
+        return step(state, tokens, *others)
+
+    begun = threading.Event()
+
+    def waits_for_the_others(_):  # in the scheduler's thread, after the first step
+        begun.set()
+        assert queued.wait(SOON)
+
+    options = SearchOptions(max_length=24, ignore_eos=True)
+    with mock.patch.object(session, "step", seen), Scheduler(session, rows=16) as scheduler:
+        first = Request([5, 6], options, on_token=waits_for_the_others)
+        tickets = scheduler.submit(*[first] * running)
+        assert begun.wait(SOON)
+        tickets += scheduler.submit(*[Request([7, 8], options)] * coming)
+        queued.set()
+        for ticket in tickets:
+            ticket.result(SOON)
+    assert sizes[: held + 2] == [running] * (1 + held) + [running + coming]
+
+
+def test_what_cannot_be_decoded_is_refused_at_once_and_nobody_else_notices(session):
     with Scheduler(session) as scheduler:
         with held(session):
             (good,) = scheduler.submit(Request(source_of(1), OPTIONS[0]))
