@@ -137,7 +137,8 @@ class Worker(AbstractContextManager["Worker"]):
         given: Any = sources
         if isinstance(sources[0], AudioSource):  # features go by a file
             given = FEATURES
-            np.save(self.folder / FEATURES, np.stack([source.features for source in sources]))
+            rows = np.stack([source.features for source in sources])
+            np.save(self.folder / FEATURES, np.ascontiguousarray(rows))  # numpy would keep another order of one source
         self.ask(do="prepare", sources=given, beam=beam, length=length, forced=forced)
 
     def run(self) -> None:

@@ -13,7 +13,8 @@ weight takes no bias and ReLU along: two more a layer.
 A T5 (pre-norm, RMS norms, relative positions, no biases) has products that no query can be folded into and a bias and a
 mask that are made once a step; a gated feed-forward is one more launch a layer. Models that take audio (Whisper) are
 pre-norm and have rows of their own. Their query is not folded, and beams are grouped queries in every precision,
-because keys and values of 1,500 positions are not to be copied in every step.
+because keys and values of 1,500 positions are not to be copied in every step; where a model is too wide for rows of
+beams (trt_forms/beam_rows.py), that is two launches more a layer.
 
 The tiny graphs beside a step (export/device_graphs/) take as many whatever the model. A TopK and a sum are two each.
 """
@@ -27,6 +28,7 @@ from typing import Any
 
 from seq2engine.model.config import PRESETS, ModelConfig
 
+from ..trt_forms import beam_rows
 from ..trt_forms.fold_query import WIDEST
 
 # Config fields that change the kernels of a layer or around the layers. Sizes and vocabularies do not.
@@ -55,7 +57,8 @@ T5: dict[str, Any] = {
 class LaunchBudget:
     """Launches of one engine. `cache_form` is empty for the encoder, which has no cache and no beams.
 
-    `gated` are launches that each layer has more where the feed-forward is gated.
+    `gated` are launches that each layer has more where the feed-forward is gated, `wide` where the model is too wide for
+    rows of beams.
     """
 
     graph: str
@@ -66,9 +69,11 @@ class LaunchBudget:
     per_layer: int
     fused: bool  # every attention is one kernel
     gated: int = 0
+    wide: int = 0
 
     def launches(self, config: ModelConfig) -> int:
         per_layer = self.per_layer + (self.gated if config.gated else 0)
+        per_layer += self.wide if config.d_model > beam_rows.WIDEST else 0
         if self.graph == "encoder":  # which also projects the source once for each decoder layer
             return self.around + per_layer * config.encoder_layers + config.decoder_layers
         return self.around + per_layer * config.decoder_layers
@@ -113,8 +118,8 @@ TOKENS = {
 AUDIO_TABLE = (
     ("decoder_step", HALVES, "static", False, 5, 11, True),
     ("decoder_step", ("fp32",), "static", False, 4, 11, True),
-    ("decoder_step", HALVES, "static", True, 4, 15, True),
-    ("decoder_step", ("fp32",), "static", True, 3, 15, True),
+    ("decoder_step", HALVES, "static", True, 4, 13, True),
+    ("decoder_step", ("fp32",), "static", True, 3, 13, True),
     ("encoder", HALVES, "", False, 4, 8, True),
     ("encoder", ("fp32",), "", False, 3, 12, False),
 )
@@ -133,15 +138,17 @@ T5_TABLE = (
 )
 
 
-def rows_of(table: Iterable[tuple[str, tuple[str, ...], str, bool, int, int, bool]], gated: int = 0) -> Rows:
+def rows_of(
+    table: Iterable[tuple[str, tuple[str, ...], str, bool, int, int, bool]], gated: int = 0, wide: int = 0
+) -> Rows:
     return tuple(
-        LaunchBudget(graph, precision, cache_form, beams, around, per_layer, fused, gated)
+        LaunchBudget(graph, precision, cache_form, beams, around, per_layer, fused, gated, wide if beams else 0)
         for graph, precisions, cache_form, beams, around, per_layer, fused in table
         for precision in precisions
     )
 
 
-BUDGETS, T5_BUDGETS, AUDIO_BUDGETS = rows_of(TABLE), rows_of(T5_TABLE, gated=1), rows_of(AUDIO_TABLE)
+BUDGETS, T5_BUDGETS, AUDIO_BUDGETS = rows_of(TABLE), rows_of(T5_TABLE, gated=1), rows_of(AUDIO_TABLE, wide=2)
 
 
 def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str, beams: bool) -> LaunchBudget | None:
@@ -157,7 +164,7 @@ def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str,
         alike, rows = dataclasses.replace(alike, norm="pre", activation="gelu", scale_embeddings=False), AUDIO_BUDGETS
     if any(getattr(config, name) != getattr(alike, name) for name in ALIKE) or config.positions == "rotary":
         return None
-    folded = not config.takes_audio  # where nothing is folded, width changes nothing
+    folded = not config.takes_audio  # of others, `wide` says what width changes
     wide = folded and (config.d_model > WIDEST or config.attention_width > WIDEST)
     if wide or config.head_dim % 8 or config.head_dim < 16:  # other kernels
         return None

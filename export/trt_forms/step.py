@@ -16,7 +16,7 @@ values in a layout of its own, one copy launch for each. So:
 
     K beams over audio,       cross keys and values are so long (1,500 positions) that laying them out in every step
     K fixed                   takes longer than the launches it saves: grouped queries, as in fp32, which read them as
-                              they are
+                              they are; cross-attention of a narrow model has beams as rows (beam_rows.py)
     K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
                               query heads over the source's shared key heads (grouped-query form) for that of one query
 
@@ -42,6 +42,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graph_index import PrimitiveAttention, copy_of, find_attentions, makers_of, rename_inputs, replace_nodes
 from ..precision.census import types_of
+from .beam_rows import beams_as_rows
 from .fold_query import fold_queries
 from .late_write import write_late
 
@@ -90,7 +91,9 @@ def step_for_tensorrt(
             pack_keys_and_values(form, own=True)
     elif beams:
         whole = precision_of(form) == TensorProto.FLOAT
-        rewrite_attentions(form, [a for a in find_attentions(form) if whole or not a.bias], heads, beams)
+        rows = long_sources and beams_as_rows(form, heads)
+        grouped = [a for a in find_attentions(form) if (whole or not a.bias) and (a.is_self or not rows)]
+        rewrite_attentions(form, grouped, heads, beams)
     return form
 
 

@@ -12,7 +12,7 @@ from seq2engine.common.tensorrt_module import load_tensorrt
 from seq2engine.export.artifact.profiles import Range, ShapeRanges, check_ranges, shapes_from_ranges
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.engines.build import build_engine
-from seq2engine.export.engines.kernels import kernels_from_engine
+from seq2engine.export.engines.kernels import blocks_of, kernels_from_engine
 from seq2engine.export.engines.launch_budget import AUDIO_BUDGETS, LaunchBudget, launches_allowed
 from seq2engine.export.engines.to_engine import default_ranges
 from seq2engine.export.precision.passes import PASSES
@@ -63,13 +63,18 @@ def test_engines_keep_within_the_budget(row: LaunchBudget, portable: dict[str, o
     ranges = ShapeRanges(Range(1, 1, 2), Range(beams, beams, beams), Range(fixed, fixed, fixed), Range(1, 8, 64))
     shapes = shapes_from_ranges(graph_specs(AUDIO, row.precision)[row.graph], ranges, "static", SLOTS[beams])
     trt = load_tensorrt("tensorrt_rtx")
-    kernels = kernels_from_engine(build_engine(trt, graph, Path("g.onnx"), shapes, ["sm86"], lambda fraction: None))
+    engine = build_engine(trt, graph, Path("g.onnx"), shapes, ["sm86"], lambda fraction: None)
+    kernels = kernels_from_engine(engine)
     attentions = sum(node.op_type == "Softmax" for node in portable[row.graph].graph.node)
     assert kernels.fused_attentions == (attentions if row.fused else 0)
     assert kernels.launches <= row.launches(AUDIO)
+    if row.graph == "decoder_step":  # the source is read where it is: no other kernel has it as an argument
+        reading = [line for block in blocks_of(engine) for line in block.splitlines() if b'"cross_' in line]
+        assert len(reading) == AUDIO.decoder_layers
+        assert all(b"name=_gemv_mha" in line for line in reading)
 
 
-@pytest.mark.parametrize(("beams", "promised"), [(False, 49), (True, 64)])
+@pytest.mark.parametrize(("beams", "promised"), [(False, 49), (True, 56)])
 def test_the_budget_of_tiny_en(beams: bool, promised: int) -> None:
     allowed = launches_allowed(TINY_EN, "decoder_step", "fp16", "static", beams)
     assert allowed is not None
@@ -77,11 +82,17 @@ def test_the_budget_of_tiny_en(beams: bool, promised: int) -> None:
     assert launches_allowed(TINY_EN, "encoder", "fp16", "static", beams=False) == 40
 
 
+def test_beams_of_wide_models_are_no_rows() -> None:
+    wide = dataclasses.replace(TINY_EN, heads=12, d_model=768)
+    assert launches_allowed(wide, "decoder_step", "fp16", "static", beams=True) == 64
+    assert launches_allowed(wide, "decoder_step", "fp16", "static", beams=False) == 49
+
+
 @pytest.mark.parametrize("beams", [1, 4])
 def test_keys_and_values_of_the_source_are_read_where_they_are(
     beams: int, portable: dict[str, onnx.ModelProto]
 ) -> None:
-    """Only attention reads them: nothing joins, splits or gathers 1,500 positions in every step."""
+    """Nothing joins, splits or gathers 1,500 positions in every step; a Transpose or an axis more is read through."""
     step = PASSES["fp16"](portable["decoder_step"], ())
     form = step_for_tensorrt(step, "static", beams, SLOTS[beams], long_sources=True)
     readers = {
@@ -89,7 +100,7 @@ def test_keys_and_values_of_the_source_are_read_where_they_are(
         for node in form.graph.node
         if any(name.startswith(("cross_k.", "cross_v.")) for name in node.input)
     }
-    assert readers == ({"Transpose", "MatMul"} if beams == 1 else {"Attention"})
+    assert readers == ({"Transpose", "MatMul"} if beams == 1 else {"Unsqueeze"})
 
 
 def test_a_build_by_default_takes_whole_windows() -> None:
