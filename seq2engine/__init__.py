@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.benchmarks.cases import Case as Case
+    from seq2engine.benchmarks.comparison import Comparison as Comparison
+    from seq2engine.benchmarks.comparison import compare_results as compare_results
     from seq2engine.benchmarks.options import BenchOptions as BenchOptions
     from seq2engine.benchmarks.result import BenchResult as BenchResult
+    from seq2engine.benchmarks.result_files import result_from_path as result_from_path
     from seq2engine.benchmarks.runner import bench_bundle as bench_bundle
     from seq2engine.common.progress import Progress as Progress
     from seq2engine.errors import Seq2EngineError as Seq2EngineError
@@ -20,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.export.artifact.profiles import ShapeRanges as ShapeRanges
     from seq2engine.export.artifact.profiles import Workload as Workload
     from seq2engine.export.engines.build_options import BuildOptions as BuildOptions
+    from seq2engine.export.engines.foreign_step import ForeignStep as ForeignStep
     from seq2engine.export.engines.plan import ShapePlan as ShapePlan
     from seq2engine.export.engines.plan import plan_from_lengths as plan_from_lengths
     from seq2engine.export.engines.refit import refit_engines as refit_engines
@@ -27,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.exporting import add_precisions as add_precisions
     from seq2engine.exporting import export_checkpoint as export_checkpoint
     from seq2engine.exporting import onnx_from_model as onnx_from_model
+    from seq2engine.inspection.describe import bundle_values as bundle_values
     from seq2engine.model.checkpoint import load_checkpoint as load_checkpoint
     from seq2engine.model.checkpoint import random_model as random_model
     from seq2engine.model.checkpoint import save_checkpoint as save_checkpoint
@@ -82,6 +87,8 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.text.translate import Translated as Translated
     from seq2engine.runtime.translator import Translator as Translator
     from seq2engine.runtime.translator import load as load
+    from seq2engine.triton.repository import TritonOptions as TritonOptions
+    from seq2engine.triton.repository import repository_from_bundle as repository_from_bundle
 
 __version__ = "0.1.0"
 
@@ -154,6 +161,10 @@ PUBLIC = {
     "package_from_bundle": "packaging.package",
     "PackageOptions": "packaging.package",
     "PackageResult": "packaging.package",
+    "bundle_values": "inspection.describe",
+    "ForeignStep": "export.engines.foreign_step",
+    "repository_from_bundle": "triton.repository",
+    "TritonOptions": "triton.repository",
     "push_bundle": "packaging.push",
     "PushOptions": "packaging.push",
     "PushResult": "packaging.push",
@@ -168,6 +179,9 @@ PUBLIC = {
     "BenchOptions": "benchmarks.options",
     "BenchResult": "benchmarks.result",
     "Case": "benchmarks.cases",
+    "compare_results": "benchmarks.comparison",
+    "Comparison": "benchmarks.comparison",
+    "result_from_path": "benchmarks.result_files",
     # everywhere
     "Progress": "common.progress",
     "Seq2EngineError": "errors",

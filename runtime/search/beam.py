@@ -44,7 +44,7 @@ def beam_search(
     A source has fewer than `nbest` hypotheses if fewer than K sequences exist (a vocabulary no larger than the beam);
     Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
-    return (yield from searched(step, batch, BeamState(batch, special, options, texts, starts)))
+    return searched(step, batch, BeamState(batch, special, options, texts, starts))
 
 
 class BeamState:

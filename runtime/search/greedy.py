@@ -30,7 +30,7 @@ def greedy_search(
     its log-probabilities without length penalty, as there is nothing to compare with; NaN if no score was asked for.
     Yields an Emitted for every step; a source that is done but still in the batch emits, and is fed, the end token.
     """
-    return (yield from searched(step, batch, GreedyState(batch, special, options, texts, starts)))
+    return searched(step, batch, GreedyState(batch, special, options, texts, starts))
 
 
 class GreedyState:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HERE = "seq2engine.common"
 FITTING = 3  # columns that a phone shows side by side
 LONG = 48  # characters from which on a cell is wrapped as a sentence
+LONGEST = 160  # characters of a cell from which on a phone shows its table like one of many columns
 NUMERIC = frozenset("+-.0123456789")  # first characters of a number
 
 
@@ -126,7 +127,8 @@ def table_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     head, body = without_empty_columns(head, [list(row) for row in rows])
     numeric = [bool(body) and is_number(str(body[0][i])) for i in range(len(head))]
     cells = [[cell_of(*named) for named in zip(head, numeric, row, strict=True)] for row in body]
-    return Table(len(head) > FITTING, list(zip(head, numeric, strict=True)), cells)
+    wide = len(head) > FITTING or any(len(str(cell.content)) > LONGEST for row in cells for cell in row)
+    return Table(wide, list(zip(head, numeric, strict=True)), cells)
 
 
 def cell_of(column: str, of_numbers: bool, value: object) -> Cell:

@@ -167,6 +167,8 @@ def test_many_columns_are_named_in_every_cell_for_a_narrow_screen() -> None:
     few = Reader(table_html(names[:3], [["torch", 1, 2]]))
     assert ("table", {}) in few.tags
     assert "data-name" not in str(few.tags)
+    long = Reader(table_html(names[:2], [["torch", "many words " * 20]]))
+    assert ("table", {"class": "wide"}) in long.tags
 
 
 def test_a_word_in_a_column_of_numbers_is_set_right() -> None:

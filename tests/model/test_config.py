@@ -186,7 +186,7 @@ def test_any_json_gives_a_config_or_a_config_error(changes: dict[str, object]) -
         config = config_from_dict(values)
     except ConfigError:
         return
-    assert config.head_dim * config.heads == config.d_model
+    assert config.head_dim * config.heads == config.attention_width == (config.d_kv * config.heads or config.d_model)
     assert 0 <= max(config.pad_id, config.start_id, config.end_id) < config.target_vocab
 
 

@@ -25,8 +25,7 @@ from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.generate import search_over
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.search import beam as beam_module
-from seq2engine.runtime.search import greedy as greedy_module
+from seq2engine.runtime.search import step as step_module
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import drain
 from seq2engine.runtime.search.step_output import StepOutput
@@ -109,8 +108,7 @@ def decoded(session, sources, options, plan):
     tree = type("Tree", (RestlessTree,), {"every": plan.compact_every})
     with ExitStack() as patches:
         if (leave := LEAVING[plan.leaving]) is not None:
-            for module in (greedy_module, beam_module):
-                patches.enter_context(mock.patch.object(module, "staying_rows", leave))
+            patches.enter_context(mock.patch.object(step_module, "staying_rows", leave))
         if plan.spare_slots is not None and session.cache_form == "static":
             slots = options.max_length * options.beam + plan.spare_slots
             patches.enter_context(

@@ -120,8 +120,8 @@ def parity_html(result: ParityResult) -> str:
 def subtitle_of(result: ParityResult) -> str:
     effort = f" {result.effort[0].upper()}{result.effort[1:]}." if result.effort else ""
     return (
-        f"Decodes are compared with {result.compared_with}. Errors are against the same model in fp64, relative to those "
-        f"of PyTorch {result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
+        f"Decodes are compared with {result.compared_with}. Errors are against the same model in fp64, relative to "
+        f"those of PyTorch {result.precision}. {result.sources} sources, decodes of up to {result.max_length} tokens, "
         f"{result.cache_form} cache.{effort}"
     )
 
