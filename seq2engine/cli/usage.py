@@ -67,16 +67,18 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
 
 
 def precisions(args: argparse.Namespace) -> Iterator[str]:
-    from seq2engine.export.contract import check_choices
+    from seq2engine.export.contract import PRECISIONS, check_choices
     from seq2engine.runtime.backends import QUANTISED
 
     cache = getattr(args, "cache_form", "static")
     yield from problem(partial(check_choices, "fp32", cache))
-    drafts = [draft for draft in given(args, "draft") if draft != QUANTISED]
-    for precision in (*given(args, "precision"), *given(args, "add"), *drafts):
+    for precision in (*given(args, "precision"), *given(args, "add")):
         if precision == AUTO and args.command_name in CHOOSING:
             continue
         yield from problem(partial(check_choices, precision, cache))
+    for draft in given(args, "draft"):
+        if draft not in (AUTO, QUANTISED, *PRECISIONS):
+            yield f"unknown draft {draft!r}, expected one of {', '.join((QUANTISED, *PRECISIONS))}"
 
 
 def choices(args: argparse.Namespace) -> Iterator[str]:

@@ -110,7 +110,7 @@ def threads_from_text(text: str) -> int | None:
 
 
 def draft_from_text(text: str) -> str | None:
-    return None if text == "none" else text
+    return None if text == "none" else text.replace("quantized", "quantised")
 
 
 def add_provider(parser: argparse.ArgumentParser) -> None:

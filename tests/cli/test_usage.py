@@ -14,7 +14,7 @@ SCALARS = [  # command, option, value, the message
     ("run B 5", "--threads", "0", "expected at least 1"),
     ("run B 5", "--backend", "tourch", "unknown backend 'tourch', expected one of torch, onnxruntime, tensorrt"),
     ("run B 5", "--precision", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
-    ("run B 5", "--draft", "fp61", "unknown precision 'fp61', expected one of fp32, fp16"),
+    ("run B 5", "--draft", "fp61", "unknown draft 'fp61', expected one of quantised, fp32, fp16"),
     ("run B 5", "--provider", "cdua", "unknown provider 'cdua', expected one of cpu, cuda"),
     ("run B 5", "--beam", "0", "error: --beam 0, expected at least 1"),
     ("run B 5", "--nbest", "0", "error: --nbest 0, expected at least 1"),
@@ -100,6 +100,8 @@ def test_what_works_passes():
     for line in (
         "run B 5 --beam 4 --nbest 4 --threads auto --draft none",
         "run B 5 --draft auto",
+        "run B 5 --draft quantised",
+        "run B 5 --draft quantized",
         "bench B --beam 1 4",
         "build B --batch 1:2:4 --gpu 8.9 SM_120",
     ):
