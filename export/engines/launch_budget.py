@@ -57,8 +57,8 @@ T5: dict[str, Any] = {
 class LaunchBudget:
     """Launches of one engine. `cache_form` is empty for the encoder, which has no cache and no beams.
 
-    `gated` are launches that each layer has more where the feed-forward is gated, `wide` where the model is too wide for
-    rows of beams.
+    `gated` are launches that each layer has more where the feed-forward is gated, `wide` where the model is too wide
+    for rows of beams.
     """
 
     graph: str
