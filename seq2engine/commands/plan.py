@@ -60,6 +60,7 @@ def run_plan(args: argparse.Namespace) -> int:
     graphs = bundle.manifest.graphs[precision].values()
     lengths, beam = lengths_from_args(args, bundle)
     cache = bundle.specs(precision)["decoder_step"].output("new_self_k.0")
+    most = max(1, min(args.profiles, len({source for source, _ in lengths})))  # more than there are lengths are in vain
     plans = [
         plan_from_lengths(
             lengths,
@@ -71,7 +72,7 @@ def run_plan(args: argparse.Namespace) -> int:
             ITEM_BYTES.get(cache.dtype, 2),
             sum(sum(entry.census["weight_bytes"].values()) for entry in graphs),
         )
-        for number in (*range(1, args.profiles), args.profiles)
+        for number in range(1, most + 1)
     ]
     plan = plans[-1]
     words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]
