@@ -29,8 +29,7 @@ def graph_from_file(path: Path, weights: bool = False) -> onnx.ModelProto:
     model = unchecked_graph(path)
     try:
         onnx.checker.check_model(without_external_weights(model))
-        if not [name for node in model.graph.node for name in (node.name, *node.input, *node.output)]:
-            raise ValueError("it has no nodes")
+        check_names(model.graph)
     except (ValueError, onnx.checker.ValidationError) as error:
         raise unusable(path, error) from error
     for weight in model.graph.initializer if weights else ():
@@ -38,6 +37,16 @@ def graph_from_file(path: Path, weights: bool = False) -> onnx.ModelProto:
         weight.data_location = TensorProto.DEFAULT
         del weight.external_data[:]
     return model
+
+
+def check_names(graph: onnx.GraphProto) -> None:
+    """Raises a ValueError where there is no node, or a name that is no text: protobuf gives it as bytes."""
+    if not graph.node:
+        raise ValueError("it has no nodes")
+    nodes = [name for node in graph.node for name in (node.name, node.op_type, *node.input, *node.output)]
+    values = [value.name for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)]
+    if wrong := next((name for name in (*nodes, *values) if not isinstance(name, str)), None):
+        raise ValueError(f"its name {shortened(wrong)} is not UTF-8")
 
 
 def unchecked_graph(path: Path) -> onnx.ModelProto:

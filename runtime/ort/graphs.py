@@ -38,8 +38,12 @@ NODE = re.compile(r"Name:'([^']*)'")  # the node in an error message of ONNX Run
 # time; ONNX Runtime's default is some 40 ms, which takes a shared core from other threads (docs/LOG.md).
 WAIT = 50
 CHAIN_CANDIDATES = 8  # of a step of greedy search on a device: rules may ban six of them
-# Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception.
-ORT_ERRORS = tuple(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception))
+# Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception. One whose text is not UTF-8
+# arrives as a UnicodeDecodeError.
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    UnicodeDecodeError,
+    *(c for c in vars(ort_state).values() if isinstance(c, type) and issubclass(c, Exception)),
+)
 RUN_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *ORT_ERRORS)  # with bound arrays it is a RuntimeError
 
 
@@ -199,8 +203,14 @@ def run_arrays(
         raise run_error(name, error) from error
 
 
+def reason_of(error: Exception) -> str:
+    """What ONNX Runtime says, in one line."""
+    text = error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    return " ".join(text.split())
+
+
 def run_error(name: str, error: Exception) -> GraphError:
-    reason = " ".join(str(error).split())
+    reason = reason_of(error)
     return GraphError(f"ONNX Runtime {ort.__version__} cannot run the {name}: {reason}", name, node_in(reason))
 
 
@@ -239,7 +249,7 @@ def inference_session(
             **arguments_for(placement.provider, options, path, kind.precision, kind.replayed),
         )
     except ORT_ERRORS as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise GraphError(
             f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}", path.stem, node_in(reason)
         ) from error

@@ -60,6 +60,7 @@ def run_plan(args: argparse.Namespace) -> int:
     precision = args.precision or precision_to_build(bundle, args.gpu)
     bundle.require(precision)
     lengths, beam = lengths_from_args(args, bundle)
+    most = max(1, min(args.profiles, len({source for source, _ in lengths})))  # never more than lengths
     plans = [
         plan_from_lengths(
             lengths,
@@ -71,7 +72,7 @@ def run_plan(args: argparse.Namespace) -> int:
             item_bytes(bundle, precision),
             weight_bytes(bundle, precision),
         )
-        for number in (*range(1, args.profiles), args.profiles)
+        for number in range(1, most + 1)
     ]
     plan = plans[-1]
     words = ["seq2engine build", shlex.quote(str(bundle.root)), "--precision", precision]

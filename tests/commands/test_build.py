@@ -165,6 +165,8 @@ def test_a_plan_by_decoding_as_json(cli, bundles, corpus):
 
 def test_plans_that_are_refused(cli, bundles, corpus, tmp_path):
     bundle = bundles["static"]
+    many = cli("plan", corpus, bundle, "--profiles", 10**9, "--ratio", 1)  # had taken 22 GB
+    assert many == cli("plan", corpus, bundle, "--profiles", 100, "--ratio", 1)
     refused(cli("plan", tmp_path / "none.txt", bundle), "cannot read", "none.txt")
     refused(cli("plan", corpus, bundle, "--profiles", 0, "--ratio", 1), "--profiles 0, expected at least 1", exits=2)
     refused(cli("plan", corpus, bundle, "--ratio", 0), "ratio 0.0")

@@ -53,8 +53,8 @@ def foreign_parity(
     found = []
     for done, graph in enumerate(graphs):
         progress("parity: graphs", done / len(graphs))
-        oracle = TorchSession(model, "fp64", bundle.cache_form)
-        reference = TorchSession(model, graph.precision, bundle.cache_form)
+        oracle = TorchSession(model, "fp64", bundle.cache_form, threads=threads)
+        reference = TorchSession(model, graph.precision, bundle.cache_form, threads=threads)
         found.append(graph_result(graph, oracle, reference, model, rows, steps))
     progress("parity: graphs", 1.0)
     return found

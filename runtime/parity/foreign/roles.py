@@ -18,6 +18,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from seq2engine.errors import ConfigError
+from seq2engine.export.graph_files import graph_from_file
 from seq2engine.model.config import ModelConfig
 
 from ...ort.graphs import Placement, inference_session
@@ -51,6 +52,7 @@ def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -
     """Opens a graph and determines its role; raises with its inputs if it has none of these."""
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; name an ONNX graph of this model's encoder or decoder")
+    graph_from_file(path)  # checks what ONNX Runtime would take on trust
     session = inference_session(path, Placement(threads))
     given = {value.name: value for value in session.get_inputs()}
     caches = [name for name, value in given.items() if "float" in value.type and len(value.shape) == 4]

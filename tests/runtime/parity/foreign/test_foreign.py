@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from support.foreign_exports import foreign_graphs
 from support.hugging_face_models import small_model
 
-from seq2engine.errors import ConfigError
+from seq2engine.errors import ConfigError, GraphError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.runtime.parity.foreign.compare import foreign_parity
@@ -114,6 +114,25 @@ def test_a_graph_that_is_none_of_the_model_is_refused(made, tmp_path):
         foreign_graph(bundle.graph_path("fp32", "decoder_step"), bundle.config, 1)
     with pytest.raises(ConfigError, match="is not a file"):
         foreign_graph(tmp_path / "nothing.onnx", bundle.config, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (b"/layers.0/self_attn/k_proj/MatMul", "cannot be used as a graph"),
+        (b"LayerNormalization", "(cannot be used as a graph|cannot load)"),
+        (b"last_hidden_state", "(cannot be used as a graph|cannot load)"),
+    ],
+)
+def test_names_that_are_no_text_are_one_line(made, tmp_path, name, reason):
+    """Bytes of a name overwritten: ONNX Runtime quotes it in an error that Python cannot read."""
+    bundle, paths = made
+    content = paths["encoder"].read_bytes()
+    assert name in content
+    (tmp_path / "broken.onnx").write_bytes(content.replace(name, b"\xea" + name[1:]))
+    with pytest.raises(GraphError, match=reason) as caught:
+        foreign_graph(tmp_path / "broken.onnx", bundle.config, 1)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_command_writes_a_report_for_each_graph(made, tmp_path, cli):
