@@ -112,7 +112,7 @@ def test_files_that_are_cut_off_missing_or_something_else(refused, good, work, f
 
 
 @pytest.mark.parametrize("damage", ["half", "missing"])
-def test_inspect_names_the_damaged_engine_and_its_repair(cli, good, work, damage):
+def test_inspect_names_the_broken_engine_and_its_repair(cli, good, work, damage):
     bundle = shutil.copytree(good, work / "bundle")
     path = bundle / ENGINE / "decoder_step.engine"
     size = path.stat().st_size

@@ -90,8 +90,8 @@ class TestBoth:
         words = render(BAD).split()
         head = words.index("search")
         assert words[head : head + 6] == ["search", "sources", "equal", "tie", "drift", "bug"]
-        assert words[head + 6 : head + 11] == ["scores", "apart", "by", "in", "budgets"]
-        assert words[head + 11 : head + 17] == ["greedy", "40", "38", "1", "0", "1"]
+        assert words[head + 6 : head + 10] == ["score", "difference", "in", "budgets"]
+        assert words[head + 10 : head + 16] == ["greedy", "40", "38", "1", "0", "1"]
 
     def test_divergences_are_shown_largest_margin_first(self, render):
         text = render(BAD)
