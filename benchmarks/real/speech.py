@@ -77,10 +77,10 @@ def opened_arm(name: str, bundle: Path, wave: np.ndarray, threads: int) -> Itera
 
             yield {name: ours}
         return
-    speech, model = read_speech(bundle), load_checkpoint(bundle)
+    speech, reference = read_speech(bundle), load_checkpoint(bundle)
     with tempfile.TemporaryDirectory() as folder:
-        hugging_face_from_model(model, Path(folder))
-        fed = [model.config.start_id, *speech.prompt()]
+        hugging_face_from_model(reference, Path(folder))
+        fed = [reference.config.start_id, *speech.prompt()]
         if name == LIBRARY:
             yield {name: library_call(Path(folder), wave, fed, speech, threads)}
         else:
