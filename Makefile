@@ -121,6 +121,8 @@ measure-real: $(VENV)/installed .peers/transformers/installed
 # From audio to text: Whisper tiny.en on 28 s of speech by espeak-ng, against CTranslate2 and Hugging Face.
 measure-speech: $(VENV)/installed
 	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en
+	$(BIN)/seq2engine export out/tiny_en/tiny.en.pt out/tiny_en/bundle --precision fp32 w8a8 --force
+	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en 10
 	cp out/tiny_en/speech.json benchmarks/results/tiny_en_speech.json
 
 readme: $(VENV)/installed

