@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.export.artifact.profiles import Workload as Workload
     from seq2engine.export.engines.build_options import BuildOptions as BuildOptions
     from seq2engine.export.engines.foreign_step import ForeignStep as ForeignStep
+    from seq2engine.export.engines.instances import InstancePlan as InstancePlan
     from seq2engine.export.engines.plan import ShapePlan as ShapePlan
     from seq2engine.export.engines.plan import plan_from_lengths as plan_from_lengths
     from seq2engine.export.engines.refit import refit_engines as refit_engines
@@ -88,6 +89,7 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.translator import Translator as Translator
     from seq2engine.runtime.translator import load as load
     from seq2engine.triton.repository import TritonOptions as TritonOptions
+    from seq2engine.triton.repository import WrittenModels as WrittenModels
     from seq2engine.triton.repository import repository_from_bundle as repository_from_bundle
 
 __version__ = "0.1.0"
@@ -165,6 +167,8 @@ PUBLIC = {
     "ForeignStep": "export.engines.foreign_step",
     "repository_from_bundle": "triton.repository",
     "TritonOptions": "triton.repository",
+    "WrittenModels": "triton.repository",
+    "InstancePlan": "export.engines.instances",
     "push_bundle": "packaging.push",
     "PushOptions": "packaging.push",
     "PushResult": "packaging.push",
