@@ -95,6 +95,7 @@ def checkpoint_from_whisper(source: Path) -> Imported:
     where = str(source / CONFIG)
     values = read_json(source / CONFIG)
     settings = settings_from_file(values, where)
+    config = config_from_sizes(settings, where)  # first: what follows makes lists of these sizes
     own = read_json(source / GENERATION) if (source / GENERATION).is_file() else None
     fields = values if own is None else own
     speech = speech_from_fields(fields, settings, where if own is None else str(source / GENERATION))
@@ -107,7 +108,6 @@ def checkpoint_from_whisper(source: Path) -> Imported:
         weights = {f"model.{name}": tensor for name, tensor in weights.items()}
     tokenizer, why = tokenizer_or_note(lambda: tokenizer_from_hugging_face(source))
     model_notes = (*notes, *why)
-    config = config_from_sizes(settings, where)
     return imported(config, weights, generation, speech, model_notes, "Whisper", tokenizer, str(source))
 
 
@@ -125,6 +125,7 @@ def checkpoint_from_openai(source: Path) -> Imported:
     if layout is None:
         raise CheckpointError(f"{path} has a vocabulary of {settings['vocab_size']}, expected 51864, 51865 or 51866")
     settings |= {"eos_token_id": layout.end, "pad_token_id": layout.end, "decoder_start_token_id": layout.start}
+    config = config_from_sizes(settings, str(path))  # first: what follows makes lists of these sizes
     heads = alignment_heads(path.stem, settings["decoder_layers"], settings["decoder_attention_heads"])
     speech = speech_from_layout(layout, heads)
     generation = {
@@ -137,7 +138,6 @@ def checkpoint_from_openai(source: Path) -> Imported:
         file = "multilingual.tiktoken" if layout.multilingual else "gpt2.tiktoken"
         why = (f"gives token ids, no text: copy {file} of openai-whisper's whisper/assets beside {path.name}",)
     named = {openai_name(name): tensor for name, tensor in weights.items()}
-    config = config_from_sizes(settings, str(path))
     return imported(config, named, generation, speech, why, "Whisper", tokenizer, str(path))
 
 

@@ -197,6 +197,10 @@ def test_a_file_of_openai_is_read(tmp_path: Path) -> None:
         torch.save({**content, "dims": kept if dims else {**kept, "n_vocab": 51000}}, path)
         with pytest.raises(CheckpointError, match=message):
             checkpoint_from_openai(path)
+    huge = {"n_text_layer": 2**62}  # a list of its layers would not fit into memory
+    torch.save({**content, "dims": {**content["dims"], **huge}}, path)
+    with pytest.raises(CheckpointError, match="decoder_layers is 4611686018427387904"):
+        checkpoint_from_openai(path)
 
 
 def test_vocabularies_of_openai() -> None:
@@ -241,6 +245,10 @@ def test_a_damaged_folder_is_named(pair: Pair, tmp_path: Path) -> None:
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "decoder_attention_heads": 2, "scale_embedding": True}))
     with pytest.raises(CheckpointError, match="scale_embedding is True, supported for Whisper is False"):
+        checkpoint_from_whisper(tmp_path)
+    # Before any list of layers or heads is made: this one would not fit into memory.
+    (tmp_path / "config.json").write_text(json.dumps({**values, "decoder_layers": 2**63}))
+    with pytest.raises(CheckpointError, match="decoder_layers is 9223372036854775808"):
         checkpoint_from_whisper(tmp_path)
 
 
