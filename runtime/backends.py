@@ -87,9 +87,8 @@ def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, An
         for precision, entries in bundle.manifest.graphs.items()
     }
     asked = {"backend": options.backend, "provider": options.provider, "threads": options.threads}
-    return Measured(
-        options.profile, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs}
-    )
+    folder = None if options.profile is None else options.profile / "measured"
+    return Measured(folder, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs})
 
 
 def with_defaults(session: Session, bundle: Bundle) -> Session:

@@ -43,8 +43,9 @@ def open_session(
     weights in 8 and 4 bits. "auto" is the latter for fp32, for as long as that is faster. `workload` is the largest
     request to come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is
     for GPUs: greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one,
-    which is slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto")
-    for the next session of the same bundle; None: it is measured every time.
+    which is slower. `profile` is a folder that keeps for the next session of the same bundle what was measured on this
+    machine (precision "auto", draft "auto"), the graphs that ONNX Runtime ran, and which files had their hash; None:
+    all of it is done every time.
     """
     options = SessionOptions(
         backend,
@@ -65,6 +66,8 @@ def open_session(
 
 def session_with(bundle: Bundle, options: SessionOptions) -> Session:
     """The session that checked options ask for."""
+    if options.profile is not None:
+        bundle = dataclasses.replace(bundle, kept=options.profile)
     if options.precision == "auto":
 
         def open_precision(precision: str) -> Session:

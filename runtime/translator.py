@@ -10,11 +10,11 @@ import dataclasses
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
-from seq2engine.common.measured import default_folder
+from seq2engine.common.measured import user_cache
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError, UsageError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
@@ -36,6 +36,7 @@ from .text.scoring import ScoredLine, TargetScore, score_lines, score_targets
 from .text.sources import coder_of
 from .text.streaming import TextStream
 from .text.translate import Translated, translate_lines, translate_texts
+from .threads import both
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,22 +69,22 @@ def load(
     tokenizer.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    coder = coder_of(opened, ids)
-    attention = attention or defaults_of(opened).needs_attention
-    session = open_session(
+    opening = partial(
+        open_session,
         opened,
         backend,
         precision,
         threads,
         engine,
-        attention,
+        attention or defaults_of(opened).needs_attention,
         deterministic,
         provider,
         draft,
         workload,
         tokens_per_wait,
-        default_folder() if profile else None,
+        user_cache() if profile else None,
     )
+    coder, session = both(partial(coder_of, opened, ids), opening)
     return Translator(opened, session, coder, threads)
 
 

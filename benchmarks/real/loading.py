@@ -152,7 +152,11 @@ def main() -> int:
     try:
         threads, before = usable_cores(), load_average()
         loads = list(measured(arms_of(folder), folder, rounds, threads))
-        result = {"environment": asdict(environment(threads, before)), "rounds": rounds, "loads": [asdict(load) for load in loads]}
+        result = {
+            "environment": asdict(environment(threads, before)),
+            "rounds": rounds,
+            "loads": [asdict(load) for load in loads],
+        }
         (folder / RESULT).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(table(loads))
     except Seq2EngineError as error:
