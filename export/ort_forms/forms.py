@@ -47,6 +47,7 @@ class OrtForm:
     gemm: bool = False  # the output projection and its bias are one node, in fp32
     counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
+    invariant_sums: bool = False  # sums over the vocabulary have the same bits in every row of a batch
     keeps_mask: bool = False  # first: the step computes its mask from the latest one (device_graphs/whole_step.py)
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
@@ -110,7 +111,7 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = row_products(model)
     if form.greedy:
         return model
-    model = candidate_graph(model, form.counted)
+    model = candidate_graph(model, form.counted, form.invariant_sums)
     if form.screened:
         model = screened_graph(model, folder, form.complete)
     return gemm_projection(model) if form.gemm else model

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +123,11 @@ class Decoder:
     form: OrtForm
     session: ort.InferenceSession
     replays: Replays | None = None
+
+    @cached_property
+    def flat_logits(self) -> bool:
+        """Whether its logits are [B*K,V], as a Gemm makes them (ort_forms/gemm_projection.py)."""
+        return any(output.name == "logits" and len(output.shape) == 2 for output in self.session.get_outputs())
 
 
 class Decoders:

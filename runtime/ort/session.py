@@ -82,6 +82,7 @@ class OrtSettings:
             drafts=self.drafts,
             gemm=on_cpu and model.precision == "fp32",
             counted=not on_cpu,
+            invariant_sums=self.deterministic,
             keeps_mask=not on_cpu and model.cache_form == "static",
         )
 
