@@ -77,23 +77,26 @@ def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, prec
         assert worker.decoders.whole.session is not session.decoders.whole.session
 
 
-TIED = dataclasses.replace(WIDE, d_model=128, d_ff=64, source_vocab=VOCAB, share_embeddings=True, tie_output=True)
+TIED = dataclasses.replace(WIDE, d_model=256, d_ff=64, source_vocab=VOCAB, share_embeddings=True, tie_output=True)
 OPENS = """
 import sys
+from pathlib import Path
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.memory import trim
 from seq2engine.runtime.search.options import SearchOptions
 
 def resident():
-    held = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("RssAnon:", "RssFile:"))]
-    return sum(map(int, held)) * 1024
+    trim()
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) * 1024
 
-with open_session(sys.argv[2], threads=1) as session:  # libraries are in memory from here on
+kept = Path(sys.argv[3])
+with open_session(sys.argv[2], threads=1, profile=kept) as session:  # libraries are in memory from here on
     generate(session, [[5, 6, 7]], SearchOptions(max_length=4))
 before, found = resident(), []
-with open_session(sys.argv[1], threads=1) as session:
-    for beam in map(int, sys.argv[3:]):
-        generate(session, [[5, 6, 7]], SearchOptions(max_length=4, beam=beam))
+with open_session(sys.argv[1], threads=1, profile=kept) as session:
+    for beam in map(int, sys.argv[4:]):
+        generate(session, [[5, 6, 7]], SearchOptions(max_length=4, beam=beam, scores=False))
         found.append(resident() - before)
 print(*found)
 """
@@ -101,20 +104,21 @@ print(*found)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
 @pytest.mark.parametrize(
-    ("precision", "beams", "tables"),
+    ("beams", "tables"),
     [
-        ("fp32", [1], [0.5]),  # greedy search reads some rows of the table where they are stored, and a quarter in int8
-        ("fp32", [2], [1.25]),  # beam search a packed copy, and no int8 table
-        ("fp32", [1, 2, 1], [0.5, 1.5, 1.5]),
+        ([1], [0.75]),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
+        ([2], [1.75]),  # beam search reads a packed copy
+        ([1, 2, 1], [0.75, 1.75, 1.75]),
     ],
 )
-def test_no_table_is_held_twice(precision, beams, tables, tmp_path):
-    """The vocabulary is nearly all of the model: 40,000 x 128 numbers, for source, target and output alike."""
-    large = onnx_from_model(random_model(TIED, seed=0), tmp_path / "large", (precision,))
+def test_no_table_is_held_twice(beams, tables, tmp_path):
+    """The vocabulary is nearly all of the model: 40,000 x 256 numbers, for source, target and output alike."""
+    large = onnx_from_model(random_model(TIED, seed=0), tmp_path / "large", ("fp32",))
     tiny = dataclasses.replace(TIED, source_vocab=64, target_vocab=64)
-    small = onnx_from_model(random_model(tiny, seed=0), tmp_path / "small", (precision,))
-    command = [sys.executable, "-c", OPENS, str(large.root), str(small.root), *map(str, beams)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    small = onnx_from_model(random_model(tiny, seed=0), tmp_path / "small", ("fp32",))
+    command = [sys.executable, "-c", OPENS, large.root, small.root, tmp_path / "kept", *map(str, beams)]
+    for _ in range(2):  # what making graphs takes is not counted
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     table = VOCAB * TIED.d_model * 4
     held = [int(number) / table for number in done.stdout.split()]
     assert all(each < most for each, most in zip(held, tables, strict=True)), held
@@ -127,7 +131,7 @@ def test_a_session_opens_the_step_that_is_asked_for(tmp_path):
         with open_session(bundle, precision=precision, threads=1) as session:
             decoders, found = session.decoders, []
             for beam in beams:
-                generate(session, [[5, 6, 7]], SearchOptions(max_length=3, beam=beam))
+                generate(session, [[5, 6, 7]], SearchOptions(max_length=3, beam=beam, scores=False))
                 found.append((decoders.first.form.screened, decoders.first.form.complete))
             return found
 
