@@ -5,7 +5,7 @@ FOLDER holds what `make measure-real` makes: `hf`, `bundle` and `pairs.tsv`. Eve
 (loading_process.py), and arms take turns. Conditions:
 
 first    nothing of the bundle is in the user's cache folder
-warm     it is, and the model's files are in the page cache
+warm     it is, and the model's files are in the page cache; then a batch is decoded as well, for its memory
 cold     the model's files are not in the page cache; libraries are
 """
 
@@ -93,7 +93,7 @@ def run(arm: Arm, request: dict[str, Any], folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / CACHE)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache_of(arm, folder))},
     )
     if done.returncode:
         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
@@ -104,12 +104,17 @@ def run(arm: Arm, request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def measured_load(arm: Arm, condition: str, folder: Path, threads: int) -> Load:
     if condition == "first":
-        rmtree(folder / CACHE, ignore_errors=True)
+        rmtree(cache_of(arm, folder), ignore_errors=True)
     if condition == "cold":
         forget_pages(arm.model)
-        forget_pages(folder / CACHE)
+        forget_pages(cache_of(arm, folder))
     request = {"do": "load", "pairs": str(folder / "pairs.tsv"), "spm": str(folder / "hf" / "source.spm")}
-    return Load(arm.name, condition, **run(arm, {**request, "threads": threads}, folder))
+    return Load(arm.name, condition, **run(arm, {**request, "threads": threads, "batch": condition == "warm"}, folder))
+
+
+def cache_of(arm: Arm, folder: Path) -> Path:
+    """The user's cache folder of an arm."""
+    return folder / CACHE / arm.precision
 
 
 def forget_pages(folder: Path) -> None:
@@ -141,7 +146,10 @@ def table(loads: Sequence[Load]) -> str:
         found = [load for load in loads if (load.arm, load.condition) == (arm, condition)]
         seconds, cpu = (median(load.since_import("first token")[way] for load in found) for way in (0, 1))
         whole = median(load.seconds["first token"] for load in found)
-        peaks = [f"{median(load.peak[mark] for load in found) / 1e6:.0f}" for mark in MARKS[1:]]
+        peaks = [
+            f"{median(load.peak[mark] for load in found) / 1e6:.0f}" if mark in found[0].peak else ""
+            for mark in MARKS[1:]
+        ]
         rows.append([arm, condition, f"{seconds:.2f}", f"{cpu:.2f}", f"{whole:.2f}", *peaks])
     header = ["arm", "condition", "load to token, s", "CPU s", "with import, s", *(f"MB, {mark}" for mark in MARKS[1:])]
     return text_table(header, rows)

@@ -49,8 +49,9 @@ def load_ours(request: dict[str, Any], texts: list[str], mark: Marks) -> str:
         mark("first token")
         text = model.translate(texts[0], beam=1)
         mark("sentence")
-        model.translate(texts[:SENTENCES], beam=BEAMS)
-        mark(MARKS[-1])
+        if request["batch"]:
+            model.translate(texts[:SENTENCES], beam=BEAMS)
+            mark(MARKS[-1])
     return str(text)
 
 
@@ -71,8 +72,9 @@ def load_theirs(request: dict[str, Any], texts: list[str], mark: Marks) -> str:
     mark("first token")
     tokens = model.translate_batch(sources[:1], beam_size=1)[0].hypotheses[0]
     mark("sentence")
-    model.translate_batch(sources, beam_size=BEAMS, max_batch_size=-(-SENTENCES // workers))
-    mark(MARKS[-1])
+    if request["batch"]:
+        model.translate_batch(sources, beam_size=BEAMS, max_batch_size=-(-SENTENCES // workers))
+        mark(MARKS[-1])
     return str(pieces.decode(tokens))
 
 
