@@ -42,5 +42,5 @@ def test_what_is_missing_is_named(folder):
     with pytest.raises(UsageError, match="has no hf; make it with: make measure-real"):
         arms_of(folder)
     arm = Arm("onnxruntime w8a8", "seq2engine", "w8a8", folder / "bundle")
-    with pytest.raises(SessionError, match="onnxruntime w8a8 failed in its process: .* holds no w8a8 graphs"):
+    with pytest.raises(SessionError, match=r"onnxruntime w8a8 failed in its process: .* holds no w8a8 graphs"):
         measured_load(arm, "first", folder, 1)
