@@ -17,7 +17,8 @@ THREAD_WORK = 500_000  # multiplications per row for which a further thread pays
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
-First, Second = TypeVar("First"), TypeVar("Second")
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
