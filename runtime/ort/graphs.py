@@ -83,6 +83,7 @@ class Placement:
     threads: int | None = None  # None: ONNX Runtime's own choice
     provider: str = "cpu"
     resting: tuple[str, ...] = ("encoder",)
+    profiled: Path | None = None  # the beginning of the names of files with the time of every node
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,8 @@ def inference_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(WAIT))
     # By default it also rounds the activations of products with int8 and int4 weights to int8, without a warning.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if placement.profiled is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(placement.profiled)
     if placement.threads is not None:
         options.intra_op_num_threads = placement.threads
     if kind.rests:

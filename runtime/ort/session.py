@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class OrtSettings:
     drafts: bool = False  # its steps only draft tokens for another session of the same model, in fp32
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
     tokens_per_wait: int = TOKENS_PER_WAIT  # tokens of greedy search on a device between two waits of the host
+    profiled: Path | None = None  # as in Placement
     on_device: bool = False  # treats the CPU like a GPU: same forms, same memory; always so for other providers
 
     @property
@@ -122,7 +124,7 @@ class OrtSession(Session):
         self.prefills_rows = self.prefills and settings.host and model.cache_form == "static"
         specs = self.form.specs(model.specs)
         self.kept = (specs["encoder"].input("source_mask"), *specs["encoder"].outputs)
-        placement = Placement(self.threads, settings.provider, settings.resting)
+        placement = Placement(self.threads, settings.provider, settings.resting, settings.profiled)
         self.device = None if settings.host else Device(PROVIDERS[settings.provider].device)
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
