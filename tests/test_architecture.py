@@ -22,8 +22,11 @@ STAGES = ("model", "export", "runtime", "benchmarks")
 LAYERS = (
     "errors",
     "common",
-    *STAGES,
+    "model",
+    "export",
+    "runtime",
     "exporting",
+    "benchmarks",
     "inspection",
     "packaging",
     "serving",
@@ -126,6 +129,17 @@ def test_serving_needs_no_exporter():
         assert all(
             other.startswith(("model.config", "model.pairs", "model.speech", "model.tokenizers")) for other in modelled
         ), name
+
+
+def test_bundles_are_exported_with_calibration():
+    """`export.to_onnx` has the same two functions without it; only `seq2engine.exporting`, which adds it, may."""
+    for name in FILES:
+        if name == "exporting":
+            continue
+        for node in ast.walk(ast.parse(FILES[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("to_onnx"):
+                taken = {alias.name for alias in node.names} & {"onnx_from_model", "add_precisions"}
+                assert not taken, f"{name} exports without calibration; take {taken} from seq2engine.exporting"
 
 
 def test_a_folder_is_small():

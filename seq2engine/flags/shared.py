@@ -15,6 +15,7 @@ from seq2engine.flags.lists import MOST_PRECISE, Parser, add_precisions
 Command = Callable[[argparse.Namespace], int]
 MOST_GIGABYTES = 1e6
 NO_FLAGS: Mapping[str, str] = {}
+BACKENDS = ("torch", "onnxruntime", "tensorrt")  # as in runtime/backends.py, which `--help` does not import
 BUNDLE_HELP = "bundle folder, or hf:NAME[@REVISION] on the Hugging Face hub"
 
 if TYPE_CHECKING:
