@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.common.atomic_folders import sha256_of
@@ -381,3 +382,28 @@ def good_bundle(config: ModelConfig, mutation: Mutation, folder: Path) -> Bundle
     if mutation.outlier:
         model.decoder[0].feed_forward.down.bias.data[7] = mutation.outlier
     return onnx_from_model(model, folder, (mutation.precision,))
+
+
+def good_bundles(config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mutation], Bundle]:
+    """Gives a right export for a mutation; those that need the same model share it."""
+    made: dict[object, Bundle] = {}
+
+    def bundle(mutation: Mutation) -> Bundle:
+        key = (mutation.config, mutation.outlier, mutation.precision)
+        if key not in made:
+            made[key] = good_bundle(config, mutation, tmp_path_factory.mktemp("good") / "bundle")
+        return made[key]
+
+    return bundle
+
+
+def bundle_of_other_weights(config: ModelConfig, folder: Path) -> Path:
+    """A bundle whose graphs have other weights than its reference."""
+    bundle = onnx_from_model(random_model(config, 1), folder / "a", ("fp32",)).root
+    other = onnx_from_model(random_model(config, 2), folder / "b", ("fp32",)).root
+    shutil.rmtree(bundle / "onnx")
+    shutil.copytree(other / "onnx", bundle / "onnx")
+    manifest = json.loads((other / MANIFEST).read_text())
+    manifest["checkpoint_sha256"] = json.loads((bundle / MANIFEST).read_text())["checkpoint_sha256"]
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
+    return bundle

@@ -13,7 +13,7 @@ import shlex
 
 import numpy as np
 import pytest
-from support.mutations import MUTATIONS, good_bundle, wrong_copy
+from support.mutations import MUTATIONS, good_bundles, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
@@ -33,16 +33,7 @@ FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A right export for a mutation; those that need the same model share it."""
-    made = {}
-
-    def bundle(mutation):
-        key = (mutation.config, mutation.outlier, mutation.precision)
-        if key not in made:
-            made[key] = good_bundle(SMALL, mutation, tmp_path_factory.mktemp("good") / "bundle")
-        return made[key]
-
-    return bundle
+    return good_bundles(SMALL, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
