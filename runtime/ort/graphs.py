@@ -204,7 +204,7 @@ def run_arrays(
 
 
 def reason_of(error: Exception) -> str:
-    """What ONNX Runtime says, in one line."""
+    """The text of ONNX Runtime's error, in one line."""
     text = error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
     return " ".join(text.split())
 

@@ -104,5 +104,5 @@ def run_train(args: argparse.Namespace) -> int:
         f"the last {result.averaged} epochs; last epoch alone {result.last_epoch_exact_match:.1%})"
     )
     print(f"checkpoint: {result.checkpoint}\nreport: {result.checkpoint / 'reports' / 'training.html'}")
-    print(f"state: {result.state} (train on with more --epochs and --force; delete it when you are done)")
+    print(f"state: {result.state} (to train further: more --epochs and --force; delete it when you are done)")
     return 0

@@ -29,13 +29,13 @@ def add_parser(commands: Commands) -> None:
         "--max-beams", type=int, default=32, help="maximum beams or samples per text (default: %(default)s)"
     )
     sub.add_argument(
-        "--instances", type=int, help="processes, of each GPU (default: what fills this machine, or one for each GPU)"
+        "--instances", type=int, help="processes; on GPUs, of each GPU (default: what fills this machine; on GPUs, one)"
     )
     add_gpu_memory(sub)
     sub.add_argument(
         "--strings",
         action="store_true",
-        help="take and give text as BYTES too; with numpy 2 they end the process of servers as old as 2.51",
+        help="also accept and return text as BYTES; with numpy 2, servers as old as 2.51 crash on them",
     )
     sub.add_argument("--force", action="store_true", help="replace existing models that seq2engine wrote")
     add_json(sub)
