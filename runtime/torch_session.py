@@ -18,8 +18,8 @@ from torch import nn
 
 from seq2engine.errors import GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file, graph_of_ours
 from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, attention_name
-from seq2engine.export.graph_files import graph_from_file, graph_of_ours
 from seq2engine.export.ort_forms.int8_matmul import SIGNED, STEPS_OF, Steps
 from seq2engine.export.precision.quantise import weights_from_graph
 from seq2engine.export.precision.smoothing import smoothing_from_graph

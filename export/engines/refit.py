@@ -23,10 +23,10 @@ from seq2engine.errors import BuildError
 
 from ..artifact.bundle import Bundle, open_bundle
 from ..artifact.engines import ENGINES
+from ..artifact.graph_files import graph_from_file
 from ..artifact.passport import PASSPORT, EngineEntry, Passport, command_of_passport, read_passport
 from ..artifact.profiles import shapes_from_ranges
 from ..contract import DEVICE_GRAPHS, GRAPHS
-from ..graph_files import graph_from_file
 from .build import logger_class, parse_errors
 from .cache import engine_key
 from .memory import peak_memory
