@@ -80,6 +80,9 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.search.step import Emitted as Emitted
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
     from seq2engine.runtime.search.step_output import StepOutput as StepOutput
+    from seq2engine.runtime.serving.scheduler import Scheduler as Scheduler
+    from seq2engine.runtime.serving.tickets import Request as Request
+    from seq2engine.runtime.serving.tickets import Ticket as Ticket
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
     from seq2engine.runtime.session import State as State
@@ -140,6 +143,10 @@ PUBLIC = {
     "score_targets": "runtime.text.scoring",
     "Hypothesis": "runtime.search.step",
     "Emitted": "runtime.search.step",
+    # many clients, one running batch
+    "Scheduler": "runtime.serving.scheduler",
+    "Request": "runtime.serving.tickets",
+    "Ticket": "runtime.serving.tickets",
     # how to decode
     "SearchOptions": "runtime.search.options",
     "SearchFields": "runtime.model_options",

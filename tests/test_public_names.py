@@ -32,7 +32,19 @@ MADE_BY_USERS = [
 ]
 # Classes that users call, implement or read field by field. The parts of results (ParityResult, BenchResult) are
 # typed, but not exported one by one.
-INTERFACES = ("Translator", "Session", "Emitted", "Bundle", "Passport", "ShapePlan", "AttentionView", "Comparison")
+INTERFACES = (
+    "Translator",
+    "Session",
+    "Emitted",
+    "Bundle",
+    "Passport",
+    "ShapePlan",
+    "AttentionView",
+    "Comparison",
+    "Scheduler",
+    "Request",
+    "Ticket",
+)
 
 
 def test_every_name_exists():
