@@ -314,8 +314,8 @@ def another_start(graph: onnx.GraphProto) -> None:
     instead(graph, "tokens", "started", reader.name)
 
 
-def turned_the_other_way(graph: onnx.GraphProto) -> None:
-    """Rotary keys of one layer are turned by the angle of the position before."""
+def rotated_by_the_position_before(graph: onnx.GraphProto) -> None:
+    """Rotary keys of one layer are rotated by the angle of the position before."""
     zero, one = constant(graph, 0, "zero"), constant(graph, 1, "one")
     table = next(n for n in graph.node if n.op_type == "Gather" and n.input[0] == "rotary")
     ids = table.input[1]
@@ -338,7 +338,9 @@ MUTATIONS = {
     "position one late, learned": Mutation(
         "decoder_step", shift_position(-1), "target_embedding", ("position",), config=LEARNED
     ),
-    "position one late, rotary": Mutation("decoder_step", turned_the_other_way, "rotary", ("position",), config=ROTARY),
+    "position one late, rotary": Mutation(
+        "decoder_step", rotated_by_the_position_before, "rotary", ("position",), config=ROTARY
+    ),
     "one position for all rows": Mutation("decoder_step", one_position_for_all, "target_embedding", ("position",)),
     "stale cache slot": Mutation("decoder_step", stale_keys, "decoder.0", ("cache slot",)),
     "written one slot late": Mutation("decoder_step", write_one_later, "decoder.1", ("cache slot",)),
