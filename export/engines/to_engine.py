@@ -201,7 +201,7 @@ def built_engines(
     def check(key: str, file: Path) -> None:
         check_precision(by_key[key], request.precision, file)
 
-    facts = engines_of_jobs(request.trt, jobs, request.bundle.place(ENGINES), options, progress, check)
+    facts = engines_of_jobs(request.trt, jobs, request.bundle.root, options, progress, check)
     return {graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()}
 
 

@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
     add_bundle(sub)
     sub.add_argument("repository", type=Path, metavar="REPO", help="folder of models; others in it stay")
     sub.add_argument("--name", help="name of the model (default: the bundle's folder)")
-    add_backend(sub)
+    add_backend(sub, auto=False)
     sub.add_argument("--ids", action="store_true", help="texts are lines of token ids, although the bundle takes text")
     sub.add_argument(
         "--batch", type=int, help="maximum requests decoded together (default: 32, or as many as fit into memory)"
@@ -45,11 +45,6 @@ def run_triton(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.triton.repository import TritonOptions, repository_from_bundle
 
-    for name in ("queue", "max_beams", "instances"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            args.usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}, expected at least 1")
-    if not args.timeout > 0:
-        args.usage_error(f"--timeout {args.timeout:g}, expected more than 0")
     options = TritonOptions(
         name=args.name,
         backend=args.backend,
