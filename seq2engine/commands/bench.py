@@ -22,6 +22,7 @@ from seq2engine.flags.shared import (
     add_provider,
     add_references,
     add_threads,
+    print_note,
     progress_for,
     references_from_args,
 )
@@ -183,6 +184,8 @@ def run_arms(args: argparse.Namespace) -> int:
     options = options_from_args(args, cases_from_args(args, bundle.config))
     plan = plan_from_options(bundle, options)
     check_bench(plan)
+    if args.backend is None and "torch" not in options.backends:
+        print_note(args, "PyTorch is not installed, so only onnxruntime is timed; pip install 'seq2engine[torch]'")
     from seq2engine.benchmarks.report.page import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
 
