@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seq2engine.common.json_files import shortened
-from seq2engine.errors import ConfigError
+from seq2engine.errors import CheckpointError, ConfigError
 
 CHOICES = {
     "norm": ("post", "pre"),
@@ -207,6 +207,11 @@ def config_from_dict(values: dict[str, Any], where: str = "config") -> ModelConf
         return ModelConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: " + str(error).removeprefix("config: ")) from error
+
+
+def config_problem(where: object, error: ConfigError) -> CheckpointError:
+    """Problems of a config as those of the checkpoint that it was read from."""
+    return CheckpointError(f"{where}: " + str(error).removeprefix("config: "))
 
 
 T5_SMALL = ModelConfig(

@@ -39,7 +39,7 @@ class SessionOptions:
     draft: str | None = None
     workload: Workload | None = None
     tokens_per_wait: int | None = None
-    profile: Path | None = None
+    measured: Path | None = None
 
 
 def check_session(options: SessionOptions) -> None:
@@ -88,7 +88,7 @@ def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, An
     }
     asked = {"backend": options.backend, "provider": options.provider, "threads": options.threads}
     return Measured(
-        options.profile, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs}
+        options.measured, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs}
     )
 
 

@@ -29,7 +29,7 @@ def open_session(
     draft: str | None = None,
     workload: Workload | None = None,
     tokens_per_wait: int | None = None,
-    profile: Path | None = None,
+    measured: Path | None = None,
 ) -> Session:
     """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that the backend runs.
 
@@ -43,8 +43,8 @@ def open_session(
     weights in 8 and 4 bits. "auto" is the latter for fp32, for as long as that is faster. `workload` is the largest
     request to come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is
     for GPUs: greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one,
-    which is slower. `profile` is a folder that keeps what was measured on this machine (precision "auto", draft "auto")
-    for the next session of the same bundle; None: it is measured every time.
+    which is slower. `measured` is a folder that keeps what precision "auto" and draft "auto" measured on this machine
+    for the next session of the same bundle; None: they measure every time.
     """
     options = SessionOptions(
         backend,
@@ -57,7 +57,7 @@ def open_session(
         draft,
         workload,
         tokens_per_wait,
-        profile,
+        measured,
     )
     check_session(options)
     return session_with(bundle if isinstance(bundle, Bundle) else open_bundle(bundle), options)

@@ -57,11 +57,11 @@ def load(
     workload: Workload | None = None,
     ids: bool = False,
     tokens_per_wait: int | None = None,
-    profile: bool = True,
+    remeasure: bool = False,
 ) -> Translator:
     """Opens a bundle for text: session, tokenizer and the model's own decoding defaults. All but `ids` is as in
     `open_session`, with speculative decoding where it is faster (`draft=None`: without). What is measured for that, or
-    for precision "auto", is kept in the user's cache folder (`profile=False`: measured again, and not kept).
+    for precision "auto", is kept in the user's cache folder (`remeasure`: measured again, and not kept).
 
     With `attention`, outputs can have alignments and a coverage penalty; a model whose own defaults ask for them gets
     it anyway. With `ids`, texts are lines of token ids such as "17 4 250", as they are where the bundle has no
@@ -82,7 +82,7 @@ def load(
         draft,
         workload,
         tokens_per_wait,
-        default_folder() if profile else None,
+        None if remeasure else default_folder(),
     )
     return Translator(opened, session, coder, threads)
 

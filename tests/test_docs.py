@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -56,16 +57,29 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_the_python_of_a_page_is_public(page):
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.startswith("seq2engine.")], page.name
+
+
 @pytest.mark.parametrize(
     ("page", "line"),
     [(page, line) for page in PAGES if page.name not in ("LOG.md", "CHANGELOG.md") for line in commands(page)],
     ids=lambda given: given.name if isinstance(given, Path) else given[:60],
 )
 def test_commands_have_the_flags_of_the_docs(page, line):
+    """They are also right as far as that does not depend on files."""
     from seq2engine.cli.main import parsed
+    from seq2engine.cli.usage import check_usage
 
     words = shlex.split(line.split(" < ")[0].split(" > ")[0])
-    assert parsed(words[1:]).command
+    args = parsed(words[1:])
+    assert args.command
+    check_usage(args)
 
 
 def test_what_is_generated_is_up_to_date():

@@ -1,4 +1,4 @@
-"""Whoever exports what computes in fp16 calibrates it first: the command, Python, the demo, the GPU check."""
+"""Every export that computes in fp16 is calibrated: by the command, Python, the demo, the GPU check."""
 
 from __future__ import annotations
 

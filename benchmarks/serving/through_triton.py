@@ -18,7 +18,7 @@ import numpy as np
 
 from seq2engine.errors import ConfigError
 from seq2engine.export.artifact.bundle import open_bundle
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 
 from .load import Measured, poisson_arrivals

@@ -164,7 +164,7 @@ def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str,
         alike, rows = dataclasses.replace(alike, norm="pre", activation="gelu", scale_embeddings=False), AUDIO_BUDGETS
     if any(getattr(config, name) != getattr(alike, name) for name in ALIKE) or config.positions == "rotary":
         return None
-    folded = not config.takes_audio  # of others, `wide` says what width changes
+    folded = not config.takes_audio  # for audio, the rows of the table have `wide` launches
     wide = folded and (config.d_model > WIDEST or config.attention_width > WIDEST)
     if wide or config.head_dim % 8 or config.head_dim < 16:  # other kernels
         return None

@@ -22,11 +22,11 @@ from ..artifact.bundle import Bundle, GraphEntry, open_bundle
 from ..artifact.default_precision import precision_to_build
 from ..artifact.engines import ENGINES
 from ..artifact.gpu_support import target_from_text
+from ..artifact.graph_files import graph_from_file, graph_of_ours
 from ..artifact.passport import PASSPORT, EngineEntry, EngineTensor, Passport
 from ..artifact.profiles import Range, ShapeRanges, Shapes, check_profiles, shapes_from_ranges
 from ..contract import GRAPHS, PRECISIONS, GraphSpec
 from ..device_graphs.of_engine import graphs_of_engine, reductions_of_engine
-from ..graph_files import graph_from_file, graph_of_ours
 from ..precision.census import check_engine
 from ..trt_forms.step import step_for_tensorrt
 from .build_options import DEFAULT_OPTIONS, BuildOptions
@@ -201,7 +201,7 @@ def built_engines(
     def check(key: str, file: Path) -> None:
         check_precision(by_key[key], request.precision, file)
 
-    facts = engines_of_jobs(request.trt, jobs, request.bundle.place(ENGINES), options, progress, check)
+    facts = engines_of_jobs(request.trt, jobs, request.bundle.root, options, progress, check)
     return {graph: entry_of(plan, jobs[plan.key].file, facts[plan.key]) for graph, plan in plans.items()}
 
 

@@ -18,9 +18,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from seq2engine.errors import ExportError, GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.contract import GraphSpec
 from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
-from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
 from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
@@ -210,7 +210,7 @@ def run_arrays(
 
 
 def reason_of(error: Exception) -> str:
-    """What ONNX Runtime says, in one line."""
+    """The text of ONNX Runtime's error, in one line."""
     text = error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
     return " ".join(text.split())
 

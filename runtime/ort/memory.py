@@ -114,10 +114,10 @@ def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
 
 
 def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """array[rows]; in place if most rows stay, so that no new pages have to be cleared, and none is lost by that.
+    """array[rows]; in place if most rows stay, so that no new pages have to be cleared.
 
-    They stay in their order, or those behind take the places of others. Rows behind all old ones may repeat some of
-    them: the batch grows. It will do so again, so it gets room for that.
+    In place, rows keep their order, or the last ones move to the places of those that left. More rows than before
+    repeat some of the old ones: the batch grows. Its new array has room to grow again.
     """
     shape = (len(rows), *array.shape[1:])
     kept = resized(array, shape)

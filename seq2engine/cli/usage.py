@@ -14,7 +14,7 @@ Check = Callable[[argparse.Namespace], Iterator[str]]  # the problems of some op
 # Option -> its minimum, for the commands in which it is a number.
 LEAST = {
     **dict.fromkeys(("batch", "beam", "cores", "count", "jobs", "max_length", "nbest", "profiles", "shard"), 1),
-    **dict.fromkeys(("slots", "threads"), 1),
+    **dict.fromkeys(("instances", "max_beams", "max_body", "queue", "slots", "threads"), 1),
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = (
@@ -29,7 +29,7 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 
 def check_usage(args: argparse.Namespace) -> None:
     """Raises one error that lists every problem; rewrites GPU names to our spelling, such as sm89."""
-    ours: tuple[Check, ...] = (numbers, precisions, choices, sessions, ranges, training)
+    ours: tuple[Check, ...] = (numbers, serving, precisions, choices, sessions, ranges, exports, training)
     refuse(args, (benchmarks,) if args.command_name == "bench" else ours)
     if getattr(args, "gpu", None):
         from seq2engine.export.artifact.gpu_support import target_from_text
@@ -64,6 +64,11 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
             if isinstance(value, int) and value < least:
                 expected = f"at least {least}" if least else "0 or more"
                 yield f"--{option.replace('_', '-')} {value}, expected {expected}"
+
+
+def serving(args: argparse.Namespace) -> Iterator[str]:
+    yield from (f"--timeout {value:g}, expected more than 0" for value in given(args, "timeout") if not value > 0)
+    yield from (f"--port {port}, expected 0 to 65535" for port in given(args, "port") if not 0 <= port < 1 << 16)
 
 
 def precisions(args: argparse.Namespace) -> Iterator[str]:
@@ -133,6 +138,12 @@ def benchmarks(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.commands.bench import bench_usage
 
     yield from bench_usage(args)
+
+
+def exports(args: argparse.Namespace) -> Iterator[str]:
+    adds = args.command_name == "export" and args.add is not None
+    if adds and (args.bundle is not None or args.precision is not None or args.force):
+        yield "--add takes a bundle and nothing else to export: export --add int8 BUNDLE"
 
 
 def training(args: argparse.Namespace) -> Iterator[str]:

@@ -45,7 +45,7 @@ LARGE = 1 << 14  # bytes of a file from which progress is shown
 
 def add_parser(commands: Commands) -> None:
     summary = "decode lines: text where the bundle has a tokenizer, else token ids"
-    sub = add_command(commands, "run", run_run, summary)
+    sub = add_command(commands, "run", run_run, summary, {"--no-profile": "--remeasure"})
     add_bundle(sub)
     add_backend(sub)
     add_draft(sub, default="auto")
@@ -55,10 +55,10 @@ def add_parser(commands: Commands) -> None:
 
 def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--no-profile",
+        "--remeasure",
         action="store_true",
-        help="measure auto choices (precision, draft) again: neither read nor keep those of this machine "
-        "(~/.cache/seq2engine/measured)",
+        help="measure auto choices (precision, draft) again; neither read nor write what was measured before on this "
+        "machine (~/.cache/seq2engine/measured)",
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
@@ -134,7 +134,7 @@ def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None)
         **{**backend_settings(args), "threads": args.threads or threads},
         attention=bool(args.alignments or args.coverage_penalty),
         draft=args.draft,
-        profile=not args.no_profile,
+        remeasure=args.remeasure,
         workload=Workload(beam=widest(args, defaults_of(bundle).values), target=args.max_length),
         ids=args.ids,
     )

@@ -90,6 +90,7 @@ PLAIN = (
     "score",
     "score on text",
     "triton",
+    "bench",
     "bench of onnxruntime",
     "completion",
 )

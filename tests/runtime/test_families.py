@@ -20,7 +20,7 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.ort.speculative import SpeculativeSession
-from seq2engine.runtime.parity.locate.locate import locate
+from seq2engine.runtime.parity.locate.locate import LocateOptions, locate
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.report.tables import level_row
 from seq2engine.runtime.parity.run import parity_of
@@ -158,11 +158,11 @@ def scaled_norm(graph: Any) -> None:
 @pytest.mark.slow
 def test_a_norm_whose_scale_was_changed_is_located(bundle: Any, tmp_path: Path) -> None:
     wrong = wrong_copy(bundle, tmp_path / "wrong", Mutation("encoder", scaled_norm, NORM, ("weight",)))
-    found = locate(wrong, "fp32", sources_of(16), beam=2, longest=4, threads=1)
+    found = locate(wrong, LocateOptions("fp32", sources_of(16), beam=2, longest=4, threads=1))
     assert found is not None
     assert NORM in found.text
 
 
 @pytest.mark.slow
 def test_nothing_is_located_in_a_good_bundle(bundle: Any) -> None:
-    assert locate(bundle, "fp32", sources_of(16), beam=2, longest=4, threads=1) is None
+    assert locate(bundle, LocateOptions("fp32", sources_of(16), beam=2, longest=4, threads=1)) is None

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import torch
 
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.debug_outputs import cut_graph
-from seq2engine.export.graph_files import graph_from_file
 from seq2engine.model.transformer import Transformer
 
 from ...numerics.budgets import ErrorTally, TensorResult

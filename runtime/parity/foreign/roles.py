@@ -18,7 +18,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from seq2engine.errors import ConfigError
-from seq2engine.export.graph_files import graph_from_file
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.model.config import ModelConfig
 
 from ...ort.graphs import Placement, inference_session

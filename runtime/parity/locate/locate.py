@@ -213,25 +213,35 @@ class Locator:
         )
 
 
+@dataclass(frozen=True)
+class LocateOptions:
+    """Where to look for a fault: graphs of this precision, decoding these sources to at most `longest` tokens.
+
+    `step` is one that is known to be wrong. `only` is "place:tensor": only that tensor is compared, as the command of a
+    finding does.
+    """
+
+    precision: str
+    sources: Sequence[Sequence[int]]
+    beam: int
+    longest: int
+    step: int = 0
+    threads: int | None = None
+    only: str | None = None
+    command: str = "seq2engine parity BUNDLE"
+
+
 def locate(
     bundle: Bundle,
-    precision: str,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    longest: int,
-    step: int = 0,
-    threads: int | None = None,
-    only: str | None = None,
-    command: str = "seq2engine parity BUNDLE",
+    options: LocateOptions,
     weights: tuple[WeightResult, ...] | None = None,
     engines: DebugEngines | None = None,
 ) -> Finding | None:
-    """The first fault in a bundle's graphs, or None; with `engines`, in those if not in the graphs. `step` is one that
-    is known to be wrong.
+    """The first fault in a bundle's graphs, or None; with `engines`, in those if not in the graphs.
 
-    `only` is "place:tensor": only that tensor is compared, as the command of a finding does. `weights` are the graphs'
-    accounts, if they were made already.
+    `weights` are the graphs' accounts, if they were made already.
     """
+    precision, only, command = options.precision, options.only, options.command
     if only is None or only.startswith(f"{WEIGHTS}:"):
         weights = weights_of(bundle, precision) if weights is None else weights
         tensor = (only or "").partition(":")[2]
@@ -240,7 +250,7 @@ def locate(
     try:
         found = None
         if engines is None or precision not in NOT_COMPUTED["onnxruntime"]:
-            found = numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command)
+            found = numeric_fault(bundle, options)
     except GraphError as error:
         found = crash_of(error, command)
     doubtful = found is None or found.cause in ("unknown", "crash")
@@ -249,7 +259,7 @@ def locate(
     if found is not None or engines is None:
         return found
     try:
-        return numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command, engines)
+        return numeric_fault(bundle, options, engines)
     except GraphError as error:
         return crash_of(error, command)
     except (BuildError, SessionError) as error:
@@ -274,25 +284,13 @@ def crash_of(error: GraphError, command: str) -> Finding:
     )
 
 
-def numeric_fault(
-    bundle: Bundle,
-    precision: str,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    longest: int,
-    step: int,
-    threads: int | None,
-    only: str | None,
-    command: str,
-    engines: DebugEngines | None = None,
-) -> Finding | None:
+def numeric_fault(bundle: Bundle, options: LocateOptions, engines: DebugEngines | None = None) -> Finding | None:
     """The first tensor that is beyond its budget when the graphs are run."""
-    if engines is not None:
-        longest = min(longest, engines.ranges.target.max)
-    steps = min(longest, max(STEPS, step + 1))
-    with Locator(bundle, precision, sources, beam, threads, engines) as locator:
-        if only is not None:
-            place, name = checked(locator, only)
+    longest = options.longest if engines is None else min(options.longest, engines.ranges.target.max)
+    steps, command = min(longest, max(STEPS, options.step + 1)), options.command
+    with Locator(bundle, options.precision, options.sources, options.beam, options.threads, engines) as locator:
+        if options.only is not None:
+            place, name = checked(locator, options.only)
             found = locator.first(place, [name], longest)
             return locator.finding(found, longest, command) if found else None
         places = [place for place in PLACES if locator.beam > 1 or place != "beams"]
@@ -346,7 +344,8 @@ def finding_of(
     command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
     weights = result.weights or None
     longest = result.max_length
-    found = locate(bundle, result.precision, chosen, beam, longest, step, threads, None, command, weights, engines)
+    options = LocateOptions(result.precision, chosen, beam, longest, step, threads, command=command)
+    found = locate(bundle, options, weights, engines)
     if found is not None:
         return found
     if result.stopped is not None:

@@ -60,7 +60,6 @@ def run_serve(args: argparse.Namespace) -> int:
     from seq2engine.serving.app import Application, ServerLimits
     from seq2engine.serving.server import address_of, listening_socket, run_server
 
-    check_arguments(args)
     limits = ServerLimits(args.max_body, args.timeout, token_from(args.token_file))
     bundle = open_bundle(args.bundle)
     check_takes_text(bundle.config, bundle.root)
@@ -82,20 +81,6 @@ def run_serve(args: argparse.Namespace) -> int:
     if not args.quiet:
         print("stopped; all accepted requests were answered", file=sys.stderr)
     return 0
-
-
-def check_arguments(args: argparse.Namespace) -> None:
-    wrong = [
-        f"--{name.replace('_', '-')} {value:g}, expected at least 1"
-        for name in ("queue", "max_body", "max_beams")
-        if (value := getattr(args, name)) < 1
-    ]
-    if not args.timeout > 0:
-        wrong.append(f"--timeout {args.timeout:g}, expected more than 0")
-    if not 0 <= args.port < 1 << 16:
-        wrong.append(f"--port {args.port}, expected 0 to 65535")
-    if wrong:
-        args.usage_error("; ".join(wrong))
 
 
 def token_from(path: Path | None) -> str | None:

@@ -17,7 +17,7 @@ from seq2engine.benchmarks.peers.ids import ids_of
 from seq2engine.benchmarks.peers.processes import Peer, PeerKind, open_worker, peer_kinds, peers_from_names
 from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
-from seq2engine.model.config import ModelConfig
+from seq2engine.model.config import PRESETS, ModelConfig
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.encoder_inputs import AudioSource
@@ -115,23 +115,7 @@ def test_distances_have_buckets_of_their_own(name: str, tmp_path: Path) -> None:
         assert (found - wanted).abs().max() <= double_error(model.float()(ids, mask, outputs), wanted)
 
 
-AUDIO = ModelConfig(
-    **SMALL,
-    source_vocab=0,
-    target_vocab=51864,
-    norm="pre",
-    positions="learned",
-    activation="gelu",
-    share_embeddings=False,
-    scale_embeddings=False,
-    front_end="mel",
-    mels=8,
-    max_source=20,
-    max_target=24,
-    pad_id=50256,
-    start_id=50257,
-    end_id=50256,
-)
+AUDIO = dataclasses.replace(PRESETS["whisper-tiny.en"], **SMALL, mels=8, max_source=20, max_target=24)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
-from support.mutations import MUTATIONS, Mutation, good_bundle, wrong_copy
+from support.mutations import MUTATIONS, Mutation, good_bundles, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
@@ -23,15 +23,7 @@ from seq2engine.runtime.parity.weights.stored import StoredGraph
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    made = {}
-
-    def bundle(mutation):
-        key = (mutation.config, mutation.outlier, mutation.precision)
-        if key not in made:
-            made[key] = good_bundle(SMALL, mutation, tmp_path_factory.mktemp("good") / "bundle")
-        return made[key]
-
-    return bundle
+    return good_bundles(SMALL, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", WEIGHT_MUTATIONS)
