@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -79,8 +78,8 @@ def run_cases(
 ) -> tuple[Counter[str], list[tuple[Case, Outcome]]]:
     """Runs cases, some at once; returns how many had each outcome, and those that failed."""
     run = load_commands()
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counts: Counter[str] = Counter()
+    megabytes, cpu = 0, 0.0
     failed: list[tuple[Case, Outcome]] = []
     running: list[Running] = []
     left = True
@@ -93,10 +92,11 @@ def run_cases(
             case = prepared_case(seed, number, materials, folder, light)
             running.append(start(case.argv, folder, case, run))
         for one in list(running):
-            if (outcome := finished(one, base)) is None:
+            if (outcome := finished(one)) is None:
                 continue
             running.remove(one)
             counts[outcome.kind] += 1
+            megabytes, cpu = max(megabytes, outcome.megabytes), max(cpu, outcome.cpu)
             if outcome.kind not in GOOD:
                 failed.append((one.case, outcome))
                 cause = f"{one.case.what}: {' '.join(one.case.argv)[:200]}"
@@ -107,6 +107,7 @@ def run_cases(
             if sum(counts.values()) % 500 == 0:
                 print(f"{sum(counts.values())} cases: {dict(counts)}", flush=True)
         time.sleep(0.003)
+    print(f"the largest case took {megabytes} MB, the longest {cpu:.1f} s of a core", flush=True)
     return counts, failed
 
 
