@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -76,7 +76,7 @@ HEAVY = (  # seconds each
     (0.03, "bench bundle --quick --rounds 1 --case 1x1x4x4 --precision fp32 --quiet"),
     (0.3, "bench compare bundle bundle"),
     (0.05, "parity bundle --precision fp32 --against ../text/bundle --count 2 --max-length 4 --quiet"),
-    (0.03, "inspect bundle --foreign-step ../foreign/decoder_with_past_model.onnx"),
+    (0.03, "inspect bundle --foreign-step ../foreign/decoder_model.onnx"),
 )
 TOKENIZER = (
     (3, "run bundle abc --quiet"),
@@ -112,14 +112,16 @@ MATERIALS = (
     Material("foreign", 2, ("*.onnx*",), ((1, "parity bundle --graph FILE --count 2 --max-length 3 --quiet"),)),
     Material("texts", 3, ("before.json", "after.json"), ((1, "bench compare before.json after.json"),)),
     Material("texts", 2, ("gate.*",), ((1, "parity ../text/bundle --precision fp32 --count 2 --gate FILE"),)),
-    Material("texts", 2, ("*.tsv", "*.txt"), (
+    Material("texts", 1, ("pairs.tsv",), (
         (1, "score ../text/bundle --input FILE --quiet"),
+        (0.2, "parity ../text/bundle --precision fp32 --references FILE --max-length 4 --quiet"),
+        (0.05, "bench ../text/bundle --quick --rounds 1 --natural 1x1 --precision fp32 --references FILE --quiet"),
+    )),
+    Material("texts", 2, ("corpus.txt",), (
         (1, "run ../text/bundle --input FILE --quiet"),
         (1, "run ../text/bundle abc --trie FILE --quiet"),
         (1, "run ../text/bundle --input corpus.txt --prefixes FILE --quiet"),
         (1, "plan FILE ../text/bundle --count 2 --quiet"),
-        (0.2, "parity ../text/bundle --precision fp32 --references FILE --max-length 4 --quiet"),
-        (0.05, "bench ../text/bundle --quick --rounds 1 --natural 1x1 --precision fp32 --references FILE --quiet"),
         (0.1, "export ../text/checkpoint made --precision fp16 --calibrate FILE --quiet"),
         (0.05, "package ../text/bundle made --precision fp32 --texts FILE --quiet"),
     )),
@@ -129,7 +131,7 @@ MATERIALS = (
     Material("texts", 1, ("aligned.*",), (
         (1, f"train aligned made --dev pairs.tsv {TRAINING} --quiet"),
     )),
-    Material("foreign", 0.3, ("decoder_*.onnx",), (
+    Material("foreign", 0.3, ("decoder_model.onnx",), (
         (1, "inspect ../text/bundle --foreign-step FILE"),
     )),
     Material("training", 4, ("model.training/*",), (
@@ -140,6 +142,8 @@ MATERIALS = (
 LIGHT = ((1, "inspect ../text/bundle"),)  # where a material has no other command than slow ones
 SLOW = ("parity", "export", "build", "package", "bench bundle", "bench ../text", "train", "inspect bundle --foreign")
 SLOW += ("inspect ../text/bundle --foreign",)
+# Refused whatever the files are: these need a GPU, or an address that no machine has.
+NEVER = ("run bundle abc --backend tensorrt", "refit", "serve")
 ARGUMENTS = 0.15  # share of cases that mutate the command line instead of a file
 
 
@@ -162,6 +166,18 @@ def prepared_case(seed: int, number: int, materials: Path, folder: Path, light: 
     if light:
         chosen = replace(chosen, commands=tuple(c for c in chosen.commands if not c[1].startswith(SLOW)) or LIGHT)
     return mutated_material(rng, number, chosen, materials, folder)
+
+
+def unchanged_cases(materials: Path, root: Path) -> Iterator[Case]:
+    """Every command over its files as they were made, in folders of their own. All of these are answered: a command
+    that is refused here would never come to what the mutations are."""
+    pairs = {(m.name, command): m for m in MATERIALS for _, command in m.commands if not command.startswith(NEVER)}
+    for number, ((_, command), material) in enumerate(pairs.items()):
+        folder = root / str(number)
+        for name in ("in", "outside", "home"):
+            (folder / name).mkdir(parents=True)
+        place, files = copied_material(material, command, materials, folder)
+        yield Case(number, "unchanged", argv_of(material, command, files[-1].relative_to(place)))
 
 
 def mutated_material(rng: Random, number: int, material: Material, materials: Path, folder: Path) -> Case:

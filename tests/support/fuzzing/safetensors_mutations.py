@@ -1,4 +1,4 @@
-"""Mutations of safetensors files that know their structure: a length, a JSON header of names, types, shapes, offsets."""
+"""Mutations of safetensors files that know their structure: the length of a JSON header, types, shapes, offsets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from .json_mutations import changed, mutated_json
 
+NUMBERS = (b"\xff\xff\xff\xff", b"\0\0\x80\x7f", b"\0\0\0\0", b"\xff\xff\x7f\x7f")  # float32: NaN, inf, 0, the largest
 TYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "I8", "U8", "BOOL", "F4", "x")
 
 
@@ -40,7 +41,9 @@ def mutated_safetensors(rng: Random, content: bytes) -> bytes:
         entries["x"] = {"dtype": "F32", "shape": [rng.choice((0, 2**40)), 0], "data_offsets": [0, 0]}
     else:
         begin, end = entry["data_offsets"]
-        odd = rng.choice((b"\xff\xff\xff\xff", b"\0\0\x80\x7f", b"\0\0\0\0", b"\xff\xff\x7f\x7f"))  # NaN, inf, 0, largest
+        odd = rng.choice(
+            (b"\xff\xff\xff\xff", b"\0\0\x80\x7f", b"\0\0\0\0", b"\xff\xff\x7f\x7f")
+        )  # NaN, inf, 0, largest
         data = data[:begin] + odd * ((end - begin) // 4) + data[begin + (end - begin) // 4 * 4 :]
     return with_header(json.dumps(entries).encode(), data)
 
