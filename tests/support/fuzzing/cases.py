@@ -156,10 +156,9 @@ def prepared_case(seed: int, number: int, materials: Path, folder: Path, light: 
     for name in ("in", "outside", "home"):
         (folder / name).mkdir(parents=True)
     (folder / "outside" / "kept").write_text("kept")
-    shutil.copytree(materials / "texts", folder / "in" / "texts")
     if rng.random() < ARGUMENTS:
         argv, what = random_arguments(rng)
-        for name in ("text", *(["speech"] if argv[0] == "transcribe" else [])):
+        for name in ("text", "texts", *(["speech"] if argv[0] == "transcribe" else [])):
             shutil.copytree(materials / name, folder / "in" / name)
         return Case(number, what, tuple(argv), of_file=False)
     chosen = rng.choices(MATERIALS, [material.weight for material in MATERIALS])[0]
