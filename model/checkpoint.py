@@ -76,13 +76,14 @@ def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, st
 
 def copy_companions(source: Path, target: Path) -> list[Path]:
     """Copies generation.json, speech.json and tokenizer/, where they are, to another folder; returns the new files."""
-    for name in (GENERATION, SPEECH):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    files = [source / name for name in (GENERATION, SPEECH) if os.path.lexists(source / name)]
     if (source / TOKENIZER).is_dir():
         (target / TOKENIZER).mkdir()
-        for path in sorted((source / TOKENIZER).iterdir()):
-            shutil.copyfile(path, target / TOKENIZER / path.name)
+        files += sorted((source / TOKENIZER).iterdir())
+    for path in files:
+        if not path.is_file():  # a device has no end, and a pipe cannot be copied
+            raise CheckpointError(f"{path} is not a regular file; copy the checkpoint again")
+        shutil.copyfile(path, target / path.relative_to(source))
     copied = [target / GENERATION, target / SPEECH, *sorted((target / TOKENIZER).rglob("*"))]
     return [path for path in copied if path.is_file()]
 
