@@ -54,7 +54,7 @@ def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
     if len(theirs) == 1:
         yield Guess(*weight_fault(e, weight.numpy(), theirs[0]), x @ as_real(theirs[0]) + bias)
     if leaf.bias is not None:
-        for added in file_weights(e, rank=1):  # includes scales of quantised weights, which are skipped
+        for added in file_weights(e, rank=1, reader="Add"):  # scales of quantised weights are multiplied
             if added.shape == tuple(bias.shape):
                 yield Guess(*weight_fault(e, bias.numpy(), added, "bias"), x @ weight + as_real(added))
         yield Guess("weight", "the bias is not added", x @ weight)

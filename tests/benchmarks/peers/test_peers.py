@@ -193,14 +193,25 @@ def test_a_peer_that_fails_or_dies_is_reported_with_its_error(tmp_path: Path, en
 
 
 class TimedWorker:
-    def __init__(self, cost: float):
-        self.cost = cost
+    """Runs take these seconds, one after the other."""
 
-    def run(self) -> None: ...
+    def __init__(self, *costs: float):
+        self.costs, self.runs = costs, 0
+
+    def run(self) -> float:
+        self.runs += 1
+        return self.costs[self.runs - 1]
 
 
-def test_the_best_setting_is_the_fastest_one() -> None:
-    workers = [TimedWorker(3.0), TimedWorker(1.0), TimedWorker(2.0)]
-    costs = iter([3.0, 3.1, 9.0, 1.0, 2.0, 2.0])  # its second try counts, too
+@pytest.mark.parametrize(
+    ("workers", "best", "runs"),
+    [
+        ([TimedWorker(0.3, 0.4), TimedWorker(1.9, 0.1), TimedWorker(0.2, 0.2)], 1, [2, 2, 2]),  # a second try counts
+        ([TimedWorker(30.0), TimedWorker(10.0), TimedWorker(20.0)], 1, [1, 1, 1]),  # long decodes are tried once
+        ([TimedWorker(1.0)], 0, [1]),  # nothing to choose, but its output is wanted
+    ],
+)
+def test_the_best_setting_is_the_fastest_one(workers: list[TimedWorker], best: int, runs: list[int]) -> None:
     peer = Peer(peer_kinds(2)["transformers"], workers)  # type: ignore[arg-type]
-    assert peer.best_for(lambda run: next(costs)) is workers[1]
+    assert peer.best_for(lambda run: run()) is workers[best]  # type: ignore[arg-type,return-value,comparison-overlap]
+    assert [worker.runs for worker in workers] == runs
