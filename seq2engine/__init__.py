@@ -73,6 +73,8 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
+    from seq2engine.runtime.images.pixels import ImageInput as ImageInput
+    from seq2engine.runtime.images.reader import Reading as Reading
     from seq2engine.runtime.speech.audio import AudioInput as AudioInput
     from seq2engine.runtime.speech.options import TranscribeFields as TranscribeFields
     from seq2engine.runtime.speech.options import TranscribeOptions as TranscribeOptions
@@ -108,6 +110,9 @@ PUBLIC = {
     "LayerCheck": "runtime.attention.view",
     "Coder": "model.tokenizers.base",
     "Tokenizer": "model.tokenizers.base",
+    # images in, text out
+    "ImageInput": "runtime.images.pixels",
+    "Reading": "runtime.images.reader",
     # audio in, text out
     "AudioInput": "runtime.speech.audio",
     "Transcript": "runtime.speech.transcript",

