@@ -167,7 +167,7 @@ class ModelConfig:
     @property
     def takes_features(self) -> bool:
         """Whether a source is an array of one shape, of audio or of an image; else it is token ids."""
-        return self.front_end != "tokens"
+        return self.takes_audio or self.takes_images
 
     @property
     def source_kind(self) -> str:
@@ -234,7 +234,7 @@ def _problems(config: ModelConfig) -> list[str]:
     optional = {name: ("", *CHOICES[both]) for name, both in ENCODER_CHOICES.items()}
     for name, choices in (CHOICES | optional).items():
         if getattr(config, name) not in choices:
-            found.append(f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(choices)}")
+            found.append(f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(filter(None, choices))}")
     for name, least in (("d_kv", 0), ("max_distance", 1), *((f"encoder_{n}", 0) for n in ("width", "heads", "d_ff"))):
         if getattr(config, name) < least:
             found.append(f"{name} is {getattr(config, name)}, expected at least {least}")
@@ -339,6 +339,33 @@ T5_SMALL = ModelConfig(
     start_id=0,
     end_id=1,
 )
+TROCR_BASE = ModelConfig(
+    encoder_layers=12,
+    decoder_layers=12,
+    heads=16,
+    d_model=1024,
+    d_ff=4096,
+    source_vocab=0,
+    target_vocab=50265,
+    positions="learned",
+    activation="gelu",
+    share_embeddings=False,
+    tie_output=False,
+    scale_embeddings=False,
+    embedding_norm=True,
+    encoder_width=768,
+    encoder_heads=12,
+    encoder_d_ff=3072,
+    encoder_norm="pre",
+    encoder_activation="gelu",
+    encoder_norm_epsilon=1e-12,
+    front_end="image",
+    max_source=577,
+    max_target=512,
+    pad_id=1,
+    start_id=2,
+    end_id=2,
+)
 PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
     "tiny": ModelConfig(
         encoder_layers=2,
@@ -385,5 +412,21 @@ PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
         pad_id=50256,
         start_id=50257,
         end_id=50256,
+    ),
+    "trocr-base": TROCR_BASE,
+    "trocr-small": dataclasses.replace(
+        TROCR_BASE,
+        decoder_layers=6,
+        heads=8,
+        d_model=256,
+        d_ff=1024,
+        target_vocab=64044,
+        activation="relu",
+        scale_embeddings=True,
+        encoder_width=384,
+        encoder_heads=6,
+        encoder_d_ff=1536,
+        class_tokens=2,
+        max_source=578,
     ),
 }
