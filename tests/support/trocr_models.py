@@ -166,3 +166,16 @@ def library_outputs(model: Any, sources: list[np.ndarray], **options: Any) -> li
         tokens = row[1:]
         found.append(tokens[: tokens.index(END) + 1] if END in tokens else tokens)
     return found
+
+
+def pictures(count: int, seed: int = 0) -> list[np.ndarray]:
+    """Pictures of several sizes as bytes [height, width, 3]: strokes on paper, and noise."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        height, width = 24 + 5 * number, 90 + 17 * number
+        ink = np.kron(rng.normal(size=(height // 6 + 1, width // 6 + 1)), np.ones((6, 6)))[:height, :width] > 0.3
+        shades = rng.integers(0, 256, (2, 3))
+        image = np.where(ink[:, :, None], shades[0], shades[1]) + rng.integers(-25, 26, (height, width, 3))
+        found.append(image.clip(0, 255).astype(np.uint8))
+    return found
