@@ -96,7 +96,9 @@ class ModelConfig:
     encoder_norm: str = ""
     encoder_activation: str = ""
     encoder_norm_epsilon: float = 0.0
-    project_states: bool = False  # a product makes states of d_model of the encoder's, before cross-attention reads them
+    project_states: bool = (
+        False  # a product makes states of d_model of the encoder's, before cross-attention reads them
+    )
     front_end: str = "tokens"  # what the encoder reads: token ids, log-mel features of audio ("mel"), pixels ("image")
     mels: int = 80  # mel bands of audio features; without meaning for others
     channels: int = 3  # of an image, and likewise the next five; without meaning for others
@@ -234,7 +236,9 @@ def _problems(config: ModelConfig) -> list[str]:
     optional = {name: ("", *CHOICES[both]) for name, both in ENCODER_CHOICES.items()}
     for name, choices in (CHOICES | optional).items():
         if getattr(config, name) not in choices:
-            found.append(f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(filter(None, choices))}")
+            found.append(
+                f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(filter(None, choices))}"
+            )
     for name, least in (("d_kv", 0), ("max_distance", 1), *((f"encoder_{n}", 0) for n in ("width", "heads", "d_ff"))):
         if getattr(config, name) < least:
             found.append(f"{name} is {getattr(config, name)}, expected at least {least}")

@@ -1,7 +1,7 @@
 """The encoder's inputs for a batch of sources (padded token ids, log-mel features or pixels, and a mask), and which
 sources to encode together.
 
-A source of audio or of an image is an array; inside it is a `FeatureSource`, which has a length as a list of tokens has.
+A source of audio or of an image is an array; here it is a `FeatureSource`, which has a length as a list of tokens has.
 """
 
 from __future__ import annotations

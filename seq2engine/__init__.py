@@ -55,6 +55,8 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.attention.view import AttentionView as AttentionView
     from seq2engine.runtime.attention.view import LayerCheck as LayerCheck
     from seq2engine.runtime.generate import generate as generate
+    from seq2engine.runtime.images.pixels import ImageInput as ImageInput
+    from seq2engine.runtime.images.reader import Reading as Reading
     from seq2engine.runtime.model_options import SearchFields as SearchFields
     from seq2engine.runtime.model_options import options_from_session as options_from_session
     from seq2engine.runtime.opening import open_session as open_session
@@ -73,8 +75,6 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
-    from seq2engine.runtime.images.pixels import ImageInput as ImageInput
-    from seq2engine.runtime.images.reader import Reading as Reading
     from seq2engine.runtime.speech.audio import AudioInput as AudioInput
     from seq2engine.runtime.speech.options import TranscribeFields as TranscribeFields
     from seq2engine.runtime.speech.options import TranscribeOptions as TranscribeOptions

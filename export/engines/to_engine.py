@@ -46,8 +46,8 @@ def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str
 
     TensorRT fuses attention over a range of beams in fp16 and bf16, but in fp32 only over a fixed number of them; a
     session pads what has fewer (runtime/trt/session.py), which a growing cache does not allow. For audio and images the
-    number is fixed in fp16, too, so that the source's keys and values are never copied; all sources have one length, and
-    outputs as many tokens as the model has positions, because a prompt counts.
+    number is fixed in fp16, too, so that the source's keys and values are never copied; all sources have one length,
+    and outputs as many tokens as the model has positions, because a prompt counts.
     """
     fixed = (PRECISIONS[precision] == "float32" or config.takes_features) and cache_form == "static"
     if config.takes_features:

@@ -15,8 +15,8 @@ values in a layout of its own, one copy launch for each. So:
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
 
-    K beams over audio or     cross keys and values are so long (1,500 or 577 positions) that laying them out in every step
-    images, K fixed           takes longer than the launches it saves: grouped queries, as in fp32, which read them as
+    K beams over audio or     cross keys and values are so long (1,500 or 577 positions) that laying them out in every
+    images, K fixed           step takes longer than the launches it saves: grouped queries, as in fp32, which read them as
                               they are; cross-attention of a narrow model has beams as rows (beam_rows.py)
     K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
                               query heads over the source's shared key heads (grouped-query form) for that of one query
@@ -69,8 +69,8 @@ def step_for_tensorrt(
 ) -> onnx.ModelProto:
     """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
 
-    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio and images
-    are, keys and values of the source are never copied for a fixed number of beams.
+    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio and
+    images are, keys and values of the source are never copied for a fixed number of beams.
     """
     form = copy_of(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))

@@ -58,7 +58,9 @@ def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: st
     crop = size_of(values.get("crop_size")) if values.get("do_center_crop") else size
     wanted_size = (config.image_height, config.image_width)
     if crop is not None and crop != wanted_size:
-        problems.append(f"pixels would be {crop[0]}x{crop[1]}, expected the encoder's {wanted_size[0]}x{wanted_size[1]}")
+        problems.append(
+            f"pixels would be {crop[0]}x{crop[1]}, expected the encoder's {wanted_size[0]}x{wanted_size[1]}"
+        )
     elif crop is None and size is not None:
         problems.append(f"crop_size is {values.get('crop_size')!r}, expected a number or height and width")
     resample = values.get("resample")

@@ -53,7 +53,9 @@ def pixels_from(source: Any, images: ImageConfig, config: ModelConfig) -> np.nda
     elif isinstance(source, str | os.PathLike):
         picture = picture_from_file(Path(source), pillow, config.channels)
     else:
-        raise RequestError(f"a picture is a {type(source).__name__}, expected a file, an array or a picture of Pillow's")
+        raise RequestError(
+            f"a picture is a {type(source).__name__}, expected a file, an array or a picture of Pillow's"
+        )
     picture = converted(picture, CHANNELS[config.channels])
     resized = picture.resize((images.width, images.height), resample=FILTERS.index(images.filter))
     array = np.asarray(resized).reshape(images.height, images.width, config.channels)
@@ -80,11 +82,10 @@ def picture_from_file(path: Path, pillow: Any, channels: int) -> Any:
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write to it
             raise RequestError(f"{path} is not a regular file, {EXPECTED}")
-        with path.open("rb") as file:  # the system's error names the reason
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of oddities that do not matter
-                warnings.simplefilter("error", pillow.DecompressionBombWarning)
-                return picture_from_open_file(file, path, pillow, channels)
+        with path.open("rb") as file, warnings.catch_warnings():  # the system's error names the reason
+            warnings.simplefilter("ignore")  # of oddities that do not matter
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            return picture_from_open_file(file, path, pillow, channels)
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -93,7 +94,9 @@ def picture_from_open_file(file: Any, path: Path, pillow: Any, channels: int) ->
     try:
         picture = pillow.open(file, formats=FORMATS)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise RequestError(f"{path} has more than {MOST_PIXELS:,} pixels, the most that is read; make it smaller") from error
+        raise RequestError(
+            f"{path} has more than {MOST_PIXELS:,} pixels, the most that is read; make it smaller"
+        ) from error
     except DAMAGED as error:
         raise RequestError(f"{path} is not a picture that can be read, {EXPECTED}") from error
     check_size(str(path), picture.size)
@@ -107,13 +110,15 @@ def picture_from_open_file(file: Any, path: Path, pillow: Any, channels: int) ->
 def check_size(name: str, size: tuple[int, int]) -> None:
     width, height = size
     if width * height > MOST_PIXELS:
-        raise RequestError(f"{name} has {width:,} x {height:,} pixels, expected at most {MOST_PIXELS:,}; make it smaller")
+        raise RequestError(
+            f"{name} has {width:,} x {height:,} pixels, expected at most {MOST_PIXELS:,}; make it smaller"
+        )
     if not width * height:
         raise RequestError(f"{name} has {width} x {height} pixels, expected at least one")
 
 
 def plain(picture: Any, name: str, channels: int) -> Any:
-    """The picture as people see it: turned as its camera was, with 8 bits, and on white paper where it is transparent."""
+    """The picture as people see it: turned as its camera was, with 8 bits, on white paper where it is transparent."""
     turned = imported_package("PIL.ImageOps", "reading pictures").exif_transpose(picture)
     if turned.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
         return eight_bits(turned)

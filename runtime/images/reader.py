@@ -1,6 +1,6 @@
 """Pictures in, text out: what a loaded model does with images.
 
-    pictures -> windows -> pixels -> continuous batching, or batches -> text, in the order of the pictures
+pictures -> windows -> pixels -> continuous batching, or batches -> text, in the order of the pictures
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ def add_parser(commands: Commands) -> None:
     sub = add_command(commands, "read", run_read, summary)
     add_bundle(sub)
     sub.add_argument(
-        "text", nargs="*", metavar="IMAGE", help="png, jpeg, tiff, bmp, webp, gif or ppm files, one line of text in each"
+        "text",
+        nargs="*",
+        metavar="IMAGE",
+        help="png, jpeg, tiff, bmp, webp, gif or ppm files, one line of text in each",
     )
     add_backend(sub)
     add_draft(sub, default="auto")
@@ -71,7 +74,9 @@ def run_read(args: argparse.Namespace) -> int:
                 failed = True
                 print(f"{fresh_line(sys.stderr)}{named(reading)}", file=sys.stderr)
             sys.stderr.write(fresh_line(sys.stderr) if sys.stdout.isatty() else "")
-            shown = json_of(reading, not model.takes_text) if args.json else plain_of(reading, options.nbest, args.scores)
+            shown = (
+                json_of(reading, not model.takes_text) if args.json else plain_of(reading, options.nbest, args.scores)
+            )
             sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
     return 1 if failed else 0

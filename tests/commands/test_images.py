@@ -53,7 +53,7 @@ def test_commands_for_text_name_the_one_for_images(words, bundle, cli) -> None:
 
 
 def test_audio_is_refused(bundle: Bundle) -> None:
-    with load(bundle) as model, pytest.raises(RequestError, match="takes images; use: seq2engine read .* line.png"):
+    with load(bundle) as model, pytest.raises(RequestError, match=r"takes images; use: seq2engine read .* line.png"):
         model.transcribe("talk.wav")
 
 

@@ -86,7 +86,7 @@ def test_odd_pictures_give_text(cli, bundle, tmp_path):
 
 
 def test_progress_is_shown_for_many_files(cli, bundle, files):
-    code, out, err = cli("read", bundle, *files, "--batch", "2", *FAST)
+    code, _, err = cli("read", bundle, *files, "--batch", "2", *FAST)
     assert code == 0
     assert "3 of 3 pictures" in err
     assert "pictures" not in cli("read", bundle, *files, *FAST)[2]

@@ -45,7 +45,16 @@ def test_big_is_the_big_model_of_the_paper() -> None:
 
 def test_tiny_is_tiny() -> None:
     tiny = PRESETS["tiny"]
-    assert set(PRESETS) == {"tiny", "base", "big", "t5-small", "flan-t5-base", "whisper-tiny.en", "trocr-base", "trocr-small"}
+    assert set(PRESETS) == {
+        "tiny",
+        "base",
+        "big",
+        "t5-small",
+        "flan-t5-base",
+        "whisper-tiny.en",
+        "trocr-base",
+        "trocr-small",
+    }
     assert (tiny.encoder_layers, tiny.decoder_layers, tiny.d_model) == (2, 2, 64)
     assert tiny.source_vocab == tiny.target_vocab == 256
 

@@ -13,9 +13,9 @@ from transformers import (
     DeiTConfig,
     GenerationConfig,
     TrOCRConfig,
-    ViTConfig,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
+    ViTConfig,
 )
 
 from seq2engine.model.config import ModelConfig

@@ -143,7 +143,9 @@ def test_a_peer_s_tokens_of_audio_are_ours(peer: str, batch: int, tmp_path: Path
     ids = hugging_face_from_model(model, tmp_path)
     kind = peer_kinds(1)[peer]
     made = sources_for(Case("audio", batch, 1, 20, 8), AUDIO)
-    sources = [FeatureSource(np.asfortranarray(source.features), len(source)) for source in made]  # large ones come in that order
+    sources = [
+        FeatureSource(np.asfortranarray(source.features), len(source)) for source in made
+    ]  # large ones come in that order
     with open_worker(peer, kind, kind.settings[0], tmp_path, environments) as worker:
         for beam in (1, 4):
             for forced in (False, True):

@@ -73,7 +73,9 @@ def test_bad_pictures_do_not_stop_the_others(folder: Path, model: Translator) ->
     found = list(model.read_iter(given, batch=2, beam=1))
     assert [reading.error is None for reading in found] == [False, True, True, False, True, False, False]
     assert [reading.text for reading in found if reading.error is None] == model.read(good[:3], beam=1)
-    assert found[0] == Reading(str(folder / "no.png"), error=f"cannot read {folder / 'no.png'}: No such file or directory")
+    assert found[0] == Reading(
+        str(folder / "no.png"), error=f"cannot read {folder / 'no.png'}: No such file or directory"
+    )
     assert found[5].name == "picture 6"
     assert found[1].outputs[0].tokens
     with pytest.raises(RequestError, match="No such file"):
@@ -117,7 +119,10 @@ def test_a_bundle_without_settings_for_pictures_names_what_is_missing(theirs: An
     (tmp_path / "theirs" / "preprocessor_config.json").unlink()
     bundle = export_checkpoint(tmp_path / "theirs", tmp_path / "bundle", precisions=("fp32",))
     assert not (bundle.root / IMAGES).exists()
-    with load(bundle) as model, pytest.raises(CheckpointError, match="has no image.json, so it takes pixels only; copy"):
+    with (
+        load(bundle) as model,
+        pytest.raises(CheckpointError, match=r"has no image.json, so it takes pixels only; copy"),
+    ):
         model.read(np.zeros((4, 4), np.uint8))
 
 

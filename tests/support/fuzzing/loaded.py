@@ -31,6 +31,7 @@ def load_commands() -> Callable[[Sequence[str]], int]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import onnx.reference  # noqa: F401
     import onnxruntime  # noqa: F401
+    import PIL.ImageOps  # noqa: F401
     import sentencepiece  # noqa: F401
     import soundfile  # noqa: F401
     import tokenizers  # noqa: F401

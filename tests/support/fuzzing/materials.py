@@ -11,9 +11,11 @@ from typing import Any
 
 import soundfile
 import torch
+from PIL import Image
 
 from seq2engine.cli.main import main
 from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import export_checkpoint
 from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from support import text_bundle
@@ -24,6 +26,7 @@ from support.multilingual_bundle import multilingual_bundle
 from support.nn_reference import Reference
 from support.speech_models import WINDOW, sound, speech_model
 from support.tokenizer_cases import pieces, processor
+from support.trocr_models import pictures, saved_trocr, small_trocr
 
 from .hashes import TRAINING, mend_hashes
 
@@ -40,9 +43,18 @@ def write_materials(root: Path) -> None:
     speech = speech_model(root / "speech")
     soundfile.write(root / "speech" / "sound.wav", sound(WINDOW), 16_000)
     assert speech.bundle.root == root / "speech" / "bundle"
+    write_images(root / "images")
     write_checkpoints(root)
     write_foreign(root / "foreign")
     write_training(root / "training", root / "texts")
+
+
+def write_images(folder: Path) -> None:
+    """A model that takes images, as the library has it and as a bundle, and a picture of several kinds."""
+    saved_trocr(small_trocr(8), folder / "library")
+    export_checkpoint(folder / "library", folder / "bundle", precisions=("fp32",))
+    for kind in ("png", "jpg", "tif", "gif", "webp", "bmp", "ppm"):
+        Image.fromarray(pictures(1)[0]).save(folder / f"line.{kind}")
 
 
 def write_foreign(folder: Path) -> None:
