@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from seq2engine.errors import SessionError, UsageError
-from seq2engine.runtime.encoder_inputs import AudioSource
+from seq2engine.runtime.encoder_inputs import FeatureSource
 
 from ..cases import Sources
 
@@ -136,7 +136,7 @@ class Worker(AbstractContextManager["Worker"]):
     def prepare(self, sources: Sources, beam: int, length: int, forced: bool) -> None:
         """What `run` decodes from now on: exactly `length` tokens where forced, else at most."""
         given: Any = sources
-        if isinstance(sources[0], AudioSource):  # features go by a file
+        if isinstance(sources[0], FeatureSource):  # features go by a file
             given = FEATURES
             rows = np.stack([source.features for source in sources])
             np.save(self.folder / FEATURES, np.ascontiguousarray(rows))  # numpy would keep another order of one source

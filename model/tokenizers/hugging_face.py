@@ -141,15 +141,19 @@ def framed_by_language(text: str, language: str, end: str, place: str) -> str:
     Files of such models often differ from how the models were trained, because the class that reads them overrides
     them; here the file alone has to be right.
     """
+    return framed(text, [language, "$A", end] if place == "first" else ["$A", end, language])
+
+
+def framed(text: str, frame: Sequence[str]) -> str:
+    """A tokenizer.json whose sources are framed by special tokens; $A is the source in a frame."""
     tokenizer = library_tokenizer(text)
     from tokenizers.processors import TemplateProcessing
 
-    tokens = [(name, tokenizer.token_to_id(name)) for name in (language, end)]
+    tokens = [(name, tokenizer.token_to_id(name)) for name in frame if name != "$A"]
     if missing := [name for name, i in tokens if i is None]:
         raise ValueError(f"{FILE} has no token {missing[0]!r}")
-    single = [language, "$A", end] if place == "first" else ["$A", end, language]
     with library_errors(ValueError, f"{FILE} cannot be used"):
-        tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+        tokenizer.post_processor = TemplateProcessing(single=list(frame), special_tokens=tokens)
         return str(tokenizer.to_str())
 
 

@@ -76,7 +76,7 @@ class OrtSettings:
         screened = on_cpu and self.shortcut and not self.deterministic
         return OrtForm(
             transposed_keys=on_cpu,
-            flash_heads=model.config.heads if on_cpu and fuses_encoder(model) else 0,
+            flash_heads=model.config.encoder_config.heads if on_cpu and fuses_encoder(model) else 0,
             int8_products=model.precision == "w8a8",
             beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
@@ -106,7 +106,7 @@ class OrtSession(Session):
         self.model, self.settings, self.config = model, settings, config
         self.backend = "onnxruntime" if settings.provider == "cpu" else f"onnxruntime {settings.provider}"
         self.precision, self.cache_form, self.deterministic = model.precision, model.cache_form, settings.deterministic
-        padded = self.deterministic and not config.takes_audio
+        padded = self.deterministic and not config.takes_features
         longest = config.max_source // EVEN * EVEN if padded else config.max_source
         if not longest:
             raise SessionError(
@@ -168,14 +168,14 @@ class OrtSession(Session):
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         if self.encoder is None:
             raise closed()
-        if self.config.takes_audio:  # of one length: no columns are added
+        if self.config.takes_features:  # of one length: no columns are added
             return self.encoder(source, source_mask)
         width = self.width(source.shape[1])
         return self.encoder(fitted(source, 1, width), fitted(source_mask, 1, width))
 
     def width(self, longest: int) -> int:
         """The columns of a batch whose longest source has this length."""
-        even = self.deterministic and not self.config.takes_audio
+        even = self.deterministic and not self.config.takes_features
         return -(-longest // EVEN) * EVEN if even else longest
 
     def reserve(self, state: OrtState, slots: int, form: StepForm = EVERYTHING) -> None:
@@ -280,12 +280,14 @@ def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Ca
 
 def fuses_encoder(model: OrtModel) -> bool:
     """Whether its encoder's attention becomes one operator: there is no padding, and activations are fp32."""
-    return model.config.takes_audio and PRECISIONS[model.precision] == "float32"
+    return model.config.takes_features and PRECISIONS[model.precision] == "float32"
 
 
 def widest_of(config: ModelConfig) -> int:
-    """The largest activation width per encoder position: of the feed-forward or, for long audio, of the scores."""
-    return max(config.d_ff, config.heads * config.max_source if config.takes_audio else 0)
+    """The largest activation width per encoder position: of the feed-forward or, where sources are long, of the
+    scores."""
+    encoder = config.encoder_config
+    return max(encoder.d_ff, encoder.heads * config.max_source if config.takes_features else 0)
 
 
 def closed() -> SessionError:

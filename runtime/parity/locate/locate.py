@@ -127,7 +127,7 @@ class Locator:
     def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """What all three read: the sources and their mask, with as many columns as an engine takes at least."""
         source, mask = encoder_inputs(self.sources, self.bundle.config)
-        if self.engines is None or self.bundle.config.takes_audio:
+        if self.engines is None or self.bundle.config.takes_features:
             return source, mask
         width = max(mask.shape[1], self.engines.fewest_columns)
         return fitted(source, 1, width), fitted(mask, 1, width)

@@ -118,4 +118,5 @@ def rms_norm_guesses(e: Evidence, leaf: nn.RMSNorm) -> Iterator[Guess]:
 def weight_fault(e: Evidence, ours: np.ndarray, theirs: np.ndarray, what: str = "weight") -> tuple[str, str]:
     """The cause and how a stored weight differs from the model's."""
     module = e.trio.oracle.module(e.tensor)
-    return stored_weight_fault(Case(ours.astype(theirs.dtype), theirs, what, module, e.trio.oracle.config.heads))
+    heads = e.trio.oracle.config.heads_of(module)
+    return stored_weight_fault(Case(ours.astype(theirs.dtype), theirs, what, module, heads))

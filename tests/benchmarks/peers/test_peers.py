@@ -20,7 +20,7 @@ from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
 from seq2engine.model.config import PRESETS, ModelConfig
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.transformer import Transformer
-from seq2engine.runtime.encoder_inputs import AudioSource
+from seq2engine.runtime.encoder_inputs import FeatureSource
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
@@ -127,7 +127,9 @@ def test_a_peer_s_tokens_of_audio_are_ours(peer: str, batch: int, tmp_path: Path
     ids = hugging_face_from_model(model, tmp_path)
     kind = peer_kinds(1)[peer]
     made = sources_for(Case("audio", batch, 1, 20, 8), AUDIO)
-    sources = [AudioSource(np.asfortranarray(source.features)) for source in made]  # large ones come in that order
+    sources = [
+        FeatureSource(np.asfortranarray(source.features), len(source)) for source in made
+    ]  # large ones come in that order
     with open_worker(peer, kind, kind.settings[0], tmp_path, environments) as worker:
         for beam in (1, 4):
             for forced in (False, True):

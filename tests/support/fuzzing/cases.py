@@ -109,6 +109,9 @@ MATERIALS = (
     Material("triton", 1, ("repo/text/*",), (
         (1, "triton ../text/bundle repo --name text --instances 1 --force --quiet"),
     )),
+    Material("images", 3, ("bundle/*.json", "bundle/tokenizer/*"), ((1, "read bundle line.png --quiet"),)),
+    Material("images", 4, ("line.*",), ((1, "read bundle FILE --quiet"),)),
+    Material("images/library", 4, ("*",), IMPORT),
     Material("foreign", 2, ("*.onnx*",), ((1, "parity bundle --graph FILE --count 2 --max-length 3 --quiet"),)),
     Material("texts", 3, ("before.json", "after.json"), ((1, "bench compare before.json after.json"),)),
     Material("texts", 2, ("gate.*",), ((1, "parity ../text/bundle --precision fp32 --count 2 --gate FILE"),)),

@@ -32,6 +32,7 @@ def load_commands() -> Callable[[Sequence[str]], int]:
     import huggingface_hub.hf_api  # noqa: F401
     import onnx.reference  # noqa: F401
     import onnxruntime  # noqa: F401
+    import PIL.ImageOps  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import pytest  # noqa: F401
     import sentencepiece  # noqa: F401

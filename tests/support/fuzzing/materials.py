@@ -16,9 +16,11 @@ import pyarrow
 import pyarrow.parquet
 import soundfile
 import torch
+from PIL import Image
 
 from seq2engine.cli.main import main
 from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import export_checkpoint
 from seq2engine.model.checkpoint import random_model, save_checkpoint
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.tokenizers.base import Tokenizer
@@ -33,6 +35,7 @@ from support.multilingual_bundle import multilingual_bundle
 from support.nn_reference import Reference
 from support.speech_models import WINDOW, sound, speech_model
 from support.tokenizer_cases import pieces, processor, stored
+from support.trocr_models import pictures, saved_trocr, small_trocr
 from support.whisper_models import small_whisper
 
 from .cluster import CLUSTER, one_worker
@@ -53,6 +56,7 @@ def write_materials(root: Path) -> None:
     for suffix in ("wav", "flac", "ogg", "mp3", "aiff"):
         soundfile.write(root / "speech" / f"sound.{suffix}", sound(WINDOW), 16_000)
     assert speech.bundle.root == root / "speech" / "bundle"
+    write_images(root / "images")
     write_checkpoints(root)
     write_openai(root / "openai")
     write_hub(root)
@@ -61,6 +65,14 @@ def write_materials(root: Path) -> None:
     write_cluster(root / "cluster", root / "text" / "bundle")
     bundle = str(root / "text" / "bundle")
     assert main(["triton", bundle, str(root / "triton" / "repo"), "--name", "text", "--instances", "1", "--quiet"]) == 0
+
+
+def write_images(folder: Path) -> None:
+    """A model that takes images, as the library has it and as a bundle, and a picture of several kinds."""
+    saved_trocr(small_trocr(8), folder / "library")
+    export_checkpoint(folder / "library", folder / "bundle", precisions=("fp32",))
+    for kind in ("png", "jpg", "tif", "gif", "webp", "bmp", "ppm"):
+        Image.fromarray(pictures(1)[0]).save(folder / f"line.{kind}")
 
 
 def write_foreign(folder: Path) -> None:
