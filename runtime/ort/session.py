@@ -129,7 +129,8 @@ class OrtSession(Session):
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
                 lock = EncoderLock() if self.threads > 1 else None
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock)
+                window = config.max_source if config.takes_audio else 0
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock, window)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
