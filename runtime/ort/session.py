@@ -74,12 +74,14 @@ class OrtSettings:
         on_cpu = self.host
         # The shortcut to the best candidates works for all sources at once, so it is not bitwise batch-invariant.
         screened = on_cpu and self.shortcut and not self.deterministic
+        unpadded = on_cpu and has_no_padding(model)
         return OrtForm(
-            transposed_keys=on_cpu,
-            flash_heads=model.config.encoder_config.heads if on_cpu and fuses_encoder(model) else 0,
+            transposed_keys=on_cpu and not unpadded,
+            flash_heads=model.config.encoder_config.heads if unpadded else 0,
             int8_products=model.precision == "w8a8",
             beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
+            cross_rows=unpadded,
             screened=screened and worth_screening(model.config, model.precision) and not self.drafts,
             drafts=self.drafts,
             gemm=on_cpu and model.precision == "fp32",
@@ -130,7 +132,8 @@ class OrtSession(Session):
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
                 lock = EncoderLock() if self.threads > 1 else None
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock)
+                window = config.max_source if config.takes_features else 0
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock, window)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
@@ -278,8 +281,8 @@ def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Ca
     return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
 
 
-def fuses_encoder(model: OrtModel) -> bool:
-    """Whether its encoder's attention becomes one operator: there is no padding, and activations are fp32."""
+def has_no_padding(model: OrtModel) -> bool:
+    """Whether forms may leave out the source mask: features have no padding. They are for fp32 activations."""
     return model.config.takes_features and PRECISIONS[model.precision] == "float32"
 
 
