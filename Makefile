@@ -7,7 +7,7 @@
 # make measure     `base` against all peers, into benchmarks/results/base.json and docs/BENCHMARK.md; an hour on two cores
 # make fuzz   mutated files and random command lines: 10 minutes, or FUZZ="--cases 10000 --seed 3"
 # make kills  commands that write, killed at 200 random instants (KILLS=200)
-# make exports   random models in every precision, exported and held against their reference: 500, or EXPORTS="--exports 50 --seed 3"
+# make exports   random models in every precision, exported and compared with their reference: 500, or EXPORTS="--exports 50 --seed 3"
 # make measure-real     a real translation model on real sentences against CTranslate2, into benchmarks/results and README; 15 minutes
 # make measure-loading  from load() to the first token and peak memory of that model against CTranslate2; 5 minutes
 # make measure-speech   Whisper tiny.en from audio to text against CTranslate2 and Hugging Face; 3 minutes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from seq2engine.errors import Seq2EngineError, SessionError, UsageError
 from seq2engine.export.contract import PRECISIONS
-from seq2engine.runtime.backends import QUANTISED
+from seq2engine.runtime.backends import BACKENDS, QUANTISED
 
 from .cases import case_problems, size_problems
 from .machine import usable_cores
@@ -15,8 +15,6 @@ from .natural.likeness import check_metrics
 from .options import BenchOptions, Plan
 from .peers.processes import peer_problems
 from .scenarios import scenario_problems
-
-BACKENDS = ("torch", "onnxruntime", "tensorrt")  # the backends timed here
 
 
 def check_bench(plan: Plan) -> None:
@@ -33,7 +31,7 @@ def usage_problems(options: BenchOptions) -> list[str]:
     threads = usable_cores() if options.threads is None else options.threads
     problems = []
     for kind, names, known in (
-        ("backend", options.backends, BACKENDS),
+        ("backend", options.backends, tuple(BACKENDS)),
         ("precision", options.precisions, tuple(PRECISIONS)),
     ):
         if names is None:

@@ -86,8 +86,8 @@ def decode_all(request: dict[str, Any]) -> None:
 
 
 def export_seconds(bundle: Bundle, precision: str) -> float:
-    """How long it takes to make this precision's graphs of the bundle's reference weights."""
-    from seq2engine.export.to_onnx import onnx_from_model
+    """How long an export of the bundle's reference weights in this precision takes, calibration included."""
+    from seq2engine.exporting import onnx_from_model
     from seq2engine.model.checkpoint import load_checkpoint
 
     bundle.reference_path()

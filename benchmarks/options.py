@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from seq2engine.export.artifact.bundle import Bundle
@@ -18,7 +19,12 @@ from .natural.result import Workload
 from .peers.processes import ENVIRONMENTS
 from .scenarios import QUERIES, ScenarioOptions
 
-ROUNDS = 20
+ROUNDS = 10
+
+
+def default_backends() -> tuple[str, ...]:
+    """PyTorch and ONNX Runtime; without PyTorch, ONNX Runtime alone."""
+    return ("onnxruntime",) if find_spec("torch") is None else ("torch", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class BenchOptions:
     `export_times`: exports every precision again and notes how long it takes.
     """
 
-    backends: Sequence[str] = ("torch", "onnxruntime")
+    backends: Sequence[str] = field(default_factory=default_backends)
     precisions: Sequence[str] | None = None
     cases: Sequence[Case] | None = None
     rounds: int = ROUNDS
@@ -65,7 +71,7 @@ class BenchOptions:
     scenarios: Sequence[str] = ()
     bound_ms: float | None = None
     queries: int = QUERIES
-    quick: bool = True
+    quick: bool = False
     export_times: bool = False
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2engine.common.json_files import read_json
-from seq2engine.common.reports import age_of, latest_report
+from seq2engine.common.reports import latest_report, reports_in
 from seq2engine.errors import ConfigError, UsageError
 
 from .result import BenchResult, result_from_dict
@@ -22,8 +22,7 @@ def result_from_path(path: Path) -> BenchResult:
 
 def latest_in(folder: Path) -> Path:
     """A bundle's latest report; else the newest in the folder itself, where --out has put it."""
-    lying = sorted(folder.glob("bench-*.json"), key=age_of)
-    found = latest_report(folder, "bench") or (lying[-1] if lying else None)
+    found = latest_report(folder, "bench") or next(iter(reports_in(folder, "bench")), None)
     if found is None:
         raise UsageError(f"{folder} holds no benchmark result, {EXPECTED}; {NEXT}")
     return found

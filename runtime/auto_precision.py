@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from seq2engine.common.json_files import read_object, typed_from_json
 from seq2engine.common.measured import Measured
-from seq2engine.common.reports import FOLDER, age_of
+from seq2engine.common.reports import FOLDER, reports_in
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.contract import QUANTISED
@@ -86,8 +86,7 @@ def candidates_of(bundle: Bundle, backend: str, provider: str | None) -> tuple[l
 
 def parity_verdict(bundle: Bundle, backend: str, precision: str) -> bool | None:
     """The verdict of the bundle's latest parity report on a precision and backend; None if there is no report."""
-    found = (bundle.root / FOLDER).glob(f"parity-*{precision}*.json")
-    for path in sorted(found, key=age_of, reverse=True):
+    for path in reports_in(bundle.root / FOLDER, "parity", f"{precision}*.json"):
         try:
             values = read_object(path, finite=False)
             if (values.get("backend"), values.get("precision")) == (backend, precision):

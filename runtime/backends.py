@@ -39,7 +39,8 @@ class SessionOptions:
     draft: str | None = None
     workload: Workload | None = None
     tokens_per_wait: int | None = None
-    profile: Path | None = None
+    measured: Path | None = None
+    cache: Path | None = None
 
 
 def check_session(options: SessionOptions) -> None:
@@ -87,8 +88,9 @@ def measured_for(bundle: Bundle, options: SessionOptions, about: Mapping[str, An
         for precision, entries in bundle.manifest.graphs.items()
     }
     asked = {"backend": options.backend, "provider": options.provider, "threads": options.threads}
-    folder = None if options.profile is None else options.profile / "measured"
-    return Measured(folder, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs})
+    return Measured(
+        options.measured, {**about, **asked, "checkpoint": bundle.manifest.checkpoint_sha256, "graphs": graphs}
+    )
 
 
 def with_defaults(session: Session, bundle: Bundle) -> Session:

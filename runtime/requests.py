@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
-from .encoder_inputs import AudioSource, problem_with_audio
+from .encoder_inputs import FeatureSource, problem_with_features
 from .search.option_checks import problems_with_model, problems_with_prefix
 from .search.option_fields import OptionFields
 from .search.options import SearchOptions
@@ -32,8 +32,8 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
         problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
         if options.max_length + len(options.prompt) <= config.max_target:
             beyond["target"] = options.max_length + len(options.prompt)
-    if config.takes_audio and options.source_no_repeat_ngram:
-        problems.append("source_no_repeat_ngram asked for, but audio has no tokens")
+    if config.takes_features and options.source_no_repeat_ngram:
+        problems.append(f"source_no_repeat_ngram asked for, but sources of {config.source_kind} have no tokens")
     if beyond and limits.larger is not None:
         problems.append(limits.larger(beyond))
     return problems
@@ -71,30 +71,52 @@ def check_request(
         problems.append("the batch is empty; give at least one source")
     if limits.batch is not None and len(sources) > limits.batch:
         problems.append(f"{len(sources)} sources in a batch, at most {limits.batch}")
-    refused = []
-    for row, source in enumerate(sources, start=first):
-        if isinstance(source, AudioSource):
-            if problem := problem_with_audio(source, config):
-                refused.append(f"source {row} {problem}")
-            continue
-        if not source:
-            refused.append(f"source {row} is empty")
-        elif len(source) > limits.source:
-            refused.append(f"source {row} has {len(source)} tokens, at most {limits.source}")
-        if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
-            refused.append(f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}")
-    for row, prefix in enumerate(prefixes or (), start=first):
-        wrong_prefix = problems_with_prefix(options, prefix, config.target_vocab, config.end_id)
-        refused += [f"source {row}: {problem}" for problem in wrong_prefix]
-    for row, prompt in enumerate(prompts or (), start=first):
-        if not prompt:
-            refused.append(f"source {row} has an empty prompt, expected the start token at least")
-        elif len(prompt) - 1 + options.max_length > limits.target:
-            most = limits.target - options.max_length + 1
-            refused.append(f"source {row} has a prompt of {len(prompt)} tokens, at most {most}")
-        if wrong := [token for token in prompt if not 0 <= token < config.target_vocab]:
-            refused.append(f"source {row} has a prompt with token {wrong[0]}, the vocabulary has {config.target_vocab}")
+    refused = [
+        *problems_with_sources(limits, config, sources, first),
+        *problems_with_prefixes(config, options, prefixes or (), first),
+        *problems_with_prompts(limits, config, options, prompts or (), first),
+    ]
     if len(refused) > 5:
         refused[5:] = [f"and {len(refused) - 5} more"]
     if problems or refused:
         raise RequestError("; ".join(problems + refused))
+
+
+def problems_with_sources(
+    limits: Limits, config: ModelConfig, sources: Sequence[Sequence[int]], first: int
+) -> Iterator[str]:
+    """Sources that the encoder does not take."""
+    for row, source in enumerate(sources, start=first):
+        if isinstance(source, FeatureSource):
+            if problem := problem_with_features(source, config):
+                yield f"source {row} {problem}"
+            continue
+        if not source:
+            yield f"source {row} is empty"
+        elif len(source) > limits.source:
+            yield f"source {row} has {len(source)} tokens, at most {limits.source}"
+        if wrong := [token for token in source if not 0 <= token < config.source_vocab]:
+            yield f"source {row} has token {wrong[0]}, the vocabulary has {config.source_vocab}"
+
+
+def problems_with_prefixes(
+    config: ModelConfig, options: SearchOptions, prefixes: Sequence[Sequence[int]], first: int
+) -> Iterator[str]:
+    """Beginnings that an output cannot have."""
+    for row, prefix in enumerate(prefixes, start=first):
+        for problem in problems_with_prefix(options, prefix, config.target_vocab, config.end_id):
+            yield f"source {row}: {problem}"
+
+
+def problems_with_prompts(
+    limits: Limits, config: ModelConfig, options: SearchOptions, prompts: Sequence[Sequence[int]], first: int
+) -> Iterator[str]:
+    """Prompts that the decoder does not take, or that leave no room for the output."""
+    most = limits.target - options.max_length + 1
+    for row, prompt in enumerate(prompts, start=first):
+        if not prompt:
+            yield f"source {row} has an empty prompt, expected the start token at least"
+        elif len(prompt) > most:
+            yield f"source {row} has a prompt of {len(prompt)} tokens, at most {most}"
+        if wrong := [token for token in prompt if not 0 <= token < config.target_vocab]:
+            yield f"source {row} has a prompt with token {wrong[0]}, the vocabulary has {config.target_vocab}"

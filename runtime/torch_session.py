@@ -18,8 +18,8 @@ from torch import nn
 
 from seq2engine.errors import GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file, graph_of_ours
 from seq2engine.export.contract import GRAPHS, PRECISIONS, QUANTISED, attention_name
-from seq2engine.export.graph_files import graph_from_file, graph_of_ours
 from seq2engine.export.ort_forms.int8_matmul import SIGNED, STEPS_OF, Steps
 from seq2engine.export.precision.quantise import weights_from_graph
 from seq2engine.export.precision.smoothing import smoothing_from_graph
@@ -159,6 +159,12 @@ class TorchSession(Session):
             for part in "kv":
                 state[f"self_{part}.{i}"] = torch.zeros(shape, dtype=self.dtype)
 
+    def kept(self, state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, list[KeyValue], list[KeyValue]]:
+        """What a step reads of a state: the source's mask, and keys and values of every layer, cross and self."""
+        layers = range(self.config.decoder_layers)
+        cross, own = ([(state[f"{kind}_k.{i}"], state[f"{kind}_v.{i}"]) for i in layers] for kind in ("cross", "self"))
+        return state["source_mask"], cross, own
+
     @computing
     def step(
         self,
@@ -169,18 +175,16 @@ class TorchSession(Session):
         self_mask: np.ndarray,
         slot_position: np.ndarray | None = None,
     ) -> StepOutput:
-        layers = range(self.config.decoder_layers)
+        slots = None if slot_position is None else torch.from_numpy(slot_position)
         with self.attention_weights() as weights:
             logits, cache = state.model.decode_step(
                 torch.from_numpy(tokens),
                 torch.from_numpy(position),
                 torch.from_numpy(write_index),
                 torch.from_numpy(self_mask),
-                state["source_mask"],
-                [(state[f"cross_k.{i}"], state[f"cross_v.{i}"]) for i in layers],
-                [(state[f"self_k.{i}"], state[f"self_v.{i}"]) for i in layers],
+                *self.kept(state),
                 STORES[self.cache_form],
-                None if slot_position is None else torch.from_numpy(slot_position),
+                slots,
             )
         state.update(weights)
         return self.output(state, logits, cache)
@@ -195,16 +199,13 @@ class TorchSession(Session):
         self_mask: np.ndarray,
         row: int | None = None,
     ) -> StepOutput:
-        layers = range(self.config.decoder_layers)
         part = state if row is None else {name: tensor[row : row + 1] for name, tensor in state.items()}
         logits, cache = state.model.prefill(
             torch.from_numpy(tokens),
             torch.from_numpy(position),
             torch.from_numpy(write_index),
             torch.from_numpy(self_mask),
-            part["source_mask"],
-            [(part[f"cross_k.{i}"], part[f"cross_v.{i}"]) for i in layers],
-            [(part[f"self_k.{i}"], part[f"self_v.{i}"]) for i in layers],
+            *self.kept(part),
             STORES[self.cache_form],
         )
         if row is not None:

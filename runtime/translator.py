@@ -25,6 +25,7 @@ from seq2engine.model.tokenizers.ids import IdsTokenizer
 from .backends import AUTO
 from .defaults import defaults_of
 from .generate import decode, generate
+from .images.reader import Reader
 from .model_options import first_token, options_from_session
 from .opening import open_session
 from .search.options import SearchOptions
@@ -58,11 +59,12 @@ def load(
     workload: Workload | None = None,
     ids: bool = False,
     tokens_per_wait: int | None = None,
-    profile: bool = True,
+    remeasure: bool = False,
 ) -> Translator:
     """Opens a bundle for text: session, tokenizer and the model's own decoding defaults. All but `ids` is as in
     `open_session`, with speculative decoding where it is faster (`draft=None`: without). What is measured for that, or
-    for precision "auto", is kept in the user's cache folder (`profile=False`: measured again, and not kept).
+    for precision "auto", is kept in the user's cache folder, as are the graphs that ONNX Runtime runs (`remeasure`: all
+    of it is done again, and not kept).
 
     With `attention`, outputs can have alignments and a coverage penalty; a model whose own defaults ask for them gets
     it anyway. With `ids`, texts are lines of token ids such as "17 4 250", as they are where the bundle has no
@@ -82,14 +84,15 @@ def load(
         draft,
         workload,
         tokens_per_wait,
-        user_cache() if profile else None,
+        None if remeasure else user_cache() / "measured",
+        None if remeasure else user_cache(),
     )
     coder, session = both(partial(coder_of, opened, ids), opening)
     return Translator(opened, session, coder, threads)
 
 
-class Translator(Transcriber):
-    """A model that takes text, or audio. It owns its session: close it, or use it in a `with` block.
+class Translator(Transcriber, Reader):
+    """A model that takes text, audio or images. It owns its session: close it, or use it in a `with` block.
 
     Search options are fields of `SearchOptions` by name, such as `beam=4`, in place of the model's own; or one
     `SearchOptions` as `options`, which replaces all of them. Languages are named as the model names them, such as

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.benchmarks.cases import Case as Case
     from seq2engine.benchmarks.comparison import Comparison as Comparison
+    from seq2engine.benchmarks.comparison import Difference as Difference
     from seq2engine.benchmarks.comparison import compare_results as compare_results
     from seq2engine.benchmarks.options import BenchOptions as BenchOptions
     from seq2engine.benchmarks.result import BenchResult as BenchResult
@@ -17,14 +18,20 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.errors import Seq2EngineError as Seq2EngineError
     from seq2engine.export.artifact.build_flags import BuildFlags as BuildFlags
     from seq2engine.export.artifact.bundle import Bundle as Bundle
+    from seq2engine.export.artifact.bundle import GraphEntry as GraphEntry
+    from seq2engine.export.artifact.bundle import Manifest as Manifest
     from seq2engine.export.artifact.bundle import open_bundle as open_bundle
+    from seq2engine.export.artifact.passport import EngineEntry as EngineEntry
     from seq2engine.export.artifact.passport import Passport as Passport
+    from seq2engine.export.artifact.passport import Reduction as Reduction
     from seq2engine.export.artifact.profiles import Range as Range
     from seq2engine.export.artifact.profiles import ShapeRanges as ShapeRanges
     from seq2engine.export.artifact.profiles import Workload as Workload
+    from seq2engine.export.contract import GraphSpec as GraphSpec
     from seq2engine.export.engines.build_options import BuildOptions as BuildOptions
     from seq2engine.export.engines.foreign_step import ForeignStep as ForeignStep
     from seq2engine.export.engines.instances import InstancePlan as InstancePlan
+    from seq2engine.export.engines.plan import PlannedProfile as PlannedProfile
     from seq2engine.export.engines.plan import ShapePlan as ShapePlan
     from seq2engine.export.engines.plan import plan_from_lengths as plan_from_lengths
     from seq2engine.export.engines.refit import refit_engines as refit_engines
@@ -55,6 +62,8 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.attention.view import AttentionView as AttentionView
     from seq2engine.runtime.attention.view import LayerCheck as LayerCheck
     from seq2engine.runtime.generate import generate as generate
+    from seq2engine.runtime.images.pixels import ImageInput as ImageInput
+    from seq2engine.runtime.images.reader import Reading as Reading
     from seq2engine.runtime.model_options import SearchFields as SearchFields
     from seq2engine.runtime.model_options import options_from_session as options_from_session
     from seq2engine.runtime.opening import open_session as open_session
@@ -67,12 +76,19 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.search.constraints.timestamps import Timestamps as Timestamps
     from seq2engine.runtime.search.constraints.trie import Trie as Trie
     from seq2engine.runtime.search.constraints.trie import trie_from_sequences as trie_from_sequences
+    from seq2engine.runtime.search.greedy_plan import GreedyPlan as GreedyPlan
     from seq2engine.runtime.search.option_fields import OptionFields as OptionFields
     from seq2engine.runtime.search.options import SearchOptions as SearchOptions
     from seq2engine.runtime.search.step import Emitted as Emitted
     from seq2engine.runtime.search.step import Hypothesis as Hypothesis
+    from seq2engine.runtime.search.step_output import StepOutput as StepOutput
+    from seq2engine.runtime.serving.scheduler import Scheduler as Scheduler
+    from seq2engine.runtime.serving.tickets import Request as Request
+    from seq2engine.runtime.serving.tickets import Ticket as Ticket
     from seq2engine.runtime.session import Limits as Limits
     from seq2engine.runtime.session import Session as Session
+    from seq2engine.runtime.session import State as State
+    from seq2engine.runtime.session import StepForm as StepForm
     from seq2engine.runtime.speech.audio import AudioInput as AudioInput
     from seq2engine.runtime.speech.options import TranscribeFields as TranscribeFields
     from seq2engine.runtime.speech.options import TranscribeOptions as TranscribeOptions
@@ -108,6 +124,9 @@ PUBLIC = {
     "LayerCheck": "runtime.attention.view",
     "Coder": "model.tokenizers.base",
     "Tokenizer": "model.tokenizers.base",
+    # images in, text out
+    "ImageInput": "runtime.images.pixels",
+    "Reading": "runtime.images.reader",
     # audio in, text out
     "AudioInput": "runtime.speech.audio",
     "Transcript": "runtime.speech.transcript",
@@ -119,12 +138,20 @@ PUBLIC = {
     "open_session": "runtime.opening",
     "Session": "runtime.session",
     "Limits": "runtime.session",
+    "State": "runtime.session",
+    "StepForm": "runtime.session",
+    "StepOutput": "runtime.search.step_output",
+    "GreedyPlan": "runtime.search.greedy_plan",
     "Workload": "export.artifact.profiles",
     "generate": "runtime.generate",
     "translate_many": "runtime.text.continuous_batching",
     "score_targets": "runtime.text.scoring",
     "Hypothesis": "runtime.search.step",
     "Emitted": "runtime.search.step",
+    # many clients, one running batch
+    "Scheduler": "runtime.serving.scheduler",
+    "Request": "runtime.serving.tickets",
+    "Ticket": "runtime.serving.tickets",
     # how to decode
     "SearchOptions": "runtime.search.options",
     "SearchFields": "runtime.model_options",
@@ -151,6 +178,9 @@ PUBLIC = {
     "add_precisions": "exporting",
     "open_bundle": "export.artifact.bundle",
     "Bundle": "export.artifact.bundle",
+    "Manifest": "export.artifact.bundle",
+    "GraphEntry": "export.artifact.bundle",
+    "GraphSpec": "export.contract",
     "engines_from_onnx": "export.engines.to_engine",
     "refit_engines": "export.engines.refit",
     "BuildOptions": "export.engines.build_options",
@@ -158,8 +188,11 @@ PUBLIC = {
     "Range": "export.artifact.profiles",
     "BuildFlags": "export.artifact.build_flags",
     "Passport": "export.artifact.passport",
+    "EngineEntry": "export.artifact.passport",
+    "Reduction": "export.artifact.passport",
     "plan_from_lengths": "export.engines.plan",
     "ShapePlan": "export.engines.plan",
+    "PlannedProfile": "export.engines.plan",
     "package_from_bundle": "packaging.package",
     "PackageOptions": "packaging.package",
     "PackageResult": "packaging.package",
@@ -185,6 +218,7 @@ PUBLIC = {
     "Case": "benchmarks.cases",
     "compare_results": "benchmarks.comparison",
     "Comparison": "benchmarks.comparison",
+    "Difference": "benchmarks.comparison",
     "result_from_path": "benchmarks.result_files",
     # everywhere
     "Progress": "common.progress",

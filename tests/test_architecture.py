@@ -22,8 +22,11 @@ STAGES = ("model", "export", "runtime", "benchmarks")
 LAYERS = (
     "errors",
     "common",
-    *STAGES,
+    "model",
+    "export",
+    "runtime",
     "exporting",
+    "benchmarks",
     "inspection",
     "packaging",
     "serving",
@@ -34,8 +37,11 @@ LAYERS = (
     "__main__",
 )
 MOST_MODULES = 16  # in one folder, its __init__.py counted
-# A machine that only serves a model needs no exporter and no PyTorch model, so what serves takes only these of export.
-SERVING_MAY = {"contract", "artifact", "device_graphs", "graph_files", "ort_forms"}
+# A machine that only serves a model needs no exporter and no PyTorch model, so what serves takes only these of export:
+# the contract, the files of a bundle (manifest, passports, graphs), and what a session makes when it is opened: forms
+# of the bundle's graphs, and small graphs without weights that move its state on a device. Engines are built of the
+# latter as well, so they cannot be in runtime.
+SERVING_MAY = {"contract", "artifact", "ort_forms", "device_graphs"}
 # The rooms that hold a model against its PyTorch reference, or run it.
 REFERENCE = ("runtime.torch_session", "runtime.ort.calibration", "runtime.parity.")
 HEAVY = ("jinja2", "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "numpy")
@@ -128,6 +134,17 @@ def test_serving_needs_no_exporter():
         ), name
 
 
+def test_bundles_are_exported_with_calibration():
+    """`export.to_onnx` has the same two functions without it; only `seq2engine.exporting`, which adds it, may."""
+    for name in FILES:
+        if name == "exporting":
+            continue
+        for node in ast.walk(ast.parse(FILES[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("to_onnx"):
+                taken = {alias.name for alias in node.names} & {"onnx_from_model", "add_precisions"}
+                assert not taken, f"{name} exports without calibration; take {taken} from seq2engine.exporting"
+
+
 def test_a_folder_is_small():
     folders = Counter(path.parent for stage in (*STAGES, "seq2engine") for path in (ROOT / stage).rglob("*.py"))
     assert not {str(path.relative_to(ROOT)): count for path, count in folders.items() if count > MOST_MODULES}
@@ -144,7 +161,7 @@ def test_a_folder_has_a_docstring_of_one_sentence():
 def test_one_function_reads_onnx_files():
     """It holds the limits on what a file may claim; what we have made ourselves in memory needs none."""
     for name in FILES:
-        if name == "export.graph_files":
+        if name == "export.artifact.graph_files":
             continue
         for node in ast.walk(ast.parse(FILES[name].read_text())):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""

@@ -30,6 +30,21 @@ KNOWN = {
 MADE_BY_USERS = [
     name for name in seq2engine.PUBLIC if name.endswith("Options") or name in ("ShapeRanges", "Case", "Workload")
 ]
+# Classes that users call, implement or read field by field. The parts of results (ParityResult, BenchResult) are
+# typed, but not exported one by one.
+INTERFACES = (
+    "Translator",
+    "Session",
+    "Emitted",
+    "Bundle",
+    "Passport",
+    "ShapePlan",
+    "AttentionView",
+    "Comparison",
+    "Scheduler",
+    "Request",
+    "Ticket",
+)
 
 
 def test_every_name_exists():
@@ -57,19 +72,18 @@ def names_in(annotation: object) -> set[str]:
 
 
 def annotations_of(name: str) -> set[str]:
-    """Every name in the signature of a function, or of the methods of the Translator, or in fields users fill in."""
+    """Every name in the signature of a function or of the methods of an interface, or in its fields."""
     public = getattr(seq2engine, name)
     found: list[object] = []
     methods = [public] if inspect.isfunction(public) else []
-    if name == "Translator":
-        methods = [
-            inspect.unwrap(one) for key, one in vars(public).items() if inspect.isfunction(one) and key[0] != "_"
-        ]
+    if name in INTERFACES:
+        members = {key: one.fget if isinstance(one, property) else one for key, one in vars(public).items()}
+        methods = [inspect.unwrap(one) for key, one in members.items() if inspect.isfunction(one) and key[0] != "_"]
     for method in methods:
         signature = inspect.signature(method)
         found += [one.annotation for one in signature.parameters.values() if one.annotation is not one.empty]
         found.append(signature.return_annotation)
-    if name in MADE_BY_USERS:
+    if name in MADE_BY_USERS or (name in INTERFACES and dataclasses.is_dataclass(public)):
         found += [field.type for field in dataclasses.fields(public)]
     return {each for annotation in found for each in names_in(annotation)}
 

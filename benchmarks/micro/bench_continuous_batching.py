@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seq2engine.benchmarks.serving.ragged import COUNT, LONGEST, SMALL, TINY, RaggedSession, ragged_sources
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions

@@ -17,7 +17,7 @@ import pytest
 from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.timed_decode import Split, fixed_length, timed_decode
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint
 from seq2engine.model.shipped import shipped_checkpoint
 from seq2engine.runtime.opening import open_session

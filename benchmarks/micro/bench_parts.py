@@ -14,7 +14,7 @@ import pytest
 from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.timed_decode import case_options, fixed_decode, fixed_length, repeated_step
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.generate import generate

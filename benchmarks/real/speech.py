@@ -169,7 +169,7 @@ def speech_table(result: dict[str, Any]) -> str:
 
 
 def word_error_rate(said: str, heard: str) -> float:
-    """Words to change, leave out and put in, for each that was said."""
+    """Substitutions, deletions and insertions per word of the audio."""
     words, found = (re.findall(r"[a-z']+", text.lower()) for text in (said, heard))
     return edit_distance(words, found) / len(words)
 

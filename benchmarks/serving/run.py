@@ -26,7 +26,7 @@ from seq2engine.common.page import page_from_template
 from seq2engine.common.tables import text_table
 from seq2engine.errors import ConfigError
 from seq2engine.export.artifact.bundle import open_bundle
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.search.options import SearchOptions

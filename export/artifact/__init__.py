@@ -1,1 +1,1 @@
-"""The files of a bundle and their descriptions: manifest, passports of engines, shapes, targets."""
+"""The files of a bundle and their descriptions: manifest, graphs, passports of engines, shapes, targets."""

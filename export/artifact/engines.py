@@ -11,12 +11,13 @@ from .passport import PASSPORT, Passport, read_passport
 ENGINES = "engines"
 
 
+def engine_folders(root: Path) -> list[Path]:
+    """The folders of a bundle's engines, by name. A leading dot marks one of a running or killed build."""
+    return sorted(path for path in (root / ENGINES).glob("[!.]*") if path.is_dir())
+
+
 def engine_names(bundle: Bundle) -> list[str]:
-    folder = bundle.root / ENGINES
-    if not folder.is_dir():
-        return []
-    # A leading dot marks a folder of a running or killed build.
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [folder.name for folder in engine_folders(bundle.root)]
 
 
 def open_passport(bundle: Bundle, name: str) -> tuple[Path, Passport]:
@@ -31,8 +32,8 @@ def passports_of(bundle: Bundle) -> dict[str, Passport]:
 
 def listed_passports(bundle: Bundle) -> dict[str, Passport]:
     """The same for display: a folder without a passport is not ours and is left out."""
-    there = [name for name in engine_names(bundle) if (bundle.root / ENGINES / name / PASSPORT).exists()]
-    return {name: read_passport(bundle.root / ENGINES / name / PASSPORT) for name in there}
+    there = [folder for folder in engine_folders(bundle.root) if (folder / PASSPORT).exists()]
+    return {folder.name: read_passport(folder / PASSPORT) for folder in there}
 
 
 def is_current(bundle: Bundle, passport: Passport) -> bool:

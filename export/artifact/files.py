@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from seq2engine.common.atomic_folders import sha256_of
 from seq2engine.common.json_files import read_object
@@ -17,6 +16,7 @@ from seq2engine.errors import BundleError, ConfigError
 from seq2engine.model.config import config_from_dict
 
 from .bundle import REFERENCE, Bundle
+from .engines import engine_folders
 from .passport import PASSPORT, read_passport
 
 CONFIG = "config.json"
@@ -117,7 +117,3 @@ def passport_problems(bundle: Bundle) -> Iterator[FileProblem]:
             read_passport(path)
         except BundleError:
             yield FileProblem(where, "cannot be used")
-
-
-def engine_folders(root: Path) -> list[Path]:
-    return sorted(path for path in (root / "engines").glob("[!.]*") if path.is_dir())

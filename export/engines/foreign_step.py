@@ -15,9 +15,9 @@ import onnx
 from seq2engine.common.tensorrt_module import load_tensorrt
 from seq2engine.errors import BuildError, GraphError
 
+from ..artifact.graph_files import graph_from_file
 from ..artifact.passport import Passport
 from ..artifact.profiles import KINDS, ShapeRanges, Shapes
-from ..graph_files import graph_from_file
 from .build import build_engine
 from .kernels import kernels_from_engine
 

@@ -78,8 +78,8 @@ def plan_instances(
     rows: int | None = None,
     instances: int | None = None,
 ) -> InstancePlan:
-    """`threads` are those of a process, `most_rows` what it may decode together; `rows` and `instances` are given by
-    somebody who knows better, and are taken as they are."""
+    """`threads` are those of a process, `most_rows` the most that it may decode together. `rows` and `instances` that
+    a user gives are taken unchanged (None: planned)."""
     fixed = sizes.fixed(machine.gpu)
     filling = 1 if machine.gpu else max(1, machine.cores // threads)
     wanted = filling if instances is None else instances

@@ -22,11 +22,11 @@ from seq2engine.common.tensorrt_module import collector_held, load_tensorrt
 from seq2engine.errors import BuildError
 
 from ..artifact.bundle import Bundle, open_bundle
-from ..artifact.engines import ENGINES
+from ..artifact.engines import ENGINES, engine_folders
+from ..artifact.graph_files import graph_from_file
 from ..artifact.passport import PASSPORT, EngineEntry, Passport, command_of_passport, read_passport
 from ..artifact.profiles import shapes_from_ranges
 from ..contract import DEVICE_GRAPHS, GRAPHS
-from ..graph_files import graph_from_file
 from .build import logger_class, parse_errors
 from .cache import engine_key
 from .memory import peak_memory
@@ -75,7 +75,7 @@ def refit_engines(
 
 def refittable_engine(bundle: Bundle, name: str | None) -> tuple[Path, Passport]:
     """The named engine of a bundle, or the only one that was built to be refitted."""
-    folders = {path.parent.name: path.parent for path in sorted((bundle.root / "engines").glob(f"[!.]*/{PASSPORT}"))}
+    folders = {folder.name: folder for folder in engine_folders(bundle.root) if (folder / PASSPORT).exists()}
     if name is not None and name not in folders:
         raise BuildError(
             f"{bundle.root} has no engine {name!r}, only {', '.join(folders) or 'none at all'}; "

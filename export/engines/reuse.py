@@ -13,6 +13,7 @@ from typing import Any
 from seq2engine.common.progress import Progress
 from seq2engine.errors import BundleError
 
+from ..artifact.engines import engine_folders
 from ..artifact.passport import PASSPORT, EngineEntry, Passport, read_passport
 from .build_options import BuildOptions
 from .cache import EngineCache, EngineFacts
@@ -35,12 +36,12 @@ def passport_with(folder: Path, keys: Mapping[str, str]) -> Passport | None:
 def engines_of_jobs(
     trt: Any,
     jobs: Mapping[str, EngineJob],
-    engines: Path,
+    bundle: Path,
     options: BuildOptions,
     progress: Progress,
     check: Callable[[str, Path], None],
 ) -> dict[str, EngineFacts]:
-    """Fills the file of every job, by its key: from the bundle's folder of engines, the cache, or by a build.
+    """Fills the file of every job, by its key: from the engines of the `bundle`, the cache, or by a build.
 
     `check` raises if an engine is not the requested one, whatever its origin; then nothing is kept.
     """
@@ -48,7 +49,7 @@ def engines_of_jobs(
     facts: dict[str, EngineFacts] = {}
     with ExitStack() as locks:
         for key, job in jobs.items():
-            if not options.rebuild and (found := found_in_bundle(engines, key, job.file)):
+            if not options.rebuild and (found := found_in_bundle(bundle, key, job.file)):
                 facts[key] = found
                 progress(job.stage, 1.0, "from the bundle")
             elif cache is not None:
@@ -68,13 +69,13 @@ def engines_of_jobs(
     return facts
 
 
-def found_in_bundle(engines: Path, key: str, into: Path) -> EngineFacts | None:
+def found_in_bundle(bundle: Path, key: str, into: Path) -> EngineFacts | None:
     """Copies an engine of that key from another folder of the bundle: the encoder is the same for all beams."""
-    for path in sorted(engines.glob(f"[!.]*/{PASSPORT}")):
+    for folder in engine_folders(bundle):
         with suppress(BundleError):
-            for entry in read_passport(path).engines.values():
-                if entry.key == key and facts_of(entry).describe(path.parent / entry.file):
-                    shutil.copyfile(path.parent / entry.file, into)
+            for entry in read_passport(folder / PASSPORT).engines.values():
+                if entry.key == key and facts_of(entry).describe(folder / entry.file):
+                    shutil.copyfile(folder / entry.file, into)
                     return facts_of(entry)
     return None
 

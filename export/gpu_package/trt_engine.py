@@ -87,6 +87,8 @@ def make_logger(trt: Any) -> Any:
                 self.latest = " ".join(message.split())
 
         def reason(self) -> str:
-            return self.latest
+            """The latest error; a second call has none."""
+            reason, self.latest = self.latest, "no reason given"
+            return reason
 
     return Log()

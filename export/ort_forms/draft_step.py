@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from ..graph_files import array_of
+from ..artifact.graph_files import array_of
 from ..graph_index import copy_of, drop_unread_weights, makers_of, names_read, replace_nodes
 from .int8_matmul import CONTRIB
 from .top_candidates import CANDIDATES, vocab_of

@@ -27,8 +27,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from seq2engine.model.config import ModelConfig
 
+from ..artifact.graph_files import array_of
 from ..contract import TensorSpec
-from ..graph_files import array_of
 from ..graph_index import copy_of, makers_of, replace_nodes
 from ..precision.quantise import quantised, scheme_of
 from . import int8_matmul as row_products

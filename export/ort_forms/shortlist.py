@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from seq2engine.errors import ExportError
 
-from ..graph_files import array_of
+from ..artifact.graph_files import array_of
 from ..graph_index import copy_of, names_read, rename_inputs, replace_nodes
 from .top_candidates import vocab_of
 

@@ -16,6 +16,7 @@ A fallback node stays in fp32 because fp16 cannot hold its numbers (fp32_nodes.p
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -59,22 +60,11 @@ def bf16_from_fp32(
     return typed(model, TensorProto.BFLOAT16, ())
 
 
-def int8_from_fp32(
-    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
+def weights_from_fp32(
+    form: str, model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
 ) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "int8"), TensorProto.FLOAT16, fp32_nodes)
-
-
-def int4_from_fp32(
-    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
-) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "int4"), TensorProto.FLOAT16, fp32_nodes)
-
-
-def fp8_from_fp32(
-    model: onnx.ModelProto, fp32_nodes: Collection[str] = (), channels: Channels = NOT_MEASURED
-) -> onnx.ModelProto:
-    return typed(quantised_graph(model, "fp8"), TensorProto.FLOAT16, fp32_nodes)
+    """Weights in this form, all the rest in fp16."""
+    return typed(quantised_graph(model, form), TensorProto.FLOAT16, fp32_nodes)
 
 
 def w8a8_from_fp32(
@@ -88,9 +78,9 @@ PASSES: dict[str, Pass] = {
     "fp32": keep_fp32,
     "fp16": fp16_from_fp32,
     "bf16": bf16_from_fp32,
-    "int8": int8_from_fp32,
-    "int4": int4_from_fp32,
-    "fp8": fp8_from_fp32,
+    "int8": partial(weights_from_fp32, "int8"),
+    "int4": partial(weights_from_fp32, "int4"),
+    "fp8": partial(weights_from_fp32, "fp8"),
     "w8a8": w8a8_from_fp32,
 }
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..graph_files import array_of
+from ..artifact.graph_files import array_of
 from ..graph_index import copy_of, makers_of, replace_nodes
 
 NORMS = ("LayerNormalization", "RMSNormalization")

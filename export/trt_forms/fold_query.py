@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..graph_files import array_of
+from ..artifact.graph_files import array_of
 from ..graph_index import drop_unread_weights, makers_of, readers_of, rename_inputs, replace_nodes
 
 WIDEST = 1024  # d_model; for larger models reading the additional weights costs more than a launch

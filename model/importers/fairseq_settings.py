@@ -8,7 +8,7 @@ from typing import Any
 
 from seq2engine.errors import CheckpointError, ConfigError
 
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from .pickles import entry, settings_of
 
 PAD, END = 1, 2
@@ -102,4 +102,4 @@ def config_from_settings(settings: Mapping[str, Any], vocabularies: list[int], p
             end_id=END,
         )
     except ConfigError as error:
-        raise CheckpointError(f"{path}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(path, error) from error

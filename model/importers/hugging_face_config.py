@@ -10,7 +10,7 @@ from typing import Any
 from seq2engine.common.json_files import read_object
 from seq2engine.errors import CheckpointError, ConfigError
 
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}  # their name -> ours
 
@@ -208,4 +208,4 @@ def config_from_settings(
             end_id=single_token(settings["eos_token_id"] if end is None else end, "eos_token_id", where),
         )
     except ConfigError as error:
-        raise CheckpointError(f"{where}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(where, error) from error

@@ -16,7 +16,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from ..tokenizers.importing import tokenizer_from_opennmt
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import check_same, first_rows, shape_of, with_parts, zero_biases
@@ -172,7 +172,7 @@ def config_from_options(
             end_id=vocab["tgt"].index("</s>"),
         )
     except ConfigError as error:
-        raise CheckpointError(f"{path}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(path, error) from error
 
 
 def with_biases(

@@ -45,7 +45,7 @@ from seq2engine.common.json_files import read_object
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import first_rows, shape_of, split_projections, with_parts, zero_biases
 from .imported import Imported
@@ -215,7 +215,7 @@ def config_from_about(about: Mapping[str, Any], weights: Mapping[str, Tensor], p
             end_id=about["end_id"],
         )
     except ConfigError as error:
-        raise CheckpointError(f"{path.parent / DESCRIPTION}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(path.parent / DESCRIPTION, error) from error
 
 
 def layers_of(weights: Mapping[str, Tensor], prefix: str) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from ..speech import SpeechConfig
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.importing import tokenizer_from_hugging_face, tokenizer_from_tiktoken
@@ -221,7 +221,7 @@ def config_from_sizes(settings: Mapping[str, Any], where: str) -> ModelConfig:
             end_id=settings["eos_token_id"],
         )
     except ConfigError as error:
-        raise CheckpointError(f"{where}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(where, error) from error
 
 
 def speech_from_fields(fields: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> SpeechConfig:

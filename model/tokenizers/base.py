@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from seq2engine.errors import RequestError
 
@@ -55,7 +56,42 @@ def unknown_text(unknown: Sequence[str]) -> str:
 def no_language(language: str | None) -> None:
     """For tokenizers without languages: refuses one that was asked for."""
     if language is not None:
-        raise RequestError(f"language {language!r} asked for, but this model's tokenizer has no languages")
+        raise without_languages(language)
+
+
+def without_languages(language: str) -> RequestError:
+    return RequestError(f"language {language!r} asked for, but this model's tokenizer has no languages")
+
+
+class Side(Protocol):
+    """One side of a tokenizer that has a table of tokens for each."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def names(self, ids: Sequence[int]) -> list[str]: ...
+
+
+SideKind = TypeVar("SideKind", bound=Side)
+
+
+@dataclass(frozen=True)
+class TwoSided(Generic[SideKind]):
+    """What tokenizers with a table for each side, and without languages, have in common."""
+
+    source: SideKind
+    target: SideKind
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return self.target.decode(ids)
+
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.source.names(ids)
+
+    def target_tokens(self, ids: Sequence[int]) -> list[str]:
+        return self.target.names(ids)
+
+    def language_id(self, language: str) -> int:
+        raise without_languages(language)
 
 
 class Coder(Protocol):

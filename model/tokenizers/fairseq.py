@@ -13,7 +13,7 @@ from typing import Any
 
 from seq2engine.common.json_files import read_text, typed_from_json
 
-from .base import ABOUT, no_language
+from .base import ABOUT, TwoSided, no_language
 from .subwords import GOES_ON, MergeCodes
 
 START, PAD, END, UNKNOWN = range(4)
@@ -44,9 +44,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class FairseqTokenizer:
-    source: Words
-    target: Words
+class FairseqTokenizer(TwoSided[Words]):
     codes: MergeCodes | None = None
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
@@ -72,19 +70,6 @@ class FairseqTokenizer:
     def subwords(self, text: str) -> list[str]:
         words = text.split()
         return [part for word in words for part in self.codes.split(word)] if self.codes else words
-
-    def decode_target(self, ids: Sequence[int]) -> str:
-        return self.target.decode(ids)
-
-    def source_tokens(self, ids: Sequence[int]) -> list[str]:
-        return self.source.names(ids)
-
-    def target_tokens(self, ids: Sequence[int]) -> list[str]:
-        return self.target.names(ids)
-
-    def language_id(self, language: str) -> int:
-        no_language(language)
-        raise AssertionError("no_language always refuses a language")
 
     def write(self, folder: Path) -> None:
         about: dict[str, Any] = {"kind": "fairseq", "codes": self.codes is not None}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seq2engine.common.json_files import shortened, typed_from_json
 
-from .base import ABOUT, no_language
+from .base import ABOUT, TwoSided, no_language
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
@@ -56,10 +56,7 @@ class SymbolTable:
 
 
 @dataclass(frozen=True)
-class SymbolTokenizer:
-    source: SymbolTable
-    target: SymbolTable
-
+class SymbolTokenizer(TwoSided[SymbolTable]):
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
         no_language(language)
         return [*self.source.encode(text), *self.source.tail]
@@ -72,19 +69,6 @@ class SymbolTokenizer:
 
     def unknown_target(self, text: str) -> list[str]:
         return self.target.unknown_parts(text)
-
-    def decode_target(self, ids: Sequence[int]) -> str:
-        return self.target.decode(ids)
-
-    def source_tokens(self, ids: Sequence[int]) -> list[str]:
-        return self.source.names(ids)
-
-    def target_tokens(self, ids: Sequence[int]) -> list[str]:
-        return self.target.names(ids)
-
-    def language_id(self, language: str) -> int:
-        no_language(language)
-        raise AssertionError("no_language always refuses a language")
 
     def write(self, folder: Path) -> None:
         fields = ("split", "lower", "specials", "end", "symbols")

@@ -67,8 +67,8 @@ class AttentionView:
     output: str
     source: tuple[str, ...]  # a label for every source token
     target: tuple[str, ...]  # and for every output token
-    source_ids: Tokens
-    target_ids: Tokens
+    source_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
     precision: str
     cache_form: str
     beam: int

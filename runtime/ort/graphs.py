@@ -18,9 +18,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from seq2engine.errors import ExportError, GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.contract import GraphSpec
 from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
-from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
 from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
@@ -101,6 +101,7 @@ class Placement:
     threads: int | None = None  # None: ONNX Runtime's own choice
     provider: str = "cpu"
     resting: tuple[str, ...] = ("encoder",)
+    profiled: Path | None = None  # the beginning of the names of files with the time of every node
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def run_arrays(
 
 
 def reason_of(error: Exception) -> str:
-    """What ONNX Runtime says, in one line."""
+    """The text of ONNX Runtime's error, in one line."""
     text = error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
     return " ".join(text.split())
 
@@ -288,6 +289,8 @@ def inference_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(WAIT))
     # By default it also rounds the activations of products with int8 and int4 weights to int8, without a warning.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if placement.profiled is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(placement.profiled)
     if placement.threads is not None:
         options.intra_op_num_threads = placement.threads
     if kind.rests:

@@ -48,7 +48,7 @@ class SearchOptions(OptionFields):
     decodes of one length can be timed.
 
     Without `scores`, greedy search need not compute probabilities: a session with a faster path to the best token
-    (`Session.unscored`) returns the same tokens sooner, and scores are NaN. Other searches compute them anyway.
+    takes it and returns the same tokens, and scores are NaN. Other searches compute them anyway.
 
     Constrained decoding: every one of `phrases` is in the output. A `trie` (from `trie_from_sequences`) holds all
     possible outputs: after each of its prefixes only tokens that continue it are allowed, and the end token where a

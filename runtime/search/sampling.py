@@ -20,8 +20,8 @@ import numpy as np
 from .greedy import hypotheses_of
 from .options import SearchOptions
 from .rules import Rules
-from .step import Emitted, Hypothesis, Search, Special, Start, Step, staying_rows
-from .step_output import finite
+from .step import Hypothesis, Search, Special, Start, Step, searched
+from .step_output import StepOutput, finite
 
 
 def sampling_search(
@@ -38,50 +38,80 @@ def sampling_search(
     log-probabilities, before rules, temperature and cuts. Yields an Emitted for every step; a sample that has ended
     emits, and is fed, the end token until the last of its source has ended.
     """
-    count = options.nbest
-    rules = Rules(options, special, texts, starts)
-    draws = draws_for(texts, options)
-    chosen = np.zeros((batch, count, options.max_length), dtype=np.int64)
-    attended = np.zeros((batch, count, options.max_length), dtype=np.int64)
-    log_probs = np.zeros((batch, count, options.max_length))
-    lengths = np.zeros((batch, count), dtype=np.int64)
+    return searched(step, batch, SamplingState(batch, special, options, texts, starts))
 
-    def hypotheses(numbers: np.ndarray) -> list[list[Hypothesis]]:
-        found = (chosen[numbers], log_probs[numbers], attended[numbers], lengths[numbers])
-        return [hypotheses_of(*rows, options) for rows in zip(*found, strict=True)]
 
-    sources = np.arange(batch)
-    done = np.zeros((batch, count), dtype=bool)
-    tokens = np.full((batch, count), special.start, dtype=np.int64)
-    parents = np.tile(np.arange(count), (batch, 1))
-    length = 0
-    while not done.all():
-        answer = step(tokens, parents)
-        length += 1
-        normaliser = finite(answer.normaliser, sources)
-        allowed = rules.answer(answer, tokens, parents, length)
-        tokens = drawn(probabilities(allowed.logits, options), draws[sources, :, length - 1])
-        if options.allowed_log_probs:
-            gained = allowed.logits_of(tokens) - allowed.normaliser
+class SamplingState:
+    """The state of sampling between two steps: a row of K samples for every source that is still in the batch.
+
+    `sources` are their numbers in the whole batch; `ended` [B,K] are samples that need no more tokens.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        special: Special,
+        options: SearchOptions,
+        texts: Sequence[Sequence[int]],
+        starts: Sequence[Start],
+    ):
+        count = options.nbest
+        self.options, self.end = options, special.end
+        self.rules = Rules(options, special, texts, starts)
+        self.draws = draws_for(texts, options)
+        # Of the whole batch, for all steps:
+        self.chosen = np.zeros((batch, count, options.max_length), dtype=np.int64)
+        self.attended = np.zeros((batch, count, options.max_length), dtype=np.int64)
+        self.log_probs = np.zeros((batch, count, options.max_length))
+        self.lengths = np.zeros((batch, count), dtype=np.int64)
+
+        self.length = 0
+        self.sources = np.arange(batch)
+        self.ended = np.zeros((batch, count), dtype=bool)
+        self.done: np.ndarray = np.zeros(batch, dtype=bool)
+        self.done_count = 0
+        self.tokens = np.full((batch, count), special.start, dtype=np.int64)
+        self.parents = np.tile(np.arange(count), (batch, 1))
+
+    @property
+    def all_done(self) -> bool:
+        return self.done_count == len(self.done)
+
+    def advance(self, step: Step) -> StepOutput:
+        """One step: a token is drawn for every sample; those that have ended are fed the end token."""
+        answer = step(self.tokens, self.parents)
+        self.length += 1
+        place = self.length - 1
+        normaliser = finite(answer.normaliser, self.sources)
+        allowed = self.rules.answer(answer, self.tokens, self.parents, self.length)
+        self.tokens = drawn(probabilities(allowed.logits, self.options), self.draws[self.sources, :, place])
+        if self.options.allowed_log_probs:
+            gained = allowed.logits_of(self.tokens) - allowed.normaliser
         else:
-            gained = answer.logits_of(tokens) - normaliser
-        tokens[done] = special.end
+            gained = answer.logits_of(self.tokens) - normaliser
+        self.tokens[self.ended] = self.end
 
-        chosen[sources, :, length - 1] = tokens
-        log_probs[sources, :, length - 1] = np.where(done, 0.0, gained)
-        if options.alignments:
-            attended[sources, :, length - 1] = step.attention().argmax(axis=-1)
-        lengths[sources] += ~done
-        done = done | (tokens == special.end) | (length == options.max_length)
-        yield Emitted(length - 1, sources, tokens, parents, answer, done.all(axis=1), hypotheses)
+        self.chosen[self.sources, :, place] = self.tokens
+        self.log_probs[self.sources, :, place] = np.where(self.ended, 0.0, gained)
+        if self.options.alignments:
+            self.attended[self.sources, :, place] = step.attention().argmax(axis=-1)
+        self.lengths[self.sources] += ~self.ended
+        self.ended = self.ended | (self.tokens == self.end) | (self.length == self.options.max_length)
+        self.done = np.asarray(self.ended.all(axis=1))
+        self.done_count = int(np.count_nonzero(self.done))
+        return answer
 
-        rows = staying_rows(done.all(axis=1))
-        if rows is not None:
-            step.keep(rows)
-            rules.keep(rows)
-            sources, done, tokens, parents = sources[rows], done[rows], tokens[rows], parents[rows]
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps only these sources from now on."""
+        self.rules.keep(rows)
+        self.sources, self.ended, self.done = self.sources[rows], self.ended[rows], self.done[rows]
+        self.tokens, self.parents = self.tokens[rows], self.parents[rows]
+        self.done_count = int(np.count_nonzero(self.done))
 
-    return hypotheses(np.arange(batch))
+    def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
+        """Of sources that are done, by their numbers in the whole batch."""
+        found = (self.chosen[sources], self.log_probs[sources], self.attended[sources], self.lengths[sources])
+        return [hypotheses_of(*rows, self.options) for rows in zip(*found, strict=True)]
 
 
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:

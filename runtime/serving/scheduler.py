@@ -201,10 +201,11 @@ class Scheduler:
                 self._failed(group, self._members(group), error)
 
     def _holds_back(self, free: int) -> bool:
-        """Whether those in the queue wait some steps for others, to begin as one call of the encoder and one search.
+        """Whether waiting requests stay in the queue for some more steps, to begin together with others.
 
-        A call stops all that run, for hardly less time with one source than with some. So one joins few that run at
-        once, and many not alone; and where nearly all rows are taken, some must be free first.
+        Those that begin together share one encoder call and one search. The call stops all running requests, and it
+        takes hardly longer for several sources than for one. So a small batch is joined at once, a large one only by
+        several requests together; and if nearly all rows are taken, some must become free first.
         """
         if free * FEW < self.rows:
             return True

@@ -14,14 +14,15 @@ Check = Callable[[argparse.Namespace], Iterator[str]]  # the problems of some op
 # Option -> its minimum, for the commands in which it is a number.
 LEAST = {
     **dict.fromkeys(("batch", "beam", "cores", "count", "jobs", "max_length", "nbest", "profiles", "shard"), 1),
-    **dict.fromkeys(("slots", "threads"), 1),
+    **dict.fromkeys(("instances", "max_beams", "max_body", "queue", "slots", "threads"), 1),
     **dict.fromkeys(("min_length", "no_repeat_ngram", "row", "seed", "source_no_repeat_ngram", "top_k"), 0),
 }
 AUTO, CHOOSING = (
     "auto",
-    ("run", "score", "serve", "transcribe"),
+    ("run", "score", "serve", "transcribe", "read"),
 )  # a precision that is chosen when a session is opened, and by which commands
-# Of `run`: reported with all other problems of a search, which the model's own options complete. Without a model they
+SEARCHING = ("run", "read")
+# Of these: reported with all other problems of a search, which the model's own options complete. Without a model they
 # are reported alone (`check_usage_without_bundle`).
 SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
 RANGED = ("build", "package")  # commands whose sizes are ranges
@@ -29,7 +30,7 @@ RANGED = ("build", "package")  # commands whose sizes are ranges
 
 def check_usage(args: argparse.Namespace) -> None:
     """Raises one error that lists every problem; rewrites GPU names to our spelling, such as sm89."""
-    ours: tuple[Check, ...] = (numbers, precisions, choices, sessions, ranges, training)
+    ours: tuple[Check, ...] = (numbers, serving, precisions, choices, sessions, ranges, exports, training)
     refuse(args, (benchmarks,) if args.command_name == "bench" else ours)
     if getattr(args, "gpu", None):
         from seq2engine.export.artifact.gpu_support import target_from_text
@@ -39,7 +40,7 @@ def check_usage(args: argparse.Namespace) -> None:
 
 def check_usage_without_bundle(args: argparse.Namespace) -> None:
     """The checks that otherwise run with a bundle, for a command whose bundle cannot be opened."""
-    if args.command_name == "run":
+    if args.command_name in SEARCHING:
         refuse(args, (search_numbers,))
 
 
@@ -49,7 +50,7 @@ def refuse(args: argparse.Namespace, checks: Sequence[Check]) -> None:
 
 
 def numbers(args: argparse.Namespace) -> Iterator[str]:
-    return problems_of_numbers(args, LEAST.keys() - SEARCH if args.command_name == "run" else LEAST.keys())
+    return problems_of_numbers(args, LEAST.keys() - SEARCH if args.command_name in SEARCHING else LEAST.keys())
 
 
 def search_numbers(args: argparse.Namespace) -> Iterator[str]:
@@ -64,6 +65,11 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
             if isinstance(value, int) and value < least:
                 expected = f"at least {least}" if least else "0 or more"
                 yield f"--{option.replace('_', '-')} {value}, expected {expected}"
+
+
+def serving(args: argparse.Namespace) -> Iterator[str]:
+    yield from (f"--timeout {value:g}, expected more than 0" for value in given(args, "timeout") if not value > 0)
+    yield from (f"--port {port}, expected 0 to 65535" for port in given(args, "port") if not 0 <= port < 1 << 16)
 
 
 def precisions(args: argparse.Namespace) -> Iterator[str]:
@@ -133,6 +139,12 @@ def benchmarks(args: argparse.Namespace) -> Iterator[str]:
     from seq2engine.commands.bench import bench_usage
 
     yield from bench_usage(args)
+
+
+def exports(args: argparse.Namespace) -> Iterator[str]:
+    adds = args.command_name == "export" and args.add is not None
+    if adds and (args.bundle is not None or args.precision is not None or args.force):
+        yield "--add takes a bundle and nothing else to export: export --add int8 BUNDLE"
 
 
 def training(args: argparse.Namespace) -> Iterator[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from seq2engine.flags.languages import add_languages, add_strict
 from seq2engine.flags.lists import MOST_PRECISE
-from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, progress_for
+from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, add_threads, progress_for
 
 
 def add_parser(commands: Commands) -> None:
@@ -17,14 +18,14 @@ def add_parser(commands: Commands) -> None:
     add_bundle(sub)
     sub.add_argument("text", help='a line of text, or of token ids such as "17 4 250" where the model takes no text')
     sub.add_argument("--target", metavar="TEXT", help="output to show the weights for (default: the decoded one)")
-    sub.add_argument("--ids", action="store_true", help="lines are token ids, although the model takes text")
+    sub.add_argument("--ids", action="store_true", help="lines are token ids, although the bundle takes text")
     add_languages(sub)
-    sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
-    sub.add_argument("--precision", help=f"fp32 or fp16 (default: {MOST_PRECISE})")
+    sub.add_argument("--beam", type=int, help="beams; 1 is greedy (default: the model's own, else 1)")
+    sub.add_argument("--precision", help=f"one of the bundle's (default: {MOST_PRECISE})")
     sub.add_argument("--max-length", type=int, help="maximum output tokens (default: the model's maximum)")
     add_strict(sub)
     sub.add_argument("--out", type=Path, help="folder or file of the report (default: BUNDLE/reports)")
-    sub.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    add_threads(sub)
     add_json(sub)
 
 
@@ -40,6 +41,7 @@ def run_attention(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     check_takes_text(bundle.config, bundle.root)
     files = report_files(bundle.root, "attention", out=args.out)
+    import_module("torch")  # the weights are compared with PyTorch's; without it, nothing is decoded first
     with load(bundle, precision=args.precision, threads=args.threads, ids=args.ids) as model:
         view = model.attention(
             args.text,

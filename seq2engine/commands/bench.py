@@ -14,6 +14,7 @@ from seq2engine.errors import Seq2EngineError
 from seq2engine.flags.languages import add_languages
 from seq2engine.flags.lists import MOST_PRECISE, ListAction, add_precisions, one_of
 from seq2engine.flags.shared import (
+    BACKENDS,
     Commands,
     add_command,
     add_draft,
@@ -21,6 +22,7 @@ from seq2engine.flags.shared import (
     add_provider,
     add_references,
     add_threads,
+    print_note,
     progress_for,
     references_from_args,
 )
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from seq2engine.benchmarks.result import BenchResult
     from seq2engine.model.config import ModelConfig
 
-BACKENDS = ("torch", "onnxruntime", "tensorrt")
 COMPARE = "compare"  # in place of a bundle; a bundle of that name is ./compare
 AXES = ("batch", "beam", "source-length", "max-length")  # flags of a sweep
 
@@ -68,8 +69,7 @@ def add_arm_flags(sub: argparse.ArgumentParser) -> None:
         "--backend",
         action=ListAction,
         fits=one_of(*BACKENDS),
-        default=["torch", "onnxruntime"],
-        help="arms (default: torch,onnxruntime)",
+        help="arms: torch, onnxruntime, tensorrt (default: torch,onnxruntime; without PyTorch onnxruntime)",
     )
     add_precisions(sub, None, f"{MOST_PRECISE} by all backends")
     sub.add_argument(
@@ -184,6 +184,8 @@ def run_arms(args: argparse.Namespace) -> int:
     options = options_from_args(args, cases_from_args(args, bundle.config))
     plan = plan_from_options(bundle, options)
     check_bench(plan)
+    if args.backend is None and "torch" not in options.backends:
+        print_note(args, "PyTorch is not installed, so only onnxruntime is timed; pip install 'seq2engine[torch]'")
     from seq2engine.benchmarks.report.page import bench_html, bench_table
     from seq2engine.benchmarks.runner import bench_bundle
 
@@ -234,10 +236,10 @@ def bench_usage(args: argparse.Namespace) -> list[str]:
 def options_from_args(args: argparse.Namespace, cases: tuple[Case, ...] | None) -> BenchOptions:
     """The options without the references, which are read last."""
     from seq2engine.benchmarks.natural.result import workload_problems, workloads_from_text
-    from seq2engine.benchmarks.options import BenchOptions
+    from seq2engine.benchmarks.options import BenchOptions, default_backends
 
     return BenchOptions(
-        backends=args.backend,
+        backends=args.backend or default_backends(),
         precisions=args.precision,
         cases=cases,
         rounds=args.rounds,

@@ -83,8 +83,6 @@ def run_build(args: argparse.Namespace) -> int:
     from seq2engine.export.engines.to_engine import engines_from_onnx, name_of
     from seq2engine.inspection.describe import engine_text
 
-    if args.jobs < 1:
-        raise BuildError(f"--jobs {args.jobs}, expected at least 1")
     bundle = open_bundle(args.bundle)
     workspace = None if args.workspace is None else bytes_from_text(args.workspace)
     flags = BuildFlags(args.weight_streaming, args.refit, workspace)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from seq2engine.flags.shared import Commands, add_command
+from seq2engine.flags.shared import BACKENDS, Commands, add_command
 
 if TYPE_CHECKING:
     from seq2engine.flags.lists import Parser
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Values of flags that argparse itself does not check, by what the flag is called in the arguments.
 VALUES = {
     "beam_style": ("huggingface", "ctranslate2"),
-    "backend": ("torch", "onnxruntime", "tensorrt"),
+    "backend": BACKENDS,
     "cache_form": ("static", "growing"),
     "cluster": ("local", "auto"),
     "flavour": ("tensorrt", "tensorrt_rtx"),
@@ -77,7 +77,8 @@ def values_of(action: argparse.Action) -> tuple[str, ...]:
     if action.dest in PRECISION_FLAGS:
         from seq2engine.export.contract import PRECISIONS
 
-        return (*PRECISIONS, *DRAFTS) if action.dest == "draft" else tuple(PRECISIONS)
+        auto = ("auto",) if "auto: " in (action.help or "") else ()  # only some commands have it, and explain it
+        return (*PRECISIONS, *auto, *(DRAFTS if action.dest == "draft" else ()))
     return VALUES.get(action.dest, ())
 
 

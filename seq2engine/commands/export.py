@@ -77,8 +77,6 @@ def run_add(args: argparse.Namespace) -> int:
     """`export --add`: the positional argument is the bundle."""
     from seq2engine.exporting import add_precisions as added_precisions
 
-    if args.bundle is not None or args.precision is not None or args.force:
-        args.usage_error("--add takes a bundle and nothing else to export: export --add int8 BUNDLE")
     print_bundle(args, added_precisions(args.checkpoint, args.add, progress_for(args), args.calibrate))
     return 0
 

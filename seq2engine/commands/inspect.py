@@ -1,4 +1,4 @@
-"""`seq2engine inspect`: what a bundle holds, in words, as JSON or as a page; and whether its files are whole."""
+"""`seq2engine inspect`: what a bundle holds, in words, as JSON or as a page; and whether its files are intact."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from seq2engine.commands.build import OLD_RANGES, RANGES, profiles_from_args
-from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, progress_for
+from seq2engine.flags.shared import Commands, add_bundle, add_command, add_json, add_threads, progress_for
 
 
 def add_parser(commands: Commands) -> None:
@@ -36,7 +36,7 @@ def add_package_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, help="slots of a static cache (default: enough for every request)")
     parser.add_argument("--texts", type=Path, help="file of lines that run_all.py decodes (default: random sources)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample sources (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads for recording (default: all cores)")
+    add_threads(parser, "all cores")
     parser.add_argument("--force", action="store_true", help="replace an existing package")
 
 

@@ -202,7 +202,7 @@ def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     from seq2engine.export.artifact.profiles import Workload
     from seq2engine.runtime.parity.compare import longest_of
     from seq2engine.runtime.parity.locate.debug_engine import debug_engines
-    from seq2engine.runtime.parity.locate.locate import locate, locate_sources
+    from seq2engine.runtime.parity.locate.locate import LocateOptions, locate, locate_sources
     from seq2engine.runtime.text.sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
@@ -214,11 +214,13 @@ def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     texts, language = references_from_args(args), args.source_language
     rows = locate_sources(bundle.config, sources_of(bundle, texts, count, args.seed, language=language), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)
-    only = args.locate or None
     command = f"{command_of(args)} --precision={precision}"
+    options = LocateOptions(
+        precision, rows, args.beam, longest, threads=args.threads, only=args.locate or None, command=command
+    )
     workload = Workload(beam=args.beam, target=args.max_length)
     with debug_engines(bundle, args.backend, precision, args.engine, workload) as engines:
-        found = locate(bundle, precision, rows, args.beam, longest, 0, args.threads, only, command, engines=engines)
+        found = locate(bundle, options, engines=engines)
     if args.json:
         print(json.dumps(None if found is None else dataclasses.asdict(found), indent=1))
     else:

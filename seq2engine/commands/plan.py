@@ -40,7 +40,7 @@ def add_plan_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--ids", action="store_true", help="lines are token ids, although the bundle takes text")
     add_languages(sub)
     sub.add_argument("--batch", metavar="RANGE", default="1:8:32", help="sources at once (default: %(default)s)")
-    sub.add_argument("--beam", type=int, help="beams (default: the model's own choice, else greedy)")
+    sub.add_argument("--beam", type=int, help="beams; 1 is greedy (default: the model's own, else 1)")
     sub.add_argument("--precision", help=f"precision of the engine to build (default: {MOST_PRECISE} by every GPU)")
     add_gpus(sub, "GPUs to build for, such as sm89")
     add_gpu_memory(sub)

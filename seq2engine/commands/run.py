@@ -34,6 +34,7 @@ from seq2engine.flags.shared import (
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
     from seq2engine.runtime.cluster.ray_data import Decode
+    from seq2engine.runtime.images.reader import Reading
     from seq2engine.runtime.search.options import SearchOptions
     from seq2engine.runtime.text.lines import Line
     from seq2engine.runtime.text.translate import Translated
@@ -45,7 +46,7 @@ LARGE = 1 << 14  # bytes of a file from which progress is shown
 
 def add_parser(commands: Commands) -> None:
     summary = "decode lines: text where the bundle has a tokenizer, else token ids"
-    sub = add_command(commands, "run", run_run, summary)
+    sub = add_command(commands, "run", run_run, summary, {"--no-profile": "--remeasure"})
     add_bundle(sub)
     add_backend(sub)
     add_draft(sub, default="auto")
@@ -55,10 +56,10 @@ def add_parser(commands: Commands) -> None:
 
 def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--no-profile",
+        "--remeasure",
         action="store_true",
-        help="measure auto choices (precision, draft), hash files and make graphs again: neither read nor keep those "
-        "of this machine (~/.cache/seq2engine)",
+        help="measure auto choices (precision, draft), hash files and make graphs again; neither read nor write what "
+        "was kept before on this machine (~/.cache/seq2engine)",
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
@@ -134,7 +135,7 @@ def loaded(args: argparse.Namespace, bundle: Bundle, threads: int | None = None)
         **{**backend_settings(args), "threads": args.threads or threads},
         attention=bool(args.alignments or args.coverage_penalty),
         draft=args.draft,
-        profile=not args.no_profile,
+        remeasure=args.remeasure,
         workload=Workload(beam=widest(args, defaults_of(bundle).values), target=args.max_length),
         ids=args.ids,
     )
@@ -290,7 +291,7 @@ def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
-def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
+def plain_of(translated: Translated | Reading, nbest: int, scores: bool) -> str:
     """Always `nbest` lines, so that line numbers of input and output can be matched.
 
     Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
@@ -317,7 +318,12 @@ def json_of(translated: Translated, ids: bool) -> str:
         values |= {"tokens": translated.source}
     else:
         values |= {"text": translated.line.text}
-    values["hypotheses"] = [
+    values["hypotheses"] = hypotheses_of(translated, ids)
+    return json.dumps(values, ensure_ascii=False)
+
+
+def hypotheses_of(translated: Translated | Reading, ids: bool) -> list[dict[str, Any]]:
+    return [
         {
             **({} if ids else {"text": output.text}),
             "tokens": output.tokens,
@@ -327,4 +333,3 @@ def json_of(translated: Translated, ids: bool) -> str:
         }
         for output in translated.outputs
     ]
-    return json.dumps(values, ensure_ascii=False)

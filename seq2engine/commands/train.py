@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from seq2engine.common.terminal import fresh_line
-from seq2engine.errors import RequestError
-from seq2engine.flags.shared import Commands, add_command, progress_for
+from seq2engine.flags.shared import Commands, add_command, add_threads, progress_for
 
 
 def add_parser(commands: Commands) -> None:
@@ -60,7 +59,7 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         ("--seed", int, "random seed (default: 0)"),
     ):
         parser.add_argument(flag, type=kind, help=help_text)
-    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    add_threads(parser, "all cores")
     parser.add_argument("--force", action="store_true", help="replace an existing checkpoint")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -74,8 +73,6 @@ def run_train(args: argparse.Namespace) -> int:
     from seq2engine.model.training.text import DEFAULTS, TextOptions, train_from_text
 
     if args.threads is not None:
-        if args.threads < 1:
-            raise RequestError(f"--threads {args.threads}, expected at least 1")
         torch.set_num_threads(args.threads)
     given = {name: value for name, value in vars(args).items() if value is not None}
     fields = {field.name for field in dataclasses.fields(TrainOptions)}
@@ -104,5 +101,5 @@ def run_train(args: argparse.Namespace) -> int:
         f"the last {result.averaged} epochs; last epoch alone {result.last_epoch_exact_match:.1%})"
     )
     print(f"checkpoint: {result.checkpoint}\nreport: {result.checkpoint / 'reports' / 'training.html'}")
-    print(f"state: {result.state} (train on with more --epochs and --force; delete it when you are done)")
+    print(f"state: {result.state} (to train further: more --epochs and --force; delete it when you are done)")
     return 0

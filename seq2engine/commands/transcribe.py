@@ -46,7 +46,7 @@ def add_transcribe_flags(sub: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="folder for one NAME.FORMAT per file, instead of standard output"
     )
     sub.add_argument("--batch", type=int, default=8, help="maximum files decoded together (default: %(default)s)")
-    sub.add_argument("--beam", type=int, help="beams (default: 1)")
+    sub.add_argument("--beam", type=int, help="beams; 1 is greedy (default: 1)")
     sub.add_argument("--length-penalty", type=float, help="length penalty of beam search (default: 1)")
     sub.add_argument("--max-length", type=int, help="maximum tokens of a 30 s window (default: half of the model's)")
     sub.add_argument("--prompt", help="text that the first window continues, such as names in their spelling")

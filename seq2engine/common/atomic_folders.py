@@ -43,7 +43,7 @@ def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], No
     except OSError as error:
         remove_empty(made)
         raise BundleError(f"cannot write {target}: {error.strerror}") from error
-    try:
+    with removed_on_failure(beside, target, made, lock):
         os.chmod(beside, 0o755)
         yield beside
         for file in beside.rglob("*"):
@@ -53,14 +53,6 @@ def new_folder(target: Path, force: bool, marker: str, keep: Callable[[Path], No
         if keep is not None:
             keep(beside)
         exchange(beside, target)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        remove_empty(made)
-        if isinstance(error, OSError):
-            raise named(error, beside, target) from error
-        raise
-    finally:
-        os.close(lock)
     shutil.rmtree(beside, ignore_errors=True)  # after an exchange this is the old folder
 
 
@@ -164,6 +156,24 @@ def exchange_in_steps(new: Path, target: Path) -> None:
 
 
 @contextmanager
+def removed_on_failure(beside: Path, target: Path, made: list[Path], lock: int) -> Iterator[None]:
+    """Removes what was to become the target, and the folders made for it, if the block fails; closes the lock."""
+    try:
+        yield
+    except BaseException as error:
+        if beside.is_dir():
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+        remove_empty(made)
+        if isinstance(error, OSError):
+            raise named(error, beside, target) from error
+        raise
+    finally:
+        os.close(lock)
+
+
+@contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """A file to write, which becomes `target` when the block ends well and vanishes when it does not."""
 
@@ -176,18 +186,10 @@ def new_file(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(target.parent, target.name)
     beside, lock = locked_beside(target, make)
-    try:
+    with removed_on_failure(beside, target, made, lock):
         os.chmod(beside, 0o644)
         yield beside
         beside.replace(target)
-    except BaseException as error:
-        beside.unlink(missing_ok=True)
-        remove_empty(made)
-        if isinstance(error, OSError):
-            raise named(error, beside, target) from error
-        raise
-    finally:
-        os.close(lock)
 
 
 def named(error: OSError, beside: Path, target: Path) -> OSError:

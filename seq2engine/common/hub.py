@@ -207,7 +207,7 @@ def hub_errors(name: HubName) -> Iterator[None]:
     except OSError as error:
         if error.strerror is not None:  # of the system, such as a full disk
             raise
-        raise HubError(f"{name} was not downloaded whole ({words_of(error)}); run it again") from error
+        raise HubError(f"{name} was not downloaded completely ({words_of(error)}); run it again") from error
 
 
 def no_answer(error: BaseException | None) -> bool:

@@ -67,12 +67,13 @@ def free_stem(stem: Path) -> Path:
 
 def latest_report(root: Path, kind: str, suffix: str = ".json") -> Path | None:
     """The newest report of a kind that a folder holds in its reports; None if there is none."""
-    return max((root / FOLDER).glob(f"{kind}-*{suffix}"), key=age_of, default=None)
+    return next(iter(reports_in(root / FOLDER, kind, suffix)), None)
 
 
-def age_of(path: Path) -> tuple[int, str]:
-    """The time by which the newest report is found; of a link its own, not its target's."""
-    return path.lstat().st_mtime_ns, path.name
+def reports_in(folder: Path, kind: str, suffix: str = ".json") -> list[Path]:
+    """The reports of a kind, the newest first; the age of a link is its own, not its target's."""
+    found = folder.glob(f"{kind}-*{suffix}")
+    return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name), reverse=True)
 
 
 def check_writable(folder: Path) -> None:

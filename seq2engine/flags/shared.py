@@ -15,6 +15,7 @@ from seq2engine.flags.lists import MOST_PRECISE, Parser, add_precisions
 Command = Callable[[argparse.Namespace], int]
 MOST_GIGABYTES = 1e6
 NO_FLAGS: Mapping[str, str] = {}
+BACKENDS = ("torch", "onnxruntime", "tensorrt")  # as in runtime/backends.py, which `--help` does not import
 BUNDLE_HELP = "bundle folder, or hf:NAME[@REVISION] on the Hugging Face hub"
 
 if TYPE_CHECKING:
@@ -64,16 +65,19 @@ def print_note(args: argparse.Namespace, text: str) -> None:
         print(f"note: {text}", file=sys.stderr)
 
 
-def add_backend(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def add_backend(parser: argparse.ArgumentParser, several: bool = False, auto: bool = True) -> None:
+    """Flags of a session. With `several` precisions, or without `auto`, none is chosen by timing."""
     parser.add_argument(
         "--backend", default="onnxruntime", help="torch, onnxruntime or tensorrt (default: %(default)s)"
     )
     if several:
         add_precisions(parser, None, MOST_PRECISE)
     else:
-        auto = "auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
-        parser.add_argument("--precision", help=f"one of the bundle's, or {auto} (default: {MOST_PRECISE})")
-    add_threads(parser, "chosen by the backend from the cores and the model's size")
+        fastest = ", or auto: the fastest of fp32, fp16 and w8a8 on this machine, by timing short decodes"
+        parser.add_argument(
+            "--precision", help=f"one of the bundle's{fastest if auto else ''} (default: {MOST_PRECISE})"
+        )
+    add_threads(parser)
     parser.add_argument("--engine", help="which engine, if the bundle has several of a precision")
     parser.add_argument(
         "--deterministic", action="store_true", help="bitwise batch-invariant; adds padding (onnxruntime)"
@@ -93,11 +97,14 @@ def add_draft(parser: argparse.ArgumentParser, default: str | None = None) -> No
         "a cheaper precision of the bundle; outputs do not change"
     )
     if default is not None:
-        what += f"; auto: quantised for fp32 while it is faster; none: off (default: {default})"
+        what += "; auto: quantised for fp32 while it is faster; none: off"
+    what += f" (default: {default or 'none'})"
     parser.add_argument("--draft", metavar="DRAFT", default=default, type=draft_from_text, help=what)
 
 
-def add_threads(parser: argparse.ArgumentParser, auto: str) -> None:
+def add_threads(
+    parser: argparse.ArgumentParser, auto: str = "chosen by the backend from the cores and the model's size"
+) -> None:
     parser.add_argument(
         "--threads", type=threads_from_text, metavar="N", help=f"CPU threads, or auto: {auto} (default)"
     )

@@ -17,7 +17,7 @@ from seq2engine.benchmarks.result import BenchResult
 from seq2engine.benchmarks.result_files import result_from_file
 from seq2engine.common.about import HASH_LENGTH
 from seq2engine.common.json_files import read_json
-from seq2engine.common.reports import FOLDER, latest_report
+from seq2engine.common.reports import FOLDER, latest_report, reports_in
 from seq2engine.errors import Seq2EngineError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.engines import listed_passports
@@ -43,7 +43,7 @@ class Evidence:
 def evidence_of(bundle: Bundle) -> Evidence:
     checkpoint = bundle.manifest.checkpoint_sha256
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for path in sorted((bundle.root / FOLDER).glob("parity-*.json"), key=lambda path: path.stat().st_mtime_ns):
+    for path in reversed(reports_in(bundle.root / FOLDER, "parity")):
         values = report_values(path)
         if ["checkpoint", checkpoint[:HASH_LENGTH]] in values.get("about", []) and not values.get("against"):
             found[f"{values['backend']} {values['precision']}"] = (path, values)
@@ -156,13 +156,20 @@ def bench_text(evidence: Evidence) -> str:
     return f"End to end, on {conditions(result)}.\n\n{table}"
 
 
+USAGE = {  # front end -> command, method, example
+    "tokens": ("run", "translate", '"..."'),
+    "mel": ("transcribe", "transcribe", "talk.wav"),
+    "image": ("read", "read", "line.png"),
+}
+
+
 def usage_text(bundle: Bundle, name: str) -> str:
     text = "text" if bundle.takes_text else "token ids"
-    what = "talk.wav" if bundle.config.takes_audio else '"..."'
-    command, method = ("transcribe", "transcribe") if bundle.config.takes_audio else ("run", "translate")
-    asked = json.dumps(what) if bundle.config.takes_audio else what
+    kind = bundle.config.source_kind if bundle.config.takes_features else text
+    command, method, what = USAGE[bundle.config.front_end]
+    asked = json.dumps(what) if bundle.config.takes_features else what
     return (
-        f"It takes {'audio' if bundle.config.takes_audio else text}.\n\n"
+        f"It takes {kind}.\n\n"
         f"```sh\npip install 'seq2engine[hub]'\nseq2engine {command} hf:{name} {what}\n```\n\n"
         f'```python\nimport seq2engine\n\nwith seq2engine.load("hf:{name}") as model:\n'
         f"    print(model.{method}({asked}))\n```"

@@ -54,7 +54,7 @@ class TimedConnection(H11Protocol):
                 timer.cancel()
 
     def wait_for_request(self) -> None:
-        """Data does not start it again: who sends a byte from time to time is as slow as who sends none."""
+        """Starts the timer. Received bytes do not restart it: a client that sends one now and then is slow, too."""
         if self.asking is not None:
             self.asking.cancel()
         self.asking = self.loop.call_later(self.limit, self.transport.abort)

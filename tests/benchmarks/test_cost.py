@@ -11,7 +11,7 @@ import pytest
 from seq2engine.benchmarks import runner
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.ceiling import Ceiling
-from seq2engine.benchmarks.cost import peak_of_arm
+from seq2engine.benchmarks.cost import export_seconds, peak_of_arm
 from seq2engine.benchmarks.options import BenchOptions, plan_from_options
 from seq2engine.benchmarks.peers.worker import peak_bytes
 from seq2engine.benchmarks.report.page import bench_html, bench_table
@@ -54,6 +54,12 @@ def test_a_process_that_fails_is_reported_with_its_error(bundle: Bundle) -> None
 
 def test_a_system_that_does_not_tell_is_asked_another_way(tmp_path: Path) -> None:
     assert peak_bytes(tmp_path / "none") > 1e7
+
+
+def test_an_export_is_timed_with_its_calibration(tmp_path: Path) -> None:
+    """Without calibration a model with RMS norms is not exported in fp16 at all."""
+    model = random_model(dataclasses.replace(SMALL, norm="pre", norm_kind="rms", positions="relative"), 3)
+    assert export_seconds(onnx_from_model(model, tmp_path / "b", ("fp32",)), "fp16") > 0
 
 
 def test_a_run_that_is_not_quick_has_it_all(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

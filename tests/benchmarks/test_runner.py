@@ -90,7 +90,7 @@ def swap(monkeypatch, kind):
 def test_every_arm_is_timed_in_every_part(any_bundle):
     reports = []
     progress = lambda stage, fraction: reports.append((stage, fraction))  # noqa: E731
-    result = bench_bundle(any_bundle, BenchOptions(cases=[CASE, GREEDY], rounds=2, threads=1), progress)
+    result = bench_bundle(any_bundle, BenchOptions(cases=[CASE, GREEDY], rounds=2, threads=1, quick=True), progress)
     assert list(result.arms) == ["torch fp32", "onnxruntime fp32"]
     assert result.first == "torch fp32"
     assert result.cache_form == any_bundle.cache_form
@@ -136,7 +136,7 @@ def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_
 
 
 def test_arms_record_what_they_loaded(bundle):
-    result = bench_bundle(bundle.root, BenchOptions(cases=[GREEDY], rounds=1, threads=1))
+    result = bench_bundle(bundle.root, BenchOptions(cases=[GREEDY], rounds=1, threads=1, quick=True))
     on_disk = {
         "torch fp32": (bundle.root / "model.safetensors").stat().st_size,
         "onnxruntime fp32": sum(path.stat().st_size for path in (bundle.root / "onnx" / "fp32").iterdir()),
@@ -147,7 +147,7 @@ def test_arms_record_what_they_loaded(bundle):
 
 def test_threads_default_to_all_cores(bundle, monkeypatch):
     monkeypatch.setattr(options, "usable_cores", lambda: 1)
-    result = bench_bundle(bundle, BenchOptions(backends=["onnxruntime"], cases=[GREEDY], rounds=1))
+    result = bench_bundle(bundle, BenchOptions(backends=["onnxruntime"], cases=[GREEDY], rounds=1, quick=True))
     assert result.environment.threads == 1
     assert list(result.arms) == ["onnxruntime fp32"]
 
@@ -164,13 +164,13 @@ def test_arms_rest_only_where_workers_of_another_may_spin(bundle, monkeypatch, b
         return {name: Samples((1_000_000,) * rounds) for name in arms}
 
     monkeypatch.setattr(runner, "interleaved", interleaved)
-    bench_bundle(bundle, BenchOptions(backends, cases=[GREEDY], rounds=1, threads=threads))
+    bench_bundle(bundle, BenchOptions(backends, cases=[GREEDY], rounds=1, threads=threads, quick=True))
     assert asked == {f"bench: greedy, {part}": (runner.LEAD[part], rest) for part in PARTS}
 
 
 def test_an_arm_with_other_outputs_is_shown_as_differing(bundle, monkeypatch):
     swap(monkeypatch, Liar)
-    (case,) = bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1)).cases
+    (case,) = bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1, quick=True)).cases
     assert (case.arms["onnxruntime fp32"].equal, case.arms["onnxruntime fp32"].equal_timed) == (1, 1)
     assert case.same("torch fp32")
     assert not case.same("onnxruntime fp32")
@@ -179,7 +179,7 @@ def test_an_arm_with_other_outputs_is_shown_as_differing(bundle, monkeypatch):
 def test_an_arm_that_fails_is_a_failed_run(bundle, monkeypatch):
     swap(monkeypatch, Broken)
     with pytest.raises(SessionError, match=r"onnxruntime fp32 failed at case greedy, .* the encoder is on fire"):
-        bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1))
+        bench_bundle(bundle, BenchOptions(cases=[GREEDY], rounds=1, threads=1, quick=True))
 
 
 def test_a_bad_request_is_refused_whole_before_anything_is_loaded(bundle, monkeypatch):
@@ -212,7 +212,7 @@ def test_the_decode_that_is_timed_is_generate_with_the_model_s_own_rules(tmp_pat
         return generate(session, sources, options, *more)
 
     monkeypatch.setattr(timed_decode, "generate", watched)
-    bench_bundle(bundle, BenchOptions(["onnxruntime"], cases=[CASE], rounds=2, threads=1))
+    bench_bundle(bundle, BenchOptions(["onnxruntime"], cases=[CASE], rounds=2, threads=1, quick=True))
     counted, timed = ("CountedSession", 3, True, 5), ("WatchedSession", 3, True, 5)
     assert seen == [counted] + [timed] * (runner.WARMUP + 2)
 

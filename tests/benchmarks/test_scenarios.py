@@ -88,7 +88,9 @@ def test_sources_are_ragged_and_the_same_again() -> None:
 
 def test_all_scenarios_on_two_arms(tmp_path: object) -> None:
     bundle = onnx_from_model(random_model(SMALL), f"{tmp_path}/bundle", ("fp32",))
-    result = bench_bundle(bundle, BenchOptions(cases=[CASE], rounds=1, threads=1, scenarios=SCENARIOS, queries=4))
+    result = bench_bundle(
+        bundle, BenchOptions(cases=[CASE], rounds=1, threads=1, scenarios=SCENARIOS, queries=4, quick=True)
+    )
     assert [(found.scenario, found.arm) for found in result.scenarios] == [
         (scenario, arm) for scenario in ("single", "server", "offline") for arm in ("torch fp32", "onnxruntime fp32")
     ]
@@ -125,7 +127,7 @@ def test_a_rate_that_cannot_be_had_is_no_zero() -> None:
 def test_drafts_are_shown_where_single_sources_are_decoded(tmp_path: Path, beam: int, shown: set[str]) -> None:
     bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("fp32", "w8a8"))
     case = dataclasses.replace(CASE, beam=beam)
-    asked = {"rounds": 1, "threads": 1, "scenarios": SCENARIOS, "queries": 3, "draft": "w8a8"}
+    asked = {"rounds": 1, "threads": 1, "scenarios": SCENARIOS, "queries": 3, "draft": "w8a8", "quick": True}
     result = bench_bundle(bundle, BenchOptions(["onnxruntime"], ["fp32"], [case], **asked))
     drafted = [found.scenario for found in result.scenarios if "draft" in found.arm]
     assert set(drafted) == shown

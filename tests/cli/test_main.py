@@ -16,6 +16,7 @@ from functools import partial
 import onnx
 import pytest
 from onnx.parser import parse_model
+from support.mutations import bundle_of_other_weights
 
 from seq2engine.cli.main import main
 from seq2engine.common.reports import latest_report
@@ -250,13 +251,7 @@ def test_engines_on_a_machine_without_a_gpu(cli, own_bundle, stdin):
 
 def test_a_failed_parity_exits_with_1(cli, tmp_path):
     """Graphs of other weights than the reference: the verdict is an exit code, the report is still written."""
-    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a", ("fp32",)).root
-    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b", ("fp32",)).root
-    shutil.rmtree(bundle / "onnx")
-    shutil.copytree(other / "onnx", bundle / "onnx")
-    manifest = json.loads((other / "manifest.json").read_text())
-    manifest["checkpoint_sha256"] = json.loads((bundle / "manifest.json").read_text())["checkpoint_sha256"]
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    bundle = bundle_of_other_weights(SMALL, tmp_path)
     code, _, _ = cli("parity", bundle, "--count", "4", "--max-length", "6", "--quiet")
     assert code == 1
     assert latest_report(bundle, "parity", ".html") is not None

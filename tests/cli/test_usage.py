@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seq2engine.cli.main import parsed
-from seq2engine.cli.usage import check_usage
+from seq2engine.cli.main import make_parser, parsed
+from seq2engine.cli.usage import CHOOSING, check_usage
 from seq2engine.errors import ConfigError, UsageError
 from seq2engine.runtime.search.options import options_from_values
 
@@ -46,10 +46,27 @@ SCALARS = [  # command, option, value, the message
         "elastic",
         "unknown cache form 'elastic', expected one of static, growing",
     ),
+    ("serve B", "--queue", "0", "error: --queue 0, expected at least 1"),
+    ("serve B", "--max-body", "0", "error: --max-body 0, expected at least 1"),
+    ("serve B", "--timeout", "0", "error: --timeout 0, expected more than 0"),
+    ("serve B", "--port", "65536", "error: --port 65536, expected 0 to 65535"),
+    ("triton B R", "--instances", "0", "error: --instances 0, expected at least 1"),
+    ("triton B R", "--timeout", "nan", "error: --timeout nan, expected more than 0"),
+    ("triton B R", "--precision", "auto", "unknown precision 'auto', expected one of fp32, fp16"),
     ("train D C --dev D", "--epochs", "0", "epochs 0, expected more than 0"),
     ("train D C --dev D", "--norm", "mid", "norm is 'mid', expected one of"),
     ("train D C --dev D", "--threads", "0", "--threads 0, expected at least 1"),
 ]
+
+
+def test_help_names_auto_where_it_is_taken():
+    commands = make_parser()._subparsers._group_actions[0].choices
+    explained = [
+        name
+        for name, parser in commands.items()
+        if any(action.dest == "precision" and "auto: " in action.help for action in parser._actions)
+    ]
+    assert set(explained) == set(CHOOSING)
 
 
 @pytest.mark.parametrize(("command", "option", "value", "reason"), SCALARS)

@@ -8,6 +8,7 @@ import re
 import shutil
 
 import pytest
+from support.mutations import bundle_of_other_weights
 
 from seq2engine.cli.main import main
 from seq2engine.common.reports import latest_report
@@ -100,13 +101,7 @@ def test_text_in_a_page_out(cli, text_bundle):
 
 
 def test_other_weights_than_the_reference_exit_with_1(cli, tmp_path):
-    bundle = onnx_from_model(random_model(SMALL, 1), tmp_path / "a", ("fp32",)).root
-    other = onnx_from_model(random_model(SMALL, 2), tmp_path / "b", ("fp32",)).root
-    shutil.rmtree(bundle / "onnx")
-    shutil.copytree(other / "onnx", bundle / "onnx")
-    manifest = json.loads((other / "manifest.json").read_text())
-    manifest["checkpoint_sha256"] = json.loads((bundle / "manifest.json").read_text())["checkpoint_sha256"]
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    bundle = bundle_of_other_weights(SMALL, tmp_path)
     code, out, _ = cli(bundle, "5 6 7 8", "--quiet")
     assert code == 1
     assert out.startswith("attention FAILED: layer 1: error ")

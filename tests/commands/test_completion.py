@@ -58,6 +58,10 @@ def test_every_flag_of_a_command_is_offered(script, name):
         ("seq2engine run B --backend t", ["torch", "tensorrt"]),
         ("seq2engine run B --beam-style c", ["ctranslate2"]),
         ("seq2engine export C B --precision fp", ["fp32", "fp16", "fp8"]),
+        ("seq2engine export C B --precision a", []),
+        ("seq2engine run B --precision a", ["auto"]),
+        ("seq2engine run B --draft a", ["auto"]),
+        ("seq2engine serve B --draft q", ["quantised"]),
         ("seq2engine export C B --cache-form ", ["static", "growing"]),
         ("seq2engine completion ", ["bash", "zsh", "fish"]),
         ("seq2engine run B --input ", []),  # a file: bash's own completion

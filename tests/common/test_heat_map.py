@@ -92,7 +92,7 @@ def test_labels_cannot_break_the_page(labelled):
     assert '"<&' not in picture_html(np.eye(2), '"<&', 3)
 
 
-def test_only_labels_wider_than_their_column_are_turned():
+def test_only_labels_wider_than_their_column_are_rotated():
     page = cells_html(np.eye(2), ["a", "b"], ["a", "longer"], "looks at", 20, labelled=True)
     assert "<th><span>a</span><th class=rotated><span>longer</span>" in page
 

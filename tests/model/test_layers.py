@@ -93,7 +93,7 @@ def test_rotation_by_hand() -> None:
     )
 
 
-def turned(x: Tensor, position: int) -> Tensor:
+def rotated(x: Tensor, position: int) -> Tensor:
     """A vector [E] as a query or key at a position."""
     return rotate(x[None, None, None], ROTARY[None, position : position + 1]).flatten()
 
@@ -105,22 +105,22 @@ ROTARY = rotary_table(64, 8).double()
 @given(seeds, st.integers(0, 63))
 def test_rotation_keeps_lengths(seed: int, position: int) -> None:
     x = normal(8, seed=seed)
-    assert turned(x, position).norm().item() == pytest.approx(x.norm().item(), rel=2 * FP32)  # the table's rounding
+    assert rotated(x, position).norm().item() == pytest.approx(x.norm().item(), rel=2 * FP32)  # the table's rounding
 
 
 @quick
 @given(seeds, st.integers(0, 31), st.integers(0, 31), st.integers(1, 32))
 def test_rotary_scores_depend_on_the_distance_only(seed: int, query: int, key: int, shift: int) -> None:
     q, k = normal(2, 8, seed=seed)
-    here = (turned(q, query) @ turned(k, key)).item()
-    there = (turned(q, query + shift) @ turned(k, key + shift)).item()
+    here = (rotated(q, query) @ rotated(k, key)).item()
+    there = (rotated(q, query + shift) @ rotated(k, key + shift)).item()
     near = apart([(4, FP32)]) * (q.norm() * k.norm()).item()  # the table is rounded, twice here and twice there
     assert here == pytest.approx(there, rel=0, abs=near)
 
 
 def test_rotary_scores_do_depend_on_the_distance() -> None:
     q = k = torch.ones(8, dtype=torch.float64)
-    scores = [(turned(q, 0) @ turned(k, distance)).item() for distance in range(8)]
+    scores = [(rotated(q, 0) @ rotated(k, distance)).item() for distance in range(8)]
     assert scores[0] == pytest.approx(8)
     assert len({round(score, 3) for score in scores}) == 8
 
@@ -131,7 +131,7 @@ def test_every_source_turns_by_its_own_positions() -> None:
     found = rotate(x, ROTARY[positions])
     for b in range(2):
         for query in range(2):
-            expected = torch.stack([turned(x[b, h, query], int(positions[b, query])) for h in range(3)])
+            expected = torch.stack([rotated(x[b, h, query], int(positions[b, query])) for h in range(3)])
             torch.testing.assert_close(found[b, :, query], expected)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.cudart_stand_in import Cudart
-from support.handed_over import forget_scripts, ran, script
+from support.handed_over import OWN_OPTIONS, forget_scripts, ran, script
 from support.stand_in_engines import FOUR_BEAMS, MODEL, NARROWER, SOURCES, THREE_BEAMS, put_engines
 from support.tensorrt_stand_in import tensorrt_stand_in
 from support.text_bundle import text_bundle
@@ -33,16 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"length_penalty": -0.5},
     {"early_stopping": True},
     {"early_stopping": "never"},
-    {"forced_bos": 7},
-    {"forced_eos": 2},
-    {"min_length": 9},
-    {"max_length": 6},
-    {"banned": [[0], [2], [5, 6], *([token] for token in range(40, 120))]},
-    {"first_banned": list(range(100, 250))},
-    {"allowed": list(range(3, 90))},
-    {"no_repeat_ngram": 1},
-    {"source_no_repeat_ngram": 1},
-    {"repetition_penalty": 1.7},
+    *OWN_OPTIONS,
 ]
 PADDED = ShapeRanges(Range(2, 2, 4), Range(4, 4, 4), Range(4, 8, 16), Range(1, 8, 12))  # no single or short source
 ALL = [*SOURCES, *SOURCES[:2]]  # more than fit one batch

@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cudart_stand_in import Cudart
-from support.handed_over import BESIDE, forget_scripts, not_a_number, ran, scaled_weight, script, wrong_engine
+from support.handed_over import (
+    BESIDE,
+    OWN_OPTIONS,
+    forget_scripts,
+    not_a_number,
+    ran,
+    scaled_weight,
+    script,
+    wrong_engine,
+)
 from support.stand_in_engines import BEAMS, FOUR_BEAMS, MODEL, NARROWER, ONE_BEAM, SOURCES, THREE_BEAMS, put_engines
 from support.tensorrt_stand_in import tensorrt_stand_in
 from support.text_bundle import text_bundle
@@ -37,18 +46,9 @@ from seq2engine.runtime.translator import load
 
 # One option of a model's own each, that greedy decoding obeys.
 OPTIONS: list[dict[str, Any]] = [
-    {"forced_bos": 7},
-    {"forced_eos": 2},
+    *OWN_OPTIONS,
     {"prefix": [7, 30]},
     {"start": 5},
-    {"min_length": 9},
-    {"max_length": 6},
-    {"banned": [[0], [2], [5, 6], *([token] for token in range(40, 120))]},
-    {"first_banned": list(range(100, 250))},
-    {"allowed": list(range(3, 90))},
-    {"no_repeat_ngram": 1},
-    {"source_no_repeat_ngram": 1},
-    {"repetition_penalty": 1.7},
     {"beam": 4, "length_penalty": 0.6, "early_stopping": True},
 ]
 PADDED = ShapeRanges(Range(2, 2, 4), Range(1, 1, 1), Range(4, 8, 16), Range(1, 8, 12))  # no single or short source

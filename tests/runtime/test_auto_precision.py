@@ -138,15 +138,15 @@ def test_running_a_gpu_s_weights_on_the_cpu_gives_a_note(cli, bundle, precision,
 
 def test_a_kept_measurement_is_not_taken_again(bundle, monkeypatch, tmp_path):
     timed(monkeypatch, fp32=0.002, fp16=0.003, w8a8=0.001)
-    with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as first:
+    with open_session(bundle, precision="auto", threads=1, measured=tmp_path) as first:
         message = first.chosen
     timed(monkeypatch)  # raises where it is asked for
-    with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as again:
+    with open_session(bundle, precision="auto", threads=1, measured=tmp_path) as again:
         assert (again.precision, again.chosen) == ("w8a8", message)
     put_report(bundle, "w8a8", False, "w8a8", 1)
     timed(monkeypatch, fp32=0.002, fp16=0.003)
     try:
-        with open_session(bundle, precision="auto", threads=1, profile=tmp_path) as other:
+        with open_session(bundle, precision="auto", threads=1, measured=tmp_path) as other:
             assert other.precision == "fp32"
     finally:
         (bundle.root / "reports" / "parity-w8a8.json").unlink()

@@ -1,4 +1,4 @@
-"""Whoever decodes, by whatever door, decodes as the model does by default: its first token, its beams, its bans."""
+"""Every way to decode takes the model's own defaults: its first token, its beams, its bans."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rounding import exp_sum_error, rounding_from_session
+from support.rounding import assert_same_outputs, exp_sum_error, rounding_from_session
 
 from seq2engine.errors import ConfigError, ExportError, RequestError
 from seq2engine.export.artifact.bundle import Bundle
@@ -75,9 +75,7 @@ def same(
 ) -> None:
     """The states are the same bits, so that only the projection rounds in two ways."""
     near = rounding_from_session(session, SOURCES, options.max_length, stretch=options.repetition_penalty)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert [best.tokens for best in mine] == [best.tokens for best in other]
-        assert [best.score for best in mine] == near.of_projection(session.config).scores(other, options)
+    assert_same_outputs(ours, theirs, near.of_projection(session.config), options)
 
 
 @pytest.mark.parametrize("rules", RULES)

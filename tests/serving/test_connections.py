@@ -1,4 +1,4 @@
-"""A client that does not read: its connection is cut off, and the application is told."""
+"""A client that does not read: its connection is cut off, and the application is notified."""
 
 from __future__ import annotations
 

@@ -22,6 +22,20 @@ from support.tensorrt_stand_in import engine_bytes, tensorrt_stand_in
 
 BESIDE = tuple(name.removesuffix(".py") for name in SCRIPTS)  # what the scripts import from their own folder
 
+# One option of a model's own each, that every search of a package obeys.
+OWN_OPTIONS: list[dict[str, Any]] = [
+    {"forced_bos": 7},
+    {"forced_eos": 2},
+    {"min_length": 9},
+    {"max_length": 6},
+    {"banned": [[0], [2], [5, 6], *([token] for token in range(40, 120))]},
+    {"first_banned": list(range(100, 250))},
+    {"allowed": list(range(3, 90))},
+    {"no_repeat_ngram": 1},
+    {"source_no_repeat_ngram": 1},
+    {"repetition_penalty": 1.7},
+]
+
 
 def script(folder: Path, name: str) -> ModuleType:
     """A script of that package, fresh, as is all that it imports from its folder."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from seq2engine.common.atomic_folders import sha256_of
@@ -313,8 +314,8 @@ def another_start(graph: onnx.GraphProto) -> None:
     instead(graph, "tokens", "started", reader.name)
 
 
-def turned_the_other_way(graph: onnx.GraphProto) -> None:
-    """Rotary keys of one layer are turned by the angle of the position before."""
+def rotated_by_the_position_before(graph: onnx.GraphProto) -> None:
+    """Rotary keys of one layer are rotated by the angle of the position before."""
     zero, one = constant(graph, 0, "zero"), constant(graph, 1, "one")
     table = next(n for n in graph.node if n.op_type == "Gather" and n.input[0] == "rotary")
     ids = table.input[1]
@@ -337,7 +338,9 @@ MUTATIONS = {
     "position one late, learned": Mutation(
         "decoder_step", shift_position(-1), "target_embedding", ("position",), config=LEARNED
     ),
-    "position one late, rotary": Mutation("decoder_step", turned_the_other_way, "rotary", ("position",), config=ROTARY),
+    "position one late, rotary": Mutation(
+        "decoder_step", rotated_by_the_position_before, "rotary", ("position",), config=ROTARY
+    ),
     "one position for all rows": Mutation("decoder_step", one_position_for_all, "target_embedding", ("position",)),
     "stale cache slot": Mutation("decoder_step", stale_keys, "decoder.0", ("cache slot",)),
     "written one slot late": Mutation("decoder_step", write_one_later, "decoder.1", ("cache slot",)),
@@ -381,3 +384,28 @@ def good_bundle(config: ModelConfig, mutation: Mutation, folder: Path) -> Bundle
     if mutation.outlier:
         model.decoder[0].feed_forward.down.bias.data[7] = mutation.outlier
     return onnx_from_model(model, folder, (mutation.precision,))
+
+
+def good_bundles(config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mutation], Bundle]:
+    """Gives a right export for a mutation; those that need the same model share it."""
+    made: dict[object, Bundle] = {}
+
+    def bundle(mutation: Mutation) -> Bundle:
+        key = (mutation.config, mutation.outlier, mutation.precision)
+        if key not in made:
+            made[key] = good_bundle(config, mutation, tmp_path_factory.mktemp("good") / "bundle")
+        return made[key]
+
+    return bundle
+
+
+def bundle_of_other_weights(config: ModelConfig, folder: Path) -> Path:
+    """A bundle whose graphs have other weights than its reference."""
+    bundle = onnx_from_model(random_model(config, 1), folder / "a", ("fp32",)).root
+    other = onnx_from_model(random_model(config, 2), folder / "b", ("fp32",)).root
+    shutil.rmtree(bundle / "onnx")
+    shutil.copytree(other / "onnx", bundle / "onnx")
+    manifest = json.loads((other / MANIFEST).read_text())
+    manifest["checkpoint_sha256"] = json.loads((bundle / MANIFEST).read_text())["checkpoint_sha256"]
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
+    return bundle

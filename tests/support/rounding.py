@@ -150,6 +150,15 @@ class Rounding:
         return dataclasses.replace(self, widths=())
 
 
+def assert_same_outputs(
+    ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]], near: Rounding, options: SearchOptions
+) -> None:
+    """The same tokens, and scores that only rounding sets apart."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [best.tokens for best in mine] == [best.tokens for best in other]
+        assert [best.score for best in mine] == near.scores(other, options)
+
+
 def rounding_from_config(
     config: ModelConfig, largest: float, precision: str = "fp32", source: int = 0, target: int = 0
 ) -> Rounding:

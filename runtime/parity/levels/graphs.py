@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from seq2engine.errors import ExportError, GraphError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.audit import audit_graph
 from seq2engine.export.contract import GRAPHS, Census
-from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.precision.census import audit_precision, census_of
 
 

@@ -24,6 +24,7 @@ from onnx import helper, shape_inference
 
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor, Passport
 from seq2engine.export.artifact.profiles import ShapeRanges, Workload, shapes_from_ranges
 from seq2engine.export.artifact.transfers import aligned, itemsize_of
@@ -31,7 +32,6 @@ from seq2engine.export.audit import without_weight_data
 from seq2engine.export.debug_outputs import element_types, exposed_graph, real_tensors
 from seq2engine.export.engines.build import build_engine
 from seq2engine.export.engines.to_engine import graph_for_tensorrt
-from seq2engine.export.graph_files import graph_from_file
 from seq2engine.export.graph_index import copy_of
 from seq2engine.export.trt_forms.fold_query import scaled_names
 from seq2engine.export.trt_forms.step import frozen_axes
@@ -102,7 +102,7 @@ class DebugEngines:
     def fitting(self, sources: Sequence[Any]) -> list[Any]:
         """As many of the sources as one batch of the engine takes; if all are too long, the beginnings of them."""
         most = self.ranges.source.max
-        short = [source for source in sources if self.bundle.config.takes_audio or len(source) <= most]
+        short = [source for source in sources if self.bundle.config.takes_features or len(source) <= most]
         few = (short or [source[:most] for source in sources])[: self.ranges.batch.max]
         return few + [few[i % len(few)] for i in range(self.ranges.batch.min - len(few))]
 

@@ -23,7 +23,7 @@ import numpy as np
 from seq2engine.errors import BuildError, GraphError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.default_precision import NOT_COMPUTED
-from seq2engine.export.contract import oracle_of
+from seq2engine.export.contract import FOR_CPUS, oracle_of
 from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
 
@@ -51,6 +51,10 @@ STEPS = 12  # decoder steps searched first; then all of them
 WITHIN_DEBUG_ENGINE = (
     "every node of the ONNX graphs is within budget, and so is every tensor of a debug build of the tensorrt engine "
     "with them as outputs; the fault is in a kernel that is fused otherwise there, or in the session"
+)
+ROUNDED_ACTIVATIONS = (
+    "every tensor is as close to fp64 as PyTorch's own at this precision; int8 activations alone change these outputs, "
+    "so this model has values too large for w8a8: serve fp32 or fp16, or export with --calibrate CORPUS"
 )
 IN_DEBUG_ENGINE = "in a debug build of the engine with this tensor as an output; ONNX Runtime computes it right"
 
@@ -123,7 +127,7 @@ class Locator:
     def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """What all three read: the sources and their mask, with as many columns as an engine takes at least."""
         source, mask = encoder_inputs(self.sources, self.bundle.config)
-        if self.engines is None or self.bundle.config.takes_audio:
+        if self.engines is None or self.bundle.config.takes_features:
             return source, mask
         width = max(mask.shape[1], self.engines.fewest_columns)
         return fitted(source, 1, width), fitted(mask, 1, width)
@@ -213,25 +217,35 @@ class Locator:
         )
 
 
+@dataclass(frozen=True)
+class LocateOptions:
+    """Where to look for a fault: graphs of this precision, decoding these sources to at most `longest` tokens.
+
+    `step` is one that is known to be wrong. `only` is "place:tensor": only that tensor is compared, as the command of a
+    finding does.
+    """
+
+    precision: str
+    sources: Sequence[Sequence[int]]
+    beam: int
+    longest: int
+    step: int = 0
+    threads: int | None = None
+    only: str | None = None
+    command: str = "seq2engine parity BUNDLE"
+
+
 def locate(
     bundle: Bundle,
-    precision: str,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    longest: int,
-    step: int = 0,
-    threads: int | None = None,
-    only: str | None = None,
-    command: str = "seq2engine parity BUNDLE",
+    options: LocateOptions,
     weights: tuple[WeightResult, ...] | None = None,
     engines: DebugEngines | None = None,
 ) -> Finding | None:
-    """The first fault in a bundle's graphs, or None; with `engines`, in those if not in the graphs. `step` is one that
-    is known to be wrong.
+    """The first fault in a bundle's graphs, or None; with `engines`, in those if not in the graphs.
 
-    `only` is "place:tensor": only that tensor is compared, as the command of a finding does. `weights` are the graphs'
-    accounts, if they were made already.
+    `weights` are the graphs' accounts, if they were made already.
     """
+    precision, only, command = options.precision, options.only, options.command
     if only is None or only.startswith(f"{WEIGHTS}:"):
         weights = weights_of(bundle, precision) if weights is None else weights
         tensor = (only or "").partition(":")[2]
@@ -240,7 +254,7 @@ def locate(
     try:
         found = None
         if engines is None or precision not in NOT_COMPUTED["onnxruntime"]:
-            found = numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command)
+            found = numeric_fault(bundle, options)
     except GraphError as error:
         found = crash_of(error, command)
     doubtful = found is None or found.cause in ("unknown", "crash")
@@ -249,7 +263,7 @@ def locate(
     if found is not None or engines is None:
         return found
     try:
-        return numeric_fault(bundle, precision, sources, beam, longest, step, threads, only, command, engines)
+        return numeric_fault(bundle, options, engines)
     except GraphError as error:
         return crash_of(error, command)
     except (BuildError, SessionError) as error:
@@ -274,25 +288,13 @@ def crash_of(error: GraphError, command: str) -> Finding:
     )
 
 
-def numeric_fault(
-    bundle: Bundle,
-    precision: str,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    longest: int,
-    step: int,
-    threads: int | None,
-    only: str | None,
-    command: str,
-    engines: DebugEngines | None = None,
-) -> Finding | None:
+def numeric_fault(bundle: Bundle, options: LocateOptions, engines: DebugEngines | None = None) -> Finding | None:
     """The first tensor that is beyond its budget when the graphs are run."""
-    if engines is not None:
-        longest = min(longest, engines.ranges.target.max)
-    steps = min(longest, max(STEPS, step + 1))
-    with Locator(bundle, precision, sources, beam, threads, engines) as locator:
-        if only is not None:
-            place, name = checked(locator, only)
+    longest = options.longest if engines is None else min(options.longest, engines.ranges.target.max)
+    steps, command = min(longest, max(STEPS, options.step + 1)), options.command
+    with Locator(bundle, options.precision, options.sources, options.beam, options.threads, engines) as locator:
+        if options.only is not None:
+            place, name = checked(locator, options.only)
             found = locator.first(place, [name], longest)
             return locator.finding(found, longest, command) if found else None
         places = [place for place in PLACES if locator.beam > 1 or place != "beams"]
@@ -346,7 +348,8 @@ def finding_of(
     command = " ".join([command, f"--precision={result.precision}", *(f"--row={row}" for row in rows)])
     weights = result.weights or None
     longest = result.max_length
-    found = locate(bundle, result.precision, chosen, beam, longest, step, threads, None, command, weights, engines)
+    options = LocateOptions(result.precision, chosen, beam, longest, step, threads, command=command)
+    found = locate(bundle, options, weights, engines)
     if found is not None:
         return found
     if result.stopped is not None:
@@ -356,6 +359,8 @@ def finding_of(
         return outside_graphs(
             "other side", f"{kept}{baseline.name}; check it against its own weights", baseline.command
         )
+    if result.precision in FOR_CPUS and all(result.tensors):
+        return outside_graphs("precision", ROUNDED_ACTIVATIONS, f"{command} --locate")
     if engines is not None:
         return outside_graphs("engine", WITHIN_DEBUG_ENGINE, f"{command} --locate")
     cause = "engine" if result.backend == "tensorrt" else "session"

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from seq2engine.export.artifact.graph_files import array_of, graph_from_file
 from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
-from seq2engine.export.graph_files import array_of, graph_from_file
 
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...ort.binding import gathered_slots

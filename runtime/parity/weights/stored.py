@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from seq2engine.export.graph_files import array_of, unchecked_graph
+from seq2engine.export.artifact.graph_files import array_of, unchecked_graph
 from seq2engine.export.graph_index import readers_of
 from seq2engine.export.precision.smoothing import SUFFIX, smoothing_from_graph
 

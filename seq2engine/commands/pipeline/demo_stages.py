@@ -65,6 +65,7 @@ def demo(out: Path, progress: Progress) -> str:
             rounds=10,
             threads=THREADS,
             references=references,
+            quick=True,
         ),
         progress,
     )

@@ -11,6 +11,7 @@ from seq2engine.errors import RequestError
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, backend_settings
 
 TOKEN_VARIABLE = "SEQ2ENGINE_TOKEN"
+LONGEST_TOKEN = 1 << 16  # bytes of its file
 
 
 def add_parser(commands: Commands) -> None:
@@ -60,7 +61,6 @@ def run_serve(args: argparse.Namespace) -> int:
     from seq2engine.serving.app import Application, ServerLimits
     from seq2engine.serving.server import address_of, listening_socket, run_server
 
-    check_arguments(args)
     limits = ServerLimits(args.max_body, args.timeout, token_from(args.token_file))
     bundle = open_bundle(args.bundle)
     check_takes_text(bundle.config, bundle.root)
@@ -84,27 +84,15 @@ def run_serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    wrong = [
-        f"--{name.replace('_', '-')} {value:g}, expected at least 1"
-        for name in ("queue", "max_body", "max_beams")
-        if (value := getattr(args, name)) < 1
-    ]
-    if not args.timeout > 0:
-        wrong.append(f"--timeout {args.timeout:g}, expected more than 0")
-    if not 0 <= args.port < 1 << 16:
-        wrong.append(f"--port {args.port}, expected 0 to 65535")
-    if wrong:
-        args.usage_error("; ".join(wrong))
-
-
 def token_from(path: Path | None) -> str | None:
     """The bearer token of a file or of the environment; it is never printed."""
+    from seq2engine.common.json_files import read_text
+
     if path is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = read_text(path, LONGEST_TOKEN).strip()
+    except (OSError, ValueError) as error:
         raise RequestError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
     if not token or len(token.split()) > 1 or not token.isascii():
         raise RequestError(f"the token file {path} holds no token, expected one word of ASCII characters")

@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
     add_bundle(sub)
     sub.add_argument("repository", type=Path, metavar="REPO", help="folder of models; others in it stay")
     sub.add_argument("--name", help="name of the model (default: the bundle's folder)")
-    add_backend(sub)
+    add_backend(sub, auto=False)
     sub.add_argument("--ids", action="store_true", help="texts are lines of token ids, although the bundle takes text")
     sub.add_argument(
         "--batch", type=int, help="maximum requests decoded together (default: 32, or as many as fit into memory)"
@@ -29,13 +29,13 @@ def add_parser(commands: Commands) -> None:
         "--max-beams", type=int, default=32, help="maximum beams or samples per text (default: %(default)s)"
     )
     sub.add_argument(
-        "--instances", type=int, help="processes, of each GPU (default: what fills this machine, or one for each GPU)"
+        "--instances", type=int, help="processes; on GPUs, of each GPU (default: what fills this machine; on GPUs, one)"
     )
     add_gpu_memory(sub)
     sub.add_argument(
         "--strings",
         action="store_true",
-        help="take and give text as BYTES too; with numpy 2 they end the process of servers as old as 2.51",
+        help="also accept and return text as BYTES; with numpy 2, servers as old as 2.51 crash on them",
     )
     sub.add_argument("--force", action="store_true", help="replace existing models that seq2engine wrote")
     add_json(sub)
@@ -45,11 +45,6 @@ def run_triton(args: argparse.Namespace) -> int:
     from seq2engine.export.artifact.bundle import open_bundle
     from seq2engine.triton.repository import TritonOptions, repository_from_bundle
 
-    for name in ("queue", "max_beams", "instances"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            args.usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}, expected at least 1")
-    if not args.timeout > 0:
-        args.usage_error(f"--timeout {args.timeout:g}, expected more than 0")
     options = TritonOptions(
         name=args.name,
         backend=args.backend,

@@ -38,7 +38,9 @@ def result(bundle: Bundle, environments: Path) -> BenchResult:
         kinds = {name: peer_kinds(1)[name] for name in ("ctranslate2 float32", "transformers")}
         broken = {"broken": PeerKind("no_such_peer", "transformers", "float32", "huggingface", ({},))}
         patch.setattr(processes, "peer_kinds", lambda threads: {**kinds, **broken})
-        asked = BenchOptions(["torch"], cases=CASES, rounds=2, threads=1, peers=["all"], environments=environments)
+        asked = BenchOptions(
+            ["torch"], cases=CASES, rounds=2, threads=1, peers=["all"], environments=environments, quick=True
+        )
         return bench_bundle(bundle, asked)
 
 
@@ -95,5 +97,7 @@ def test_a_named_peer_that_fails_ends_the_run(
     with pytest.raises(SessionError, match="broken failed: KeyError"):
         bench_bundle(
             bundle,
-            BenchOptions(["torch"], cases=CASES, rounds=1, threads=1, peers=["broken"], environments=environments),
+            BenchOptions(
+                ["torch"], cases=CASES, rounds=1, threads=1, peers=["broken"], environments=environments, quick=True
+            ),
         )

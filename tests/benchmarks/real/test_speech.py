@@ -1,4 +1,4 @@
-"""From audio to text: whom our arms are held against, and requests that cannot be met (`make measure-speech`)."""
+"""From audio to text: what our arms are compared with, and requests that cannot be met (`make measure-speech`)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from seq2engine.runtime.translator import load
 
 SENTENCES = {word: ["a right output"] for word in ("ab", "bca", "c", "abcab", "cab", "bb")}
 ASKED = BenchOptions(
-    ["onnxruntime"], ["fp32"], natural=[Workload(1, 1), Workload(2, 2)], references=SENTENCES, threads=1
+    ["onnxruntime"], ["fp32"], natural=[Workload(1, 1), Workload(2, 2)], references=SENTENCES, threads=1, quick=True
 )
 
 

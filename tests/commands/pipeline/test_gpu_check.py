@@ -206,7 +206,7 @@ def test_tensorrt_is_an_arm_of_the_benchmark(form: str, tmp_path: Path, monkeypa
     put_engines(bundle, BEAMS)
     result = bench_bundle(
         bundle,
-        BenchOptions(("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1),
+        BenchOptions(("onnxruntime", "tensorrt"), cases=[Case("two", 2, 2, 5, 4)], rounds=2, threads=1, quick=True),
     )
     assert list(result.arms) == ["onnxruntime fp32", "tensorrt fp32"]
     assert result.arms["tensorrt fp32"].bytes == sum(f.stat().st_size for f in bundle.root.glob("engines/*/*.engine"))

@@ -91,13 +91,13 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(file, tmp_path, hashed):
 def test_a_session_refuses_a_graph_that_was_damaged_after_its_check(tmp_path, hashed):
     bundle = onnx_from_model(random_model(PRESETS["tiny"], seed=0), tmp_path / "bundle", ("fp32",))
     kept = tmp_path / "kept"
-    open_session(bundle, threads=1, profile=kept).close()
+    open_session(bundle, threads=1, cache=kept).close()
     assert len(hashed) == 4
-    open_session(open_bundle(bundle.root), threads=1, profile=kept).close()
+    open_session(open_bundle(bundle.root), threads=1, cache=kept).close()
     assert len(hashed) == 4, "two graphs and their weights, once"
     weights = bundle.root / bundle.graph("fp32", "encoder").data_path
     before, content = weights.stat(), weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(BundleError, match="its hash differs"):
-        open_session(bundle, threads=1, profile=kept)
+        open_session(bundle, threads=1, cache=kept)

@@ -19,24 +19,20 @@ from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import ModelConfig
+from seq2engine.model.config import PRESETS
 
-AUDIO = ModelConfig(
+AUDIO = dataclasses.replace(
+    PRESETS["whisper-tiny.en"],
     encoder_layers=2,
     decoder_layers=3,
     heads=4,  # with two heads, TensorRT fuses no attention of one query
     d_model=256,
     d_ff=512,
-    source_vocab=0,
     target_vocab=200,
-    norm="pre",
-    positions="learned",
-    activation="gelu",
-    share_embeddings=False,
-    scale_embeddings=False,
-    front_end="mel",
-    max_source=1500,
     max_target=64,
+    pad_id=0,
+    start_id=1,
+    end_id=2,
 )
 TINY_EN = dataclasses.replace(AUDIO, encoder_layers=4, decoder_layers=4, heads=6, d_model=384, d_ff=1536)
 SLOTS = {1: 64, 4: 256}

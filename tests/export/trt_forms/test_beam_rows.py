@@ -14,24 +14,21 @@ from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms import beam_rows
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import ModelConfig
+from seq2engine.model.config import PRESETS
 
-AUDIO = ModelConfig(
+AUDIO = dataclasses.replace(
+    PRESETS["whisper-tiny.en"],
     encoder_layers=1,
     decoder_layers=2,
     heads=4,
     d_model=64,
     d_ff=96,
-    source_vocab=0,
     target_vocab=256,
-    norm="pre",
-    positions="learned",
-    activation="gelu",
-    share_embeddings=False,
-    scale_embeddings=False,
-    front_end="mel",
     max_source=20,
     max_target=64,
+    pad_id=0,
+    start_id=1,
+    end_id=2,
 )
 CONFIGS = {"usual": AUDIO, "wide heads": dataclasses.replace(AUDIO, d_kv=24)}
 BEAMS, SLOTS = 4, 12

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rounding import rounding_from_session
+from support.rounding import assert_same_outputs, rounding_from_session
 
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
@@ -66,9 +66,7 @@ def same(
 ) -> None:
     """The logits are the same bits; only their exponentials are summed up by another library."""
     near = rounding_from_session(session, SOURCES, options.max_length, stretch=options.repetition_penalty)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert [best.tokens for best in mine] == [best.tokens for best in other]
-        assert [best.score for best in mine] == near.of_normaliser().scores(other, options)
+    assert_same_outputs(ours, theirs, near.of_normaliser(), options)
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def sessions(bundles: dict[str, Bundle]) -> Iterator[Any]:
 def test_tokens_are_those_of_states_in_host_memory(
     sessions: Any, form: str, precision: str, seed: int, count: int, beam: int, length: int, scores: bool, rows: int
 ) -> None:
-    """Sources leave, caches are compacted and grow, and with continuous batching (`rows`) newcomers take rows."""
+    """Sources leave, caches are compacted and grow, and with continuous batching (`rows`) new sources take rows."""
     sources = sources_of(count, seed)
     options = SearchOptions(max_length=length, beam=beam, nbest=beam, scores=scores or beam > 1)
     host, device = sessions(form, precision, False), sessions(form, precision, True)
@@ -192,7 +192,7 @@ def test_a_rule_that_reads_logits_gets_them(wide: OrtSession) -> None:
 
 
 def test_no_cache_crosses(wide: OrtSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in steps nor where sources leave, caches grow and newcomers take rows: only indices do."""
+    """Neither in steps nor where sources leave, caches grow and new sources take rows: only indices do."""
     assert wide.device is not None
     sizes: list[int] = []
     monkeypatch.setattr(type(wide.device), "write", recording(type(wide.device).write, sizes))
@@ -273,7 +273,7 @@ RULES: list[dict[str, Any]] = [
 def test_greedy_search_ahead_of_the_host_is_the_loop_of_single_steps(
     sessions: Any, seed: int, count: int, length: int, rules: dict[str, Any], scores: bool, rows: int
 ) -> None:
-    """Sources end at different steps and are noticed late, and newcomers take their rows (`rows`)."""
+    """Sources end at different steps and are noticed late, and new sources take their rows (`rows`)."""
     sources = sources_of(count, seed)
     options = SearchOptions(max_length=length, scores=scores, **rules)
     one_by_one, ahead = sessions("static", "fp32", True), sessions("static", "fp32", True, tokens_per_wait=8)

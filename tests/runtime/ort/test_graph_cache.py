@@ -162,7 +162,7 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
 def test_the_second_session_makes_no_graph_and_decodes_the_same(bundle, precision, tmp_path, monkeypatch):
     def outputs() -> list[object]:
-        with open_session(bundle, precision=precision, threads=1, profile=tmp_path) as session:
+        with open_session(bundle, precision=precision, threads=1, cache=tmp_path) as session:
             return [generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=8, beam=beam)) for beam in (1, 3)]
 
     with open_session(bundle, precision=precision, threads=1) as session:
@@ -175,7 +175,7 @@ def test_the_second_session_makes_no_graph_and_decodes_the_same(bundle, precisio
 def test_other_weights_have_other_graphs(bundle, tmp_path):
     other = onnx_from_model(random_model(PRESETS["tiny"], seed=1), tmp_path / "other", ("fp32",))
     for each in (bundle, other):
-        open_session(each, precision="fp32", threads=1, profile=tmp_path / "kept").close()
+        open_session(each, precision="fp32", threads=1, cache=tmp_path / "kept").close()
     assert len(list((tmp_path / "kept" / "graphs").iterdir())) == 4
 
 
@@ -185,7 +185,7 @@ from pathlib import Path
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
-with open_session(sys.argv[1], precision="fp32", threads=1, profile=Path(sys.argv[2])) as session:
+with open_session(sys.argv[1], precision="fp32", threads=1, cache=Path(sys.argv[2])) as session:
     print(generate(session, [[5, 6, 7]], SearchOptions(max_length=8)))
 """
 

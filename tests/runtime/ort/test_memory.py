@@ -91,10 +91,10 @@ def resident():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) * 1024
 
 kept = Path(sys.argv[3])
-with open_session(sys.argv[2], threads=1, profile=kept) as session:  # libraries are in memory from here on
+with open_session(sys.argv[2], threads=1, cache=kept) as session:  # libraries are in memory from here on
     generate(session, [[5, 6, 7]], SearchOptions(max_length=4))
 before, found = resident(), []
-with open_session(sys.argv[1], threads=1, profile=kept) as session:
+with open_session(sys.argv[1], threads=1, cache=kept) as session:
     for beam in map(int, sys.argv[4:]):
         generate(session, [[5, 6, 7]], SearchOptions(max_length=4, beam=beam, scores=False))
         found.append(resident() - before)
@@ -145,6 +145,7 @@ def test_memory_is_given_back_before_batches_unlike_those_before():
     assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
     assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
     assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]
+    assert [held.fits(LARGE + 1, most) for most in (LARGE + 1, LARGE)] == [True, False]
     held.forget()
     assert not held.fits(60)
 

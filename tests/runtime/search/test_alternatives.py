@@ -1,4 +1,4 @@
-"""Alternatives at a position are CTranslate2's, one by one and in company; and what they are without it.
+"""Alternatives at a position are CTranslate2's, one by one and in batches; and what they are without it.
 
 CTranslate2 cannot be asked where none is likely enough: it divides by their number.
 """

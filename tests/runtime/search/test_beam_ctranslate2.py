@@ -31,7 +31,7 @@ def their_answer(name: str, sources: list[list[int]], options: SearchOptions) ->
         num_hypotheses=options.nbest,
         length_penalty=options.length_penalty,
         coverage_penalty=options.coverage_penalty,
-        max_batch_size=1 if options.coverage_penalty else 0,  # in company its attention looks at padding
+        max_batch_size=1 if options.coverage_penalty else 0,  # in a batch its attention includes padding
         patience=options.patience,
         max_decoding_length=options.max_length,
         min_decoding_length=max(options.min_length - 1, 0),

@@ -1,6 +1,6 @@
 """What differs between the beam searches of Hugging Face and CTranslate2, each rule on a script solved by hand.
 
-test_beam_huggingface.py and test_beam_ctranslate2.py hold both against the libraries themselves.
+test_beam_huggingface.py and test_beam_ctranslate2.py compare both with the libraries themselves.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ LARGEST_LOGIT = 8.0
 
 def test_an_output_of_one_forced_token_is_one_hypothesis(tmp_path):
     """With one token, which is the forced end, there is one sequence: `generate` of transformers fills up with copies
-    of it whose score says that they are none."""
+    of it whose score marks them as none."""
     model = small_model("marian").eval()
     config, rows = model.config, sources()[:2]
     names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")

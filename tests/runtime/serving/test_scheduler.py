@@ -206,7 +206,7 @@ def test_the_batch_grows_and_shrinks(session):
 
 @pytest.mark.parametrize(("running", "coming", "held"), [(8, 1, HELD_STEPS), (8, 2, 0), (4, 1, 0), (1, 1, 0)])
 def test_new_requests_join_a_large_batch_together_or_after_some_steps(session, running, coming, held):
-    """A call of the encoder stops all that run, so one newcomer alone waits a little where they are many."""
+    """An encoder call stops all running requests, so a single new one waits a little before it joins a large batch."""
     sizes = []
     step, queued = session.step, threading.Event()
 

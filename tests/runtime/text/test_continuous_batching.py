@@ -133,7 +133,7 @@ def test_sources_are_taken_as_there_is_room(session):
 
 
 def test_a_row_holds_its_new_source_at_any_width(sessions):
-    """Cross keys of the newcomers behind a mask, those of the others as they were."""
+    """Cross keys of the new source behind a mask; those of the others are unchanged."""
     old, new = [[5, 6, 7], [8, 9], [10]], [[11, 12, 13, 14, 15]]
     for session in sessions.values():
         for width in (5, 8):

@@ -1,4 +1,4 @@
-"""Lines through a whole model: aligned, in order, as early as can be, and the same alone as in company."""
+"""Lines through a whole model: aligned, in order, as early as can be, and the same alone as in a batch."""
 
 from __future__ import annotations
 

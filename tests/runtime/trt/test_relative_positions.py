@@ -51,7 +51,7 @@ def test_searches_find_what_they_find_over_pytorch(
         expected = [[each.tokens for each in nbest] for nbest in generate(reference, MANY, options)]
         found = [generate(session, MANY[first : first + 4], options) for first in range(0, len(MANY), 4)]
         assert [[each.tokens for each in nbest] for part in found for nbest in part] == expected
-        if form == "static":  # in a growing cache newcomers begin behind all slots: more than this engine has
+        if form == "static":  # in a growing cache new sources begin behind all slots: more than this engine has
             kept_full = dict(translate_many(session, MANY, options, batch=3))
             assert [[each.tokens for each in kept_full[number]] for number in range(len(MANY))] == expected
     assert not trt.broken

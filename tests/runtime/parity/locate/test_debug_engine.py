@@ -30,7 +30,7 @@ from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.parity.locate import debug_engine
 from seq2engine.runtime.parity.locate.debug_engine import DebugEngines, form_of
-from seq2engine.runtime.parity.locate.locate import Locator, locate, locate_sources, numeric_fault
+from seq2engine.runtime.parity.locate.locate import LocateOptions, Locator, locate, locate_sources, numeric_fault
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.text.sources import random_sources
@@ -102,7 +102,9 @@ def scaled(model, tensor):
 def found_in(bundle, precision, engine, beam=4, longest=6, only=None):
     sources = locate_sources(bundle.config, random_sources(bundle.config, 8, 0, 16), [])
     with DebugEngines(bundle, precision, engine) as engines:
-        return numeric_fault(bundle, precision, sources, beam, longest, 0, 1, only, COMMAND, engines)
+        return numeric_fault(
+            bundle, LocateOptions(precision, sources, beam, longest, threads=1, only=only, command=COMMAND), engines
+        )
 
 
 @pytest.mark.slow
@@ -261,7 +263,7 @@ def test_sources_below_the_least_length_are_padded(tensor, layer, bundles, gpu, 
 
     def found():
         with DebugEngines(bundle, "fp32", name) as engines:
-            return numeric_fault(bundle, "fp32", sources, 1, 3, 0, 1, None, COMMAND, engines)
+            return numeric_fault(bundle, LocateOptions("fp32", sources, 1, 3, threads=1, command=COMMAND), engines)
 
     assert found() is None
     plant(monkeypatch, tensor, [tensorrt_builder_stand_in])
@@ -273,7 +275,7 @@ def test_shapes_that_an_engine_does_not_take_end_the_search_with_a_reason(bundle
     monkeypatch.setattr(DebugEngines, "fewest_columns", 21)
     sources = locate_sources(bundle.config, random_sources(bundle.config, 8, 0, 16), [])
     with DebugEngines(bundle, "fp32", engine_of(bundle, ONE, "fp32")) as engines:
-        found = locate(bundle, "fp32", sources, 1, 3, 0, 1, None, COMMAND, (), engines)
+        found = locate(bundle, LocateOptions("fp32", sources, 1, 3, threads=1, command=COMMAND), (), engines)
     assert found.cause == "engine"
     assert "could not be searched: encoder input source_ids has shape [16, 21], this engine takes" in found.text
 

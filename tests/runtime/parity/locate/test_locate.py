@@ -13,7 +13,8 @@ import shlex
 
 import numpy as np
 import pytest
-from support.mutations import MUTATIONS, good_bundle, wrong_copy
+import torch
+from support.mutations import MUTATIONS, good_bundles, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
@@ -22,7 +23,7 @@ from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, PRESETS
-from seq2engine.runtime.parity.locate.locate import PLACES, Locator, locate, locate_sources
+from seq2engine.runtime.parity.locate.locate import PLACES, LocateOptions, Locator, locate, locate_sources
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.text.sources import random_sources
@@ -33,16 +34,7 @@ FLAGS = {"count": 4, "max_length": 5, "beam": 2, "batch": 16, "threads": 1}
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A right export for a mutation; those that need the same model share it."""
-    made = {}
-
-    def bundle(mutation):
-        key = (mutation.config, mutation.outlier, mutation.precision)
-        if key not in made:
-            made[key] = good_bundle(SMALL, mutation, tmp_path_factory.mktemp("good") / "bundle")
-        return made[key]
-
-    return bundle
+    return good_bundles(SMALL, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +71,7 @@ def test_a_planted_defect_is_flagged_found_and_named(good, tmp_path, name):
 def test_a_defect_in_graphs_of_quantised_weights_is_found_too(tmp_path, name, precision, form):
     mutation = dataclasses.replace(MUTATIONS[name], precision=precision)
     bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "right", (precision,), form)
-    assert locate(bundle, precision, random_sources(SMALL, 16), 2, 4, threads=1) is None
+    assert locate(bundle, LocateOptions(precision, random_sources(SMALL, 16), 2, 4, threads=1)) is None
     result = parity_of(
         wrong_copy(bundle, tmp_path / "wrong", mutation), precision=precision, options=ParityOptions(**FLAGS)
     )
@@ -143,7 +135,7 @@ class TestInside:
                 assert not [name for name in names if watch.result(name)]
 
     def test_a_good_export_has_nothing_to_find(self, bundle):
-        assert locate(bundle, "fp32", random_sources(SMALL, 16), beam=2, longest=4, threads=1) is None
+        assert locate(bundle, LocateOptions("fp32", random_sources(SMALL, 16), beam=2, longest=4, threads=1)) is None
 
     def test_names_are_those_of_the_modules(self, bundle):
         with Locator(bundle, "fp32", [[5]], 2, 1) as locator:
@@ -169,7 +161,7 @@ class TestInside:
     )
     def test_what_is_not_there_is_refused(self, bundle, only, message):
         with pytest.raises(RequestError, match=message):
-            locate(bundle, "fp32", [[5]], beam=2, longest=4, threads=1, only=only)
+            locate(bundle, LocateOptions("fp32", [[5]], beam=2, longest=4, threads=1, only=only))
 
 
 class TestCommand:
@@ -216,6 +208,28 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
         found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
         assert found.cause == cause
         assert backend in found.text
+
+
+def test_tensors_as_good_as_pytorch_s_put_the_blame_on_rounded_activations(tmp_path):
+    from seq2engine.runtime.parity.levels.result import ParityResult
+    from seq2engine.runtime.parity.locate.locate import finding_of
+
+    bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("w8a8",))
+    result = ParityResult("onnxruntime", "w8a8", "static", 4, 4, (), ())
+    found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
+    assert found.cause == "precision"
+    assert "int8 activations alone change these outputs" in found.text
+
+
+def test_scales_of_quantised_weights_are_no_bias(tmp_path, cli):
+    """Beside one huge weight int8 activations are rounded to nothing; a scale is not blamed as a stale bias."""
+    model = random_model(dataclasses.replace(PRESETS["tiny"], output_bias=True), 7)
+    with torch.no_grad():
+        model.decoder[1].feed_forward.down.weight[3, 4] = 300.0
+    bundle = onnx_from_model(model, tmp_path / "bundle", ("w8a8",))
+    out = cli("parity", bundle.root, "--count", 16, "--max-length", 24, "--threads", 1, "--quiet")[1]
+    assert "parity" in out
+    assert "stale weights" not in out
 
 
 def test_graphs_and_tensors_that_are_right_put_the_blame_on_the_other_side(good):

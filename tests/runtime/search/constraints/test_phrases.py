@@ -50,7 +50,7 @@ def test_missing_phrases_fit_in_the_needed_tokens(phrases: tuple[tuple[int, ...]
 def test_outputs_contain_every_phrase(
     phrases: tuple[tuple[int, ...], ...], seed: int, beam: int, beam_style: str, batch: int, room: int
 ) -> None:
-    """However little room the maximum length leaves; in company, each as if it were alone."""
+    """However little room the maximum length leaves; in a batch, each as if it were alone."""
     length = phrase_table(phrases).total + room
     options = (
         SearchOptions(

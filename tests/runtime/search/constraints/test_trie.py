@@ -65,7 +65,7 @@ def test_what_is_no_trie() -> None:
 def test_outputs_are_sequences_of_the_trie(
     sequences: list[tuple[int, ...]], seed: int, kind: str, beam_style: str, batch: int, room: int
 ) -> None:
-    """However short the maximum length, as long as one sequence fits; in company, each as if it were alone."""
+    """However short the maximum length, as long as one sequence fits; in a batch, each as if it were alone."""
     shortest = min(map(len, sequences))
     values: dict[str, Any] = {"max_length": shortest + room, "beam_style": beam_style}
     if kind == "sample":

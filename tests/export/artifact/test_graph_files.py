@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from seq2engine.errors import ExportError, GraphError
-from seq2engine.export.graph_files import array_of, graph_from_file, graph_of_ours
+from seq2engine.export.artifact.graph_files import array_of, graph_from_file, graph_of_ours
 
 
 @pytest.fixture
