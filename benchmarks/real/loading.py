@@ -5,8 +5,8 @@ FOLDER holds what `make measure-real` makes: `hf`, `bundle` and `pairs.tsv`. Eve
 (loading_process.py), and arms take turns. Conditions:
 
 first    nothing of the bundle is in the user's cache folder
-warm     it is, and the model's files are in the page cache; then a batch is decoded as well, for its memory
-cold     the model's files are not in the page cache; libraries are
+warm     it is, and the model's files are in the page cache
+cold     the model's files are not in the page cache; libraries are; no batch is decoded
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def measured_load(arm: Arm, condition: str, folder: Path, threads: int) -> Load:
         forget_pages(arm.model)
         forget_pages(cache_of(arm, folder))
     request = {"do": "load", "pairs": str(folder / "pairs.tsv"), "spm": str(folder / "hf" / "source.spm")}
-    return Load(arm.name, condition, **run(arm, {**request, "threads": threads, "batch": condition == "warm"}, folder))
+    return Load(arm.name, condition, **run(arm, {**request, "threads": threads, "batch": condition != "cold"}, folder))
 
 
 def cache_of(arm: Arm, folder: Path) -> Path:
