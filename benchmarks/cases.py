@@ -31,7 +31,7 @@ class Case:
         return f"batch {self.batch}, beam {self.beam}, source {self.source}, output {self.target}"
 
 
-Sources = list[Any]  # of a case: lists of token ids, or of a model that takes audio arrays of features [mels, frames]
+Sources = list[Any]  # of a case: lists of token ids, or arrays of features of audio or images
 SHOWN = {"target": "output"}  # sizes whose name in reports and errors is another
 
 CASES = (
@@ -51,8 +51,8 @@ def cases_for(config: ModelConfig) -> tuple[Case, ...]:
 
 
 def source_length(config: ModelConfig, usual: int) -> int:
-    """A usual source length, or the most that a model takes; audio has one length."""
-    return config.max_source if config.takes_audio else min(usual, config.max_source)
+    """A usual source length, or the most that a model takes; audio and images have one length."""
+    return config.max_source if config.takes_features else min(usual, config.max_source)
 
 
 def cases_from_text(texts: Sequence[str]) -> tuple[Case, ...]:
@@ -103,21 +103,22 @@ def case_problems(cases: Sequence[Case], config: ModelConfig) -> list[str]:
     """Problems of these cases with this model."""
     found = []
     for case in cases:
-        if config.takes_audio and case.source != config.max_source:
-            found.append(f"case {case.name}: source {case.source}, a window of audio has {config.max_source}")
+        if config.takes_features and case.source != config.max_source:
+            what = "an image" if config.takes_images else "a window of audio"
+            found.append(f"case {case.name}: source {case.source}, {what} has {config.max_source}")
         elif case.source > config.max_source:
             found.append(f"case {case.name}: source {case.source}, the model takes at most {config.max_source}")
         most = config.max_target - len(audio_prompt(config))
         if case.target > most:
             found.append(f"case {case.name}: output {case.target}, the model gives at most {most}")
-    if not config.takes_audio and not ordinary_ids(config).size:
+    if not config.takes_features and not ordinary_ids(config).size:
         found.append(f"the source vocabulary of {config.source_vocab} has nothing but special tokens")
     return found
 
 
 def sources_for(case: Case, config: ModelConfig, seed: int = 0) -> Sources:
     """The sources of a case, the same on every machine. All have the full length."""
-    if config.takes_audio:
+    if config.takes_features:
         return random_sources(config, case.batch, seed)
     generator = np.random.default_rng([seed, case.batch, case.source])
     ids = ordinary_ids(config)

@@ -32,7 +32,7 @@ def audit_graph(model: onnx.ModelProto, spec: GraphSpec) -> None:
     ]
     if not problems:
         for sizes in PROBES:
-            problems += shape_problems(model, spec, sizes)
+            problems += shape_problems(model, spec, sizes | dict(spec.fixed))
     if problems:
         shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
         raise ExportError(f"graph {spec.name} breaks the contract: {shown}")

@@ -2,7 +2,7 @@
 
 Shape alphabet: B sources, K beams, S source length, L cache slots, M slots attended to (L in the static cache, L+K in
 the growing one), H heads, E head dim, D model, V vocab, F frames of audio features (2S). Axes named by a letter are
-dynamic; numbers are fixed.
+dynamic; numbers are fixed, as are all sizes of an image.
 """
 
 from __future__ import annotations
@@ -70,11 +70,15 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """One graph: its inputs and outputs in order. They are bound by name, never by position."""
+    """One graph: its inputs and outputs in order. They are bound by name, never by position.
+
+    `fixed` are letters whose axes have one size in every call of this graph: all images have as many positions.
+    """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    fixed: tuple[tuple[str, int], ...] = ()
 
     def input(self, name: str) -> TensorSpec:
         return next(tensor for tensor in self.inputs if tensor.name == name)
@@ -100,11 +104,14 @@ def graph_specs(config: ModelConfig, precision: str = "fp32", cache_form: str = 
     source = TensorSpec("source_ids", "int64", ("B", "S"))
     if config.takes_audio:
         source = TensorSpec("features", "float32", ("B", config.mels, "F"))
+    elif config.takes_images:
+        source = TensorSpec("features", "float32", ("B", *config.features_shape))
     source_mask = TensorSpec("source_mask", "bool", ("B", "S"))
     encoder = GraphSpec(
         "encoder",
         inputs=(source, source_mask),
-        outputs=(*cross, TensorSpec("encoder_states", real, ("B", "S", config.d_model))),
+        outputs=(*cross, TensorSpec("encoder_states", real, ("B", "S", config.state_width))),
+        fixed=(("S", config.max_source),) if config.takes_images else (),
     )
     decoder_step = GraphSpec(
         "decoder_step",

@@ -131,6 +131,21 @@ def lower_conv(w: GraphWriter, path: str, module: nn.Conv1d, x: Value) -> Value:
     )
 
 
+def lower_patches(w: GraphWriter, path: str, module: nn.Conv2d, x: Value) -> Value:
+    """x [B,C,height,width], its sizes fixed -> Conv(x, weight, bias) [B,D,rows,columns]; patches do not overlap."""
+    assert module.bias is not None, "the model's convolutions have a bias"
+    assert module.stride == module.kernel_size, "patches lie side by side"
+    weight, bias = w.weight(f"{path}.weight", module.weight), w.weight(f"{path}.bias", module.bias)
+    sizes = [size // step for size, step in zip(x.shape[2:], module.stride, strict=True)]  # type: ignore[operator]
+    return w.node(
+        "Conv",
+        [x, weight, bias],
+        (x.dtype, (x.shape[0], module.out_channels, *sizes)),
+        kernel_shape=list(module.kernel_size),
+        strides=list(module.stride),
+    )
+
+
 def lower_rms_norm(w: GraphWriter, path: str, module: nn.RMSNorm, x: Value) -> Value:
     scale = w.weight(f"{path}.weight", module.weight)
     return w.node("RMSNormalization", [x, scale], (x.dtype, x.shape), axis=-1, epsilon=module.eps)
@@ -158,6 +173,7 @@ MODULES: dict[type, Callable[..., Value]] = {
     nn.Linear: lower_linear,
     nn.Embedding: lower_embedding,
     nn.Conv1d: lower_conv,
+    nn.Conv2d: lower_patches,
     nn.LayerNorm: lower_layer_norm,
     nn.RMSNorm: lower_rms_norm,
     nn.ReLU: lower_relu,
@@ -257,6 +273,15 @@ def permute(w: GraphWriter, x: Value, *order: int) -> Value:
     return w.node("Transpose", [x], (x.dtype, tuple(x.shape[i] for i in order)), perm=list(order))
 
 
+def expand(w: GraphWriter, x: Value, batch: tuple[Value, int], *others: int) -> Value:
+    """x [1, ...] -> [batch, ...]: Shape(tensor)[axis] -> Concat(size, 1, ...) -> Expand."""
+    tensor, axis = batch
+    assert set(others) == {-1}, "the model expands the first axis only"
+    size = w.node("Shape", [tensor], ("int64", (1,)), start=axis, end=axis + 1)
+    shape = w.node("Concat", [size, w.ints(*[1] * len(others))], ("int64", (1 + len(others),)), axis=0)
+    return w.node("Expand", [x, shape], (x.dtype, (tensor.shape[axis], *x.shape[1:])))
+
+
 def gather_rows(w: GraphWriter, table: Value, ids: Value) -> Value:
     return w.node("Gather", [table, ids], (table.dtype, (*ids.shape, *table.shape[1:])), axis=0)
 
@@ -319,6 +344,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
     "flatten": flatten,
     "transpose": transpose,
     "permute": permute,
+    "expand": expand,
     write_slots: scatter_slots,
 }
 

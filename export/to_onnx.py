@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, isinf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 from seq2engine.common.atomic_folders import keep_files, new_folder, sha256_of
@@ -288,7 +289,7 @@ def graphs_in(
             "export it with seq2engine.onnx_from_model or: seq2engine export CHECKPOINT DIR"
         )
     found = calibrate(fp32) if calibrate is not None and needs_calibration(precisions) else None
-    if found is not None and (lost := not_numbers(found)):
+    if found is not None and (lost := not_numbers(found, fp32)):
         raise ExportError(f"{lost} is not finite when the model decodes {found.corpus} in fp32; check its weights")
     fp32_nodes = {
         name: fp32_nodes_of(fp32[name], found.largest[name] if found else {}) if half else {} for name in GRAPHS
@@ -304,12 +305,24 @@ def needs_calibration(precisions: Sequence[str]) -> bool:
     return any(PRECISIONS[precision] in HALF or precision in SMOOTHED for precision in precisions)
 
 
-def not_numbers(calibration: Calibration) -> str:
-    """A tensor that was infinite or NaN in fp32 already; '' if there is none."""
-    measured = (
-        (f"{graph} {name}", size) for graph, found in calibration.largest.items() for name, size in found.items()
+def not_numbers(calibration: Calibration, graphs: dict[str, onnx.ModelProto]) -> str:
+    """A tensor that was infinite or NaN in fp32 already; '' if there is none. A bias of -inf masks tokens: no fault."""
+    masked = {(graph, name) for graph, model in graphs.items() for name in masked_tensors(model)}
+    measured = ((graph, name, size) for graph, found in calibration.largest.items() for name, size in found.items())
+    lost = (
+        f"{graph} {name}"
+        for graph, name, size in measured
+        if not (isfinite(size) or (isinf(size) and (graph, name) in masked))
     )
-    return next((name for name, size in measured if not isfinite(size)), "")
+    return next(lost, "")
+
+
+def masked_tensors(model: onnx.ModelProto) -> set[str]:
+    """Sums with a weight that is -inf in places and a number elsewhere: -inf there, if the other term is finite."""
+    biases = [weight for weight in model.graph.initializer if len(weight.dims) == 1]
+    weights = {bias.name: numpy_helper.to_array(bias) for bias in biases}
+    masks = {name for name, bias in weights.items() if (bias == -np.inf).any() and (bias < np.inf).all()}
+    return {node.output[0] for node in model.graph.node if node.op_type == "Add" and masks & {*node.input}}
 
 
 def write_graph(

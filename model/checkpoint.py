@@ -1,8 +1,8 @@
 """Checkpoints: a folder of config.json and model.safetensors. Nothing in it is ever unpickled.
 
 Companions may be in the folder and go wherever the model goes: `generation.json`, the model's own decoding defaults
-(fields of `SearchOptions`), `speech.json` of a model that takes audio, and `tokenizer/`. `origin.json` records where an
-imported model comes from: its name on the hub, the commit, the licence.
+(fields of `SearchOptions`), `speech.json` of a model that takes audio, `image.json` of one that takes images, and
+`tokenizer/`. `origin.json` records where an imported model comes from: its name on the hub, the commit, the licence.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from seq2engine.common.json_files import read_json, read_object, shortened, type
 from seq2engine.errors import CheckpointError, ConfigError
 
 from .config import PRESETS, ModelConfig, config_from_dict
+from .images import IMAGES
 from .speech import SPEECH
 from .tokenizers.base import FOLDER as TOKENIZER
-from .transformer import DecoderLayer, EncoderLayer, Transformer
+from .transformer import DecoderLayer, EncoderLayer, ImagePatches, Transformer
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 GENERATION = "generation.json"
 ORIGIN = "origin.json"
+COMPANIONS = (GENERATION, SPEECH, IMAGES)  # and the tokenizer's folder
 SMALL, SMALL_LAYERS = 2**20, 16  # elements and layers that are cheap to allocate even for a damaged file
 GAIN = 1.5  # gain of random weights, 1.0 keeps the variance; with 3.0 a deep model amplifies rounding 300-fold
 
@@ -75,15 +77,16 @@ def write_weights(weights: dict[str, Tensor], path: Path, metadata: dict[str, st
 
 
 def copy_companions(source: Path, target: Path) -> list[Path]:
-    """Copies generation.json, speech.json and tokenizer/, where they are, to another folder; returns the new files."""
-    for name in (GENERATION, SPEECH):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    """Copies the companions of a checkpoint, where they are, to another folder; returns the new files."""
+    files = [source / name for name in COMPANIONS if os.path.lexists(source / name)]
     if (source / TOKENIZER).is_dir():
         (target / TOKENIZER).mkdir()
-        for path in sorted((source / TOKENIZER).iterdir()):
-            shutil.copyfile(path, target / TOKENIZER / path.name)
-    copied = [target / GENERATION, target / SPEECH, *sorted((target / TOKENIZER).rglob("*"))]
+        files += sorted((source / TOKENIZER).iterdir())
+    for path in files:
+        if not path.is_file():  # a device has no end, and a pipe cannot be copied
+            raise CheckpointError(f"{path} is not a regular file; copy the checkpoint again")
+        shutil.copyfile(path, target / path.relative_to(source))
+    copied = [*(target / name for name in COMPANIONS), *sorted((target / TOKENIZER).rglob("*"))]
     return [path for path in copied if path.is_file()]
 
 
@@ -169,18 +172,25 @@ def problems_with_sizes(config: ModelConfig, stored: Mapping[str, tuple[int, ...
         there = {name.split(".")[1] for name in stored if re.fullmatch(rf"{stack}\.\d+\..*", name, re.DOTALL)}
         if layers > max(len(there), SMALL_LAYERS):
             problems.append(f"it has {len(there)} layers of the {stack}, expected {layers}")
-    width, up = config.d_model, config.d_ff * (2 if config.gated else 1)
+    encoder, width = config.encoder_config, config.d_model
+    gate = 2 if config.gated else 1
     sizes: dict[str, tuple[int, ...]] = {
         "target_embedding.tokens.weight": (config.target_vocab, width),
-        "encoder.0.self_attn.qkv.weight": (3 * config.attention_width, width),
-        "encoder.0.feed_forward.up.weight": (up, width),
+        "encoder.0.self_attn.qkv.weight": (3 * encoder.attention_width, encoder.d_model),
+        "encoder.0.feed_forward.up.weight": (encoder.d_ff * gate, encoder.d_model),
+        "decoder.0.self_attn.qkv.weight": (3 * config.attention_width, width),
+        "decoder.0.feed_forward.up.weight": (config.d_ff * gate, width),
     }
     if config.takes_audio:
-        sizes["source_embedding.first.weight"] = (width, config.mels, 3)
+        sizes["source_embedding.first.weight"] = (encoder.d_model, config.mels, 3)
+    elif config.takes_images:
+        patch = (config.channels, config.patch_height, config.patch_width)
+        sizes["source_embedding.patches.weight"] = (encoder.d_model, *patch)
+        sizes["source_embedding.class_tokens"] = (config.class_tokens, encoder.d_model)
     elif not config.share_embeddings:
         sizes["source_embedding.tokens.weight"] = (config.source_vocab, width)
     if config.positions == "learned":
-        sizes["source_embedding.positions"] = (config.max_source, width)
+        sizes["source_embedding.positions"] = (config.max_source, encoder.d_model)
         sizes["target_embedding.positions"] = (config.max_target, width)
     if config.relative:
         layers = config.decoder_layers if config.distances_per_layer else 1
@@ -214,7 +224,10 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
     with torch.no_grad():
         for module in model.modules():
             fill_randomly(module, generator)
-        for table in (model.source_embedding.positions, model.target_embedding.positions):
+        learned = [part.positions for part in (model.source_embedding, model.target_embedding)]
+        if isinstance(model.source_embedding, ImagePatches):
+            learned.append(model.source_embedding.class_tokens)
+        for table in learned:
             if isinstance(table, nn.Parameter):
                 table.normal_(0.0, 1.0, generator=generator)
         for distances in (model.encoder_distances, model.decoder_distances):
@@ -232,11 +245,12 @@ def random_model(preset: str | ModelConfig, seed: int = 0) -> Transformer:
 
 
 def shrink_queries(model: Transformer) -> None:
-    width, scale = model.config.attention_width, model.config.head_dim**-0.5
-    for layer in (*model.encoder, *model.decoder):
-        cast(EncoderLayer | DecoderLayer, layer).self_attn.qkv.weight[:width] *= scale
+    for layers, config in ((model.encoder, model.config.encoder_config), (model.decoder, model.config)):
+        for layer in layers:
+            attention = cast(EncoderLayer | DecoderLayer, layer).self_attn
+            attention.qkv.weight[: config.attention_width] *= config.head_dim**-0.5
     for layer in model.decoder:
-        cast(DecoderLayer, layer).cross_attn.q.weight *= scale
+        cast(DecoderLayer, layer).cross_attn.q.weight *= model.config.head_dim**-0.5
 
 
 def fill_randomly(module: nn.Module, generator: torch.Generator) -> None:
@@ -244,7 +258,7 @@ def fill_randomly(module: nn.Module, generator: torch.Generator) -> None:
         module.weight.normal_(0.0, GAIN * module.in_features**-0.5, generator=generator)
         if module.bias is not None:
             module.bias.normal_(0.0, 0.02, generator=generator)
-    elif isinstance(module, nn.Conv1d):
+    elif isinstance(module, nn.Conv1d | nn.Conv2d):
         module.weight.normal_(0.0, GAIN * module.weight[0].numel() ** -0.5, generator=generator)
         assert module.bias is not None
         module.bias.normal_(0.0, 0.02, generator=generator)

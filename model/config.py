@@ -15,8 +15,9 @@ CHOICES = {
     "norm_kind": ("layer", "rms"),
     "positions": ("sinusoidal", "learned", "rotary", "relative"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
-    "front_end": ("tokens", "mel"),
+    "front_end": ("tokens", "mel", "image"),
 }
+ENCODER_CHOICES = {"encoder_norm": "norm", "encoder_activation": "activation"}  # empty: as the decoder's
 # Fields added after the first release: older files lack them and mean the defaults.
 LATER = (
     "d_kv",
@@ -29,15 +30,30 @@ LATER = (
     "scale_output",
     "front_end",
     "mels",
+    "encoder_width",
+    "encoder_heads",
+    "encoder_d_ff",
+    "encoder_norm",
+    "encoder_activation",
+    "encoder_norm_epsilon",
+    "project_states",
+    "channels",
+    "image_height",
+    "image_width",
+    "patch_height",
+    "patch_width",
+    "class_tokens",
 )
 # The largest sensible values. A file with larger ones is damaged or hostile: nothing is allocated for it.
 LARGEST = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "heads"), 1024),
-    **dict.fromkeys(("d_model", "d_kv"), 2**17),
-    **dict.fromkeys(("d_ff", "max_source", "max_target", "max_distance"), 2**20),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "heads", "encoder_heads", "class_tokens"), 1024),
+    **dict.fromkeys(("d_model", "d_kv", "encoder_width"), 2**17),
+    **dict.fromkeys(("d_ff", "encoder_d_ff", "max_source", "max_target", "max_distance"), 2**20),
+    **dict.fromkeys(("image_height", "image_width", "patch_height", "patch_width"), 2**14),
     **dict.fromkeys(("source_vocab", "target_vocab"), 2**24),
-    "mels": 2**12,
+    **dict.fromkeys(("mels", "channels"), 2**12),
 }
+IMAGE = ("channels", "image_height", "image_width", "patch_height", "patch_width", "class_tokens")
 LARGEST_TABLE = 2**27  # elements of a computed position table, which no file size bounds
 FRAMES = 2  # frames of audio features that become one position of the encoder
 
@@ -74,8 +90,23 @@ class ModelConfig:
     embedding_norm: bool = False  # a norm after the embeddings, as in BART
     final_norm: bool = False  # a norm after the last layer; a pre-norm model always has it
     norm_epsilon: float = 1e-5
-    front_end: str = "tokens"  # what the encoder reads: token ids, or log-mel features of audio ("mel")
-    mels: int = 80  # mel bands of audio features; without meaning for token ids
+    encoder_width: int = 0  # of the encoder's states, and likewise the next five; 0 or empty: as the decoder's
+    encoder_heads: int = 0
+    encoder_d_ff: int = 0
+    encoder_norm: str = ""
+    encoder_activation: str = ""
+    encoder_norm_epsilon: float = 0.0
+    project_states: bool = (
+        False  # a product makes states of d_model of the encoder's, before cross-attention reads them
+    )
+    front_end: str = "tokens"  # what the encoder reads: token ids, log-mel features of audio ("mel"), pixels ("image")
+    mels: int = 80  # mel bands of audio features; without meaning for others
+    channels: int = 3  # of an image, and likewise the next five; without meaning for others
+    image_height: int = 384
+    image_width: int = 384
+    patch_height: int = 16
+    patch_width: int = 16
+    class_tokens: int = 1  # learned vectors before those of the patches: 1 in ViT, 2 in DeiT
     dropout: float = 0.0  # in training only, on embeddings and on every residual branch
     max_source: int = 512
     max_target: int = 512
@@ -103,9 +134,54 @@ class ModelConfig:
         return self.positions == "relative"
 
     @property
+    def encoder_config(self) -> ModelConfig:
+        """What the encoder's layers are made by: this config, with sizes and variants of the encoder's own in it."""
+        own = {
+            "d_model": self.encoder_width,
+            "heads": self.encoder_heads,
+            "d_ff": self.encoder_d_ff,
+            "norm": self.encoder_norm,
+            "activation": self.encoder_activation,
+            "norm_epsilon": self.encoder_norm_epsilon,
+        }
+        changed = {name: value for name, value in own.items() if value and value != getattr(self, name)}
+        return dataclasses.replace(self, **changed) if changed else self
+
+    def heads_of(self, module: str) -> int:
+        """The heads of an attention, by its name in the model."""
+        return self.encoder_config.heads if module.startswith("encoder.") else self.heads
+
+    @property
+    def state_width(self) -> int:
+        """Width of the states that cross-attention reads."""
+        return self.d_model if self.project_states else self.encoder_width or self.d_model
+
+    @property
     def takes_audio(self) -> bool:
-        """Whether a source is log-mel features [mels, frames]; else it is token ids."""
+        """Whether a source is log-mel features [mels, frames]."""
         return self.front_end == "mel"
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether a source is the pixels of an image [channels, height, width]."""
+        return self.front_end == "image"
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether a source is an array of one shape, of audio or of an image; else it is token ids."""
+        return self.takes_audio or self.takes_images
+
+    @property
+    def source_kind(self) -> str:
+        """What a user gives such a model."""
+        return {"tokens": "text", "mel": "audio", "image": "images"}[self.front_end]
+
+    @property
+    def features_shape(self) -> tuple[int, ...]:
+        """The shape of the features of one source."""
+        if self.takes_images:
+            return self.channels, self.image_height, self.image_width
+        return self.mels, self.frames
 
     @property
     def frames(self) -> int:
@@ -115,11 +191,20 @@ class ModelConfig:
     @property
     def shape(self) -> str:
         """The config in a few words, for people who know the model."""
-        source = f"{self.mels} mel bands, " if self.takes_audio else ""
-        vocabulary = f"{self.target_vocab}" if self.takes_audio else f"{self.source_vocab}/{self.target_vocab}"
+        encoder = self.encoder_config
+        width, heads = self.d_model, self.heads
+        sizes = f"d_model {width}, {heads} heads"
+        if (encoder.d_model, encoder.heads) != (width, heads):
+            sizes = f"d_model {encoder.d_model}+{width}, {encoder.heads}+{heads} heads"
+        vocabulary = f"{self.target_vocab}" if self.takes_features else f"{self.source_vocab}/{self.target_vocab}"
+        source = {
+            "tokens": "",
+            "mel": f"{self.mels} mel bands, ",
+            "image": f"images {self.image_height}x{self.image_width}, ",
+        }
         return (
-            f"{self.encoder_layers}+{self.decoder_layers} layers, d_model {self.d_model}, {self.heads} heads, "
-            f"{source}vocabulary {vocabulary}"
+            f"{self.encoder_layers}+{self.decoder_layers} layers, {sizes}, {source[self.front_end]}"
+            f"vocabulary {vocabulary}"
         )
 
     def to_json(self) -> str:
@@ -148,18 +233,23 @@ def _problems(config: ModelConfig) -> list[str]:
     table = max(config.max_source, config.max_target) * max(config.d_model, config.head_dim if config.heads >= 1 else 0)
     if config.positions in ("sinusoidal", "rotary") and table > LARGEST_TABLE:
         found.append(f"a computed table of positions has {table} numbers, expected at most {LARGEST_TABLE}")
-    for name, choices in CHOICES.items():
+    optional = {name: ("", *CHOICES[both]) for name, both in ENCODER_CHOICES.items()}
+    for name, choices in (CHOICES | optional).items():
         if getattr(config, name) not in choices:
-            found.append(f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(choices)}")
-    for name, least in (("d_kv", 0), ("max_distance", 1)):
+            found.append(
+                f"{name} is {shortened(getattr(config, name))}, expected one of {', '.join(filter(None, choices))}"
+            )
+    for name, least in (("d_kv", 0), ("max_distance", 1), *((f"encoder_{n}", 0) for n in ("width", "heads", "d_ff"))):
         if getattr(config, name) < least:
             found.append(f"{name} is {getattr(config, name)}, expected at least {least}")
     if config.heads >= 1 and not config.d_kv and config.d_model % config.heads:
         found.append(f"d_model {config.d_model} is not divisible by heads {config.heads}")
     elif config.positions == "rotary" and config.heads >= 1 and config.head_dim % 2:
         found.append(f"rotary positions need an even head size, got {config.head_dim}")
-    if config.positions == "sinusoidal" and config.d_model % 2:
-        found.append(f"sinusoidal positions need an even d_model, got {config.d_model}")
+    if config.positions == "sinusoidal" and (config.d_model % 2 or config.encoder_width % 2):
+        width = config.d_model if config.d_model % 2 else config.encoder_width
+        found.append(f"sinusoidal positions need an even d_model, got {width}")
+    found += _encoder_problems(config)
     if config.share_embeddings and config.source_vocab != config.target_vocab:
         found.append(
             f"share_embeddings needs equal vocabularies, got source {config.source_vocab}, target {config.target_vocab}"
@@ -168,11 +258,30 @@ def _problems(config: ModelConfig) -> list[str]:
         found.append(f"dropout is {config.dropout}, expected 0 to below 1")
     if not 0 < config.norm_epsilon < 1:
         found.append(f"norm_epsilon is {config.norm_epsilon}, expected between 0 and 1")
+    if not 0 <= config.encoder_norm_epsilon < 1:
+        found.append(f"encoder_norm_epsilon is {config.encoder_norm_epsilon}, expected 0 to below 1")
     for name in ("pad_id", "start_id", "end_id"):
         token = getattr(config, name)
         if not 0 <= token < config.target_vocab:
             found.append(f"{name} {token} is outside the target vocabulary of {config.target_vocab}")
-    return found + (_audio_problems(config) if config.takes_audio else _padding_problems(config))
+    if not config.takes_features:
+        return found + _padding_problems(config)
+    return found + _features_problems(config)
+
+
+def _encoder_problems(config: ModelConfig) -> list[str]:
+    """Problems of sizes that the encoder has of its own."""
+    width, heads = config.encoder_width or config.d_model, config.encoder_heads or config.heads
+    if (width, heads) == (config.d_model, config.heads) or heads < 1 or config.heads < 1:
+        return []
+    found = []
+    if not config.d_kv and width % heads:
+        found.append(f"the encoder's width {width} is not divisible by its heads {heads}")
+    elif config.positions == "rotary" and (own := config.d_kv or width // heads) != config.head_dim:
+        found.append(f"rotary positions need one head size, got {own} in the encoder and {config.head_dim}")
+    if config.share_embeddings and width != config.d_model:
+        found.append(f"share_embeddings needs one width, got {width} in the encoder and {config.d_model}")
+    return found
 
 
 def _padding_problems(config: ModelConfig) -> list[str]:
@@ -184,15 +293,25 @@ def _padding_problems(config: ModelConfig) -> list[str]:
     return found
 
 
-def _audio_problems(config: ModelConfig) -> list[str]:
-    """An encoder of audio has no tokens; its features are never padded."""
+def _features_problems(config: ModelConfig) -> list[str]:
+    """An encoder of audio or of images has no tokens; its features are never padded."""
     found = []
-    if config.mels < 1:
-        found.append(f"mels is {config.mels}, expected at least 1")
+    names = IMAGE if config.takes_images else ("mels",)
+    for name in names:
+        least = 0 if name == "class_tokens" else 1
+        if getattr(config, name) < least:
+            found.append(f"{name} is {getattr(config, name)}, expected at least {least}")
+    kind = config.source_kind
     if config.source_vocab or config.share_embeddings:
-        found.append("an encoder of audio has no tokens: expected source_vocab 0 and share_embeddings false")
+        found.append(f"an encoder of {kind} has no tokens: expected source_vocab 0 and share_embeddings false")
     if config.positions != "learned":
-        found.append(f"positions are {config.positions!r}, expected 'learned' with front_end 'mel'")
+        found.append(f"positions are {config.positions!r}, expected 'learned' with front_end {config.front_end!r}")
+    if config.takes_images and not found:
+        patches = (config.image_height // config.patch_height) * (config.image_width // config.patch_width)
+        if config.max_source != config.class_tokens + patches or not patches:
+            found.append(
+                f"max_source is {config.max_source}, expected {config.class_tokens} class tokens and {patches} patches"
+            )
     return found
 
 
@@ -228,6 +347,33 @@ T5_SMALL = ModelConfig(
     norm_epsilon=1e-6,
     start_id=0,
     end_id=1,
+)
+TROCR_BASE = ModelConfig(
+    encoder_layers=12,
+    decoder_layers=12,
+    heads=16,
+    d_model=1024,
+    d_ff=4096,
+    source_vocab=0,
+    target_vocab=50265,
+    positions="learned",
+    activation="gelu",
+    share_embeddings=False,
+    tie_output=False,
+    scale_embeddings=False,
+    embedding_norm=True,
+    encoder_width=768,
+    encoder_heads=12,
+    encoder_d_ff=3072,
+    encoder_norm="pre",
+    encoder_activation="gelu",
+    encoder_norm_epsilon=1e-12,
+    front_end="image",
+    max_source=577,
+    max_target=512,
+    pad_id=1,
+    start_id=2,
+    end_id=2,
 )
 PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
     "tiny": ModelConfig(
@@ -275,5 +421,21 @@ PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
         pad_id=50256,
         start_id=50257,
         end_id=50256,
+    ),
+    "trocr-base": TROCR_BASE,
+    "trocr-small": dataclasses.replace(
+        TROCR_BASE,
+        decoder_layers=6,
+        heads=8,
+        d_model=256,
+        d_ff=1024,
+        target_vocab=64044,
+        activation="relu",
+        scale_embeddings=True,
+        encoder_width=384,
+        encoder_heads=6,
+        encoder_d_ff=1536,
+        class_tokens=2,
+        max_source=578,
     ),
 }

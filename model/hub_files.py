@@ -21,10 +21,10 @@ from .tokenizers.importing import FILES as TOKENIZER_FILES
 # Of a Hugging Face folder, the best first: safetensors before pickles, whole files before shards.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SMALL = (
-    *("config.json", "generation_config.json", "preprocessor_config.json"),
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "target_vocab.json"),
     *TOKENIZER_FILES,
-    *("generation.json", "speech.json", "seq2engine.json"),  # of checkpoints of ours
+    *("generation.json", "speech.json", "image.json", "seq2engine.json"),  # of checkpoints of ours
     "README.md",  # for its licence
 )
 BUNDLE = "manifest.json"

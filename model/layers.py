@@ -111,7 +111,7 @@ class CrossAttention(Attention):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.q = nn.Linear(config.d_model, config.attention_width, bias=config.biases)
-        self.kv = nn.Linear(config.d_model, 2 * config.attention_width, bias=config.biases)
+        self.kv = nn.Linear(config.state_width, 2 * config.attention_width, bias=config.biases)
 
     def project_source(self, states: Tensor) -> KeyValue:
         """Encoder states [B,S,D] -> k and v [B,H,S,E]."""

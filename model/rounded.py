@@ -65,11 +65,20 @@ class RoundedConv(Rounded, nn.Conv1d):
     """A convolution at `dtype`, summed in fp32 at least and rounded once, as the products are."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(self.dtype, torch.float32)
-        weight = self.weight.to(self.rounded_to).to(wide)
-        assert self.bias is not None
-        made = functional.conv1d(x.to(self.dtype).to(wide), weight, self.bias.to(wide), self.stride, self.padding)
-        return made.to(self.dtype)
+        return functional.conv1d(*rounded_operands(self, x), self.stride, self.padding).to(self.dtype)
+
+
+class RoundedPatches(Rounded, nn.Conv2d):
+    """The same for the patches of an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(*rounded_operands(self, x), self.stride, self.padding).to(self.dtype)
+
+
+def rounded_operands(conv: RoundedConv | RoundedPatches, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(conv.dtype, torch.float32)
+    assert conv.bias is not None
+    return x.to(conv.dtype).to(wide), conv.weight.to(conv.rounded_to).to(wide), conv.bias.to(wide)
 
 
 def model_at(model: Transformer, dtype: torch.dtype, fallbacks: Collection[str] = ()) -> Transformer:
@@ -105,7 +114,7 @@ def model_at(model: Transformer, dtype: torch.dtype, fallbacks: Collection[str] 
 
 
 def has_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding)
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Embedding)
 
 
 def only_bias(path: str, fallbacks: Collection[str]) -> bool:
@@ -115,12 +124,16 @@ def only_bias(path: str, fallbacks: Collection[str]) -> bool:
 
 def rounded(module: nn.Module, dtype: torch.dtype, rounded_to: torch.dtype | None = None) -> nn.Module:
     """A product or an embedding with the same weight, at `dtype`."""
-    made: RoundedLinear | RoundedConv | RoundedEmbedding
+    made: RoundedLinear | RoundedConv | RoundedPatches | RoundedEmbedding
     if isinstance(module, nn.Linear):
         made = RoundedLinear(module.in_features, module.out_features, module.bias is not None, device="meta")
         made.bias = module.bias
     elif isinstance(module, nn.Conv1d):
         made = RoundedConv(module.in_channels, module.out_channels, 1, device="meta")
+        made.kernel_size, made.stride, made.padding = module.kernel_size, module.stride, module.padding
+        made.bias = module.bias
+    elif isinstance(module, nn.Conv2d):
+        made = RoundedPatches(module.in_channels, module.out_channels, 1, device="meta")
         made.kernel_size, made.stride, made.padding = module.kernel_size, module.stride, module.padding
         made.bias = module.bias
     else:

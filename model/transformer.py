@@ -69,6 +69,24 @@ class AudioFeatures(nn.Module):
         return self.dropout(x.transpose(1, 2) + self.positions[positions])  # [B, D, S] -> [B, S, D]
 
 
+class ImagePatches(nn.Module):
+    """Pixels to vectors with positions: a product for each patch of an image, after learned vectors of no patch."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        size = (config.patch_height, config.patch_width)
+        self.patches = nn.Conv2d(config.channels, config.d_model, kernel_size=size, stride=size)
+        self.class_tokens = nn.Parameter(torch.empty(config.class_tokens, config.d_model))
+        self.dropout = nn.Dropout(config.dropout)
+        self.positions = nn.Parameter(torch.empty(config.max_source, config.d_model))
+
+    def forward(self, pixels: Tensor, positions: Tensor) -> Tensor:
+        """pixels [B,C,height,width] -> [B,S,D]. All images have one size, and so every position."""
+        x = self.patches(pixels).flatten(2).transpose(1, 2)  # [B, D, rows, columns] -> [B, patches, D]
+        first = self.class_tokens[None].expand(x.shape[0], -1, -1)
+        return self.dropout(torch.cat((first, x), dim=1) + self.positions)
+
+
 def norm_of(config: ModelConfig) -> nn.Module:
     kind = nn.RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
     return kind(config.d_model, eps=config.norm_epsilon)
@@ -76,6 +94,11 @@ def norm_of(config: ModelConfig) -> nn.Module:
 
 def norm_or_nothing(config: ModelConfig, wanted: bool) -> nn.Module:
     return norm_of(config) if wanted else nn.Identity()
+
+
+def final_norm(config: ModelConfig) -> nn.Module:
+    """The norm after the last layer. A pre-norm stack ends un-normalised, so it always has one."""
+    return norm_or_nothing(config, config.final_norm or config.norm == "pre")
 
 
 class Residual(nn.Module):
@@ -148,18 +171,22 @@ class Transformer(nn.Module):
         self.config = config
         length = max(config.max_source, config.max_target)
         self.target_embedding = Embedding(config, config.target_vocab, config.max_target)
-        self.source_embedding: Embedding | AudioFeatures
+        encoder = config.encoder_config
+        self.source_embedding: Embedding | AudioFeatures | ImagePatches
         if config.takes_audio:
-            self.source_embedding = AudioFeatures(config)
+            self.source_embedding = AudioFeatures(encoder)
+        elif config.takes_images:
+            self.source_embedding = ImagePatches(encoder)
         else:
-            self.source_embedding = Embedding(config, config.source_vocab, config.max_source)
+            self.source_embedding = Embedding(encoder, config.source_vocab, config.max_source)
         if config.share_embeddings:
             cast(Embedding, self.source_embedding).tokens = self.target_embedding.tokens
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = nn.ModuleList(EncoderLayer(encoder) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        final = config.final_norm or config.norm == "pre"  # a pre-norm stack ends un-normalised: it needs one norm more
-        self.encoder_norm = norm_or_nothing(config, final)
-        self.decoder_norm = norm_or_nothing(config, final)
+        self.encoder_norm = final_norm(encoder)
+        self.decoder_norm = final_norm(config)
+        widths = encoder.d_model, config.d_model
+        self.state_projection = nn.Linear(*widths, bias=config.biases) if config.project_states else nn.Identity()
         self.output = nn.Linear(config.d_model, config.target_vocab, bias=config.output_bias)
         if config.tie_output:
             self.output.weight = self.target_embedding.tokens.weight
@@ -167,7 +194,7 @@ class Transformer(nn.Module):
         table = rotary_table(length, config.head_dim) if config.positions == "rotary" else None
         self.register_buffer("rotary", table, persistent=False)
         relative = config.relative
-        self.encoder_distances = DistanceBias(config, config.encoder_layers, ahead=True) if relative else None
+        self.encoder_distances = DistanceBias(encoder, config.encoder_layers, ahead=True) if relative else None
         self.decoder_distances = DistanceBias(config, config.decoder_layers, ahead=False) if relative else None
         self.output_scale = config.d_model**-0.5 if config.scale_output else 1.0
 
@@ -176,8 +203,8 @@ class Transformer(nn.Module):
         return None if self.rotary is None else self.rotary[positions]
 
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, list[KeyValue]]:
-        """ids [B,S] or features [B,mels,2S], and mask [B,S] -> encoder states [B,S,D] and every decoder layer's cross
-        K/V [B,H,S,E]."""
+        """ids [B,S], features [B,mels,2S] or pixels [B,C,height,width], and mask [B,S] -> the states that
+        cross-attention reads, [B,S,D], and every decoder layer's cross K/V [B,H,S,E]."""
         positions = torch.arange(source_mask.shape[1], device=source_mask.device)[None]  # [1, S]
         x = self.source_embedding(source, positions)
         mask = source_mask[:, None, None, :]  # [B, S] -> [B, 1, 1, S]
@@ -185,7 +212,7 @@ class Transformer(nn.Module):
         biases = [None] * len(self.encoder) if distances is None else distances(positions, positions)
         for layer, bias in zip(self.encoder, biases, strict=True):
             x = layer(x, mask, rotary, bias)
-        states = self.encoder_norm(x)
+        states = self.state_projection(self.encoder_norm(x))
         layers = cast(Iterable[DecoderLayer], self.decoder)
         return states, [layer.cross_attn.project_source(states) for layer in layers]
 

@@ -1,7 +1,7 @@
-"""The encoder's inputs for a batch of sources (padded token ids or log-mel features, and a mask), and which
+"""The encoder's inputs for a batch of sources (padded token ids, log-mel features or pixels, and a mask), and which
 sources to encode together.
 
-A source of audio is an array [mels, frames]; inside it is an `AudioSource`, which has a length as a list of tokens has.
+A source of audio or of an image is an array; here it is a `FeatureSource`, which has a length as a list of tokens has.
 """
 
 from __future__ import annotations
@@ -9,79 +9,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from seq2engine.errors import RequestError
 from seq2engine.model.config import FRAMES, ModelConfig
+from seq2engine.model.images import command_for
 
 CALL = 32  # fixed cost of an encoder call, in tokens: it reads all weights
 
 
-class AudioSource(Sequence[int]):
-    """Log-mel features [mels, frames] of one source, as a sequence of as many numbers as the encoder has positions.
+class FeatureSource(Sequence[int]):
+    """Features of one source, [mels, frames] of audio or [channels, height, width] of an image, as a sequence of as
+    many numbers as the encoder has positions.
 
     The numbers replace token ids where sources are compared: equal features have equal numbers.
     """
 
-    def __init__(self, features: np.ndarray):
-        self.features = features
+    def __init__(self, features: np.ndarray, positions: int):
+        self.features, self.positions = features, positions
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        first = self.features[0, : FRAMES * len(self) : FRAMES].view(np.int32)
-        return tuple(np.abs(first.astype(np.int64)).tolist())
+        parts = np.array_split(np.ascontiguousarray(self.features).reshape(-1).view(np.uint8), self.positions)
+        return tuple(crc32(part.tobytes()) for part in parts)
 
     def __len__(self) -> int:
-        return self.features.shape[1] // FRAMES
+        return self.positions
 
     def __getitem__(self, place: Any) -> Any:
         return self.numbers[place]
 
 
 def check_takes_text(config: ModelConfig, bundle: object = "BUNDLE") -> None:
-    """Refuses text for a model that takes audio."""
-    if config.takes_audio:
-        raise RequestError(f"this model takes audio; use: seq2engine transcribe {bundle} file.wav")
+    """Refuses text for a model that takes audio or images."""
+    if config.takes_features:
+        raise RequestError(f"this model takes {config.source_kind}; {command_for(config, bundle)}")
 
 
 def listed_sources(sources: Sequence[Any], config: ModelConfig) -> list[Any]:
-    """Sources as they are decoded: lists of token ids, or an `AudioSource` for each array of features."""
-    if not config.takes_audio:
-        if any(isinstance(source, AudioSource) or np.ndim(source) > 1 for source in sources):
-            raise RequestError("sources are audio features, expected token ids: this model takes text")
+    """Sources as they are decoded: lists of token ids, or a `FeatureSource` for each array of features."""
+    if not config.takes_features:
+        if any(isinstance(source, FeatureSource) or np.ndim(source) > 1 for source in sources):
+            raise RequestError("sources are features of audio or images, expected token ids: this model takes text")
         return [list(source) for source in sources]
-    return [audio_source(source, row) for row, source in enumerate(sources)]
+    return [feature_source(source, config, row) for row, source in enumerate(sources)]
 
 
-def audio_source(source: Any, row: int = 0) -> AudioSource:
-    if isinstance(source, AudioSource):
+def feature_source(source: Any, config: ModelConfig, row: int = 0) -> FeatureSource:
+    if isinstance(source, FeatureSource):
         return source
-    if not isinstance(source, np.ndarray) or source.ndim != 2:
+    if not isinstance(source, np.ndarray) or source.ndim != len(config.features_shape):
         what = f"an array {list(source.shape)}" if isinstance(source, np.ndarray) else f"a {type(source).__name__}"
+        axes = "[channels, height, width]" if config.takes_images else "[mels, frames]"
         raise RequestError(
-            f"source {row} is {what}, expected features [mels, frames]: this model takes audio; "
-            "use: seq2engine transcribe BUNDLE file.wav"
+            f"source {row} is {what}, expected features {axes}: this model takes {config.source_kind}; "
+            f"{command_for(config, 'BUNDLE')}"
         )
-    return AudioSource(np.ascontiguousarray(source, dtype=np.float32))
+    positions = source.shape[1] // FRAMES if config.takes_audio else config.max_source
+    return FeatureSource(np.ascontiguousarray(source, dtype=np.float32), positions)
 
 
-def problem_with_audio(source: AudioSource, config: ModelConfig) -> str | None:
+def problem_with_features(source: FeatureSource, config: ModelConfig) -> str | None:
     """Why a source cannot be encoded; None if it can."""
-    wanted = (config.mels, config.frames)
-    if source.features.shape != wanted:
-        return f"is features of {list(source.features.shape)}, expected {list(wanted)}: pad or cut the audio to 30 s"
+    if source.features.shape != config.features_shape:
+        advice = "resize the image" if config.takes_images else "pad or cut the audio to 30 s"
+        return f"is features of {list(source.features.shape)}, expected {list(config.features_shape)}: {advice}"
     if not np.isfinite(source.features).all():
         return "has features that are not finite numbers"
     return None
 
 
 def encoder_inputs(sources: Sequence[Any], config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """A batch -> ids int64 [B,S] or features float32 [B,mels,2S], and mask bool [B,S]; audio is never padded."""
-    if not config.takes_audio:
+    """A batch -> ids int64 [B,S], or float32 features [B,mels,2S] or pixels [B,C,height,width], and mask bool [B,S].
+
+    Features are never padded.
+    """
+    if not config.takes_features:
         return padded(sources, config.pad_id)
     features = np.stack([source.features for source in sources])
-    return features, np.ones((len(features), features.shape[2] // FRAMES), dtype=bool)
+    return features, np.ones((len(features), len(sources[0])), dtype=bool)
 
 
 def padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:

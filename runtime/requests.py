@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
-from .encoder_inputs import AudioSource, problem_with_audio
+from .encoder_inputs import FeatureSource, problem_with_features
 from .search.option_checks import problems_with_model, problems_with_prefix
 from .search.option_fields import OptionFields
 from .search.options import SearchOptions
@@ -32,8 +32,8 @@ def problems_with_limits(limits: Limits, config: ModelConfig, options: OptionFie
         problems.append(f"max length {options.max_length}{behind}, at most {limits.target - len(options.prompt)}")
         if options.max_length + len(options.prompt) <= config.max_target:
             beyond["target"] = options.max_length + len(options.prompt)
-    if config.takes_audio and options.source_no_repeat_ngram:
-        problems.append("source_no_repeat_ngram asked for, but audio has no tokens")
+    if config.takes_features and options.source_no_repeat_ngram:
+        problems.append(f"source_no_repeat_ngram asked for, but sources of {config.source_kind} have no tokens")
     if beyond and limits.larger is not None:
         problems.append(limits.larger(beyond))
     return problems
@@ -87,8 +87,8 @@ def problems_with_sources(
 ) -> Iterator[str]:
     """Sources that the encoder does not take."""
     for row, source in enumerate(sources, start=first):
-        if isinstance(source, AudioSource):
-            if problem := problem_with_audio(source, config):
+        if isinstance(source, FeatureSource):
+            if problem := problem_with_features(source, config):
                 yield f"source {row} {problem}"
             continue
         if not source:

@@ -25,6 +25,7 @@ from seq2engine.model.tokenizers.ids import IdsTokenizer
 from .backends import AUTO
 from .defaults import defaults_of
 from .generate import decode, generate
+from .images.reader import Reader
 from .model_options import first_token, options_from_session
 from .opening import open_session
 from .search.options import SearchOptions
@@ -87,8 +88,8 @@ def load(
     return Translator(opened, session, coder, threads)
 
 
-class Translator(Transcriber):
-    """A model that takes text, or audio. It owns its session: close it, or use it in a `with` block.
+class Translator(Transcriber, Reader):
+    """A model that takes text, audio or images. It owns its session: close it, or use it in a `with` block.
 
     Search options are fields of `SearchOptions` by name, such as `beam=4`, in place of the model's own; or one
     `SearchOptions` as `options`, which replaces all of them. Languages are named as the model names them, such as

@@ -26,6 +26,9 @@ from .session import EVERYTHING, Session, State, StepForm, cross_attention
 
 ROUND = 8  # capacities are multiples of this many slots
 PREFILL_TOKENS = 32  # of a prompt in one call: graphs compute the logits of all of them
+# What the calls of one compaction take, whatever it copies: as long as attention reads this many numbers of a layer's
+# keys. A small model's steps are short beside them (docs/LOG.md).
+COMPACTION_CALLS, LEAST_NUMBERS = 5_000_000, 768
 COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
 
 
@@ -53,7 +56,7 @@ class TreeStep:
         elif plan is not None:
             self.capacity = rounded(max_steps)  # running ahead is not interrupted for a larger cache
         else:
-            self.capacity = min(slack(beams, 0), rounded(beams * max_steps))
+            self.capacity = min(self.slack(batch, 0), rounded(beams * max_steps))
         self.position: np.ndarray  # [B] steps that each source has done
         self.mask = np.zeros((batch, beams, self.capacity), dtype=bool)
         # Position of the token in every slot [B,L], for models with relative positions; arbitrary where masked.
@@ -126,7 +129,7 @@ class TreeStep:
         if self.growing:
             self.grow(count)
         elif most_used + count > self.capacity:
-            self.compact(rounded(self.live_slots() + count + slack(self.beams, self.live_slots())))
+            self.compact(rounded(self.live_slots() + count + self.slack(len(self.mask), self.live_slots())))
         rows = slice(None) if alone is None else slice(alone, alone + 1)
         used, places, slots = self.used[rows], np.arange(count), np.arange(self.capacity)
         written = (slots >= used[:, None, None]) & (slots <= (used[:, None] + places)[..., None])  # [B, P, L]
@@ -249,7 +252,9 @@ class TreeStep:
         self.restart(rows)
         if not self.growing and not self.batch_invariant and self.fixed_slots is None and self.plan is None:
             live = self.live_slots()
-            if self.capacity > 2 * (live + slack(self.beams, live)):  # the sources that needed these slots are gone
+            if self.capacity > 2 * (
+                live + self.slack(len(self.mask), live)
+            ):  # the sources that needed these slots are gone
                 self.compact(self.fitting_capacity(live))
 
     def restart(self, rows: np.ndarray) -> None:
@@ -284,6 +289,12 @@ class TreeStep:
             return
         self.mask = self.mask[self.rows, parents]
 
+    def slack(self, batch: int, live: int) -> int:
+        """Free slots beside the live ones of these many sources."""
+        numbers = self.session.config.decoder_layers * self.session.config.d_model
+        calls = 0 if self.batch_invariant else COMPACTION_CALLS // (batch * max(numbers, LEAST_NUMBERS))
+        return slack(self.beams, live, calls)
+
     def free_slots(self) -> None:
         """Ensures K free slots for every source: dead slots are dropped first, then the cache grows."""
         if self.batch_invariant:
@@ -315,7 +326,7 @@ class TreeStep:
 
     def fitting_capacity(self, live: int) -> int:
         """The next capacity. The current one is kept if it suffices, so that only slots that move are copied."""
-        wanted = slack(self.beams, live)
+        wanted = self.slack(len(self.mask), live)
         if live + wanted // 2 <= self.capacity <= 2 * (live + wanted):
             return self.capacity
         most = np.any(self.mask, axis=1).sum(axis=1) + self.beams * (self.max_steps - self.position)  # [B]
@@ -354,14 +365,16 @@ class TreeStep:
         self.capacity = capacity
 
 
-def slack(beams: int, live: int) -> int:
-    """Free slots beside the live ones, until the next compaction.
+def slack(beams: int, live: int, calls: int = 0) -> int:
+    """Free slots beside the live ones, until the next compaction; `calls`: readings of a slot that its calls take,
+    times 2 K.
 
     With s of them attention reads s/2 slots too many in every step, and a compaction comes every s/K steps. It copies
     about half of the live slots on average (those that stay in place cost nothing), and copying a slot takes as long as
-    reading about three. So the sum is least for s = sqrt(3 K live): 56 beside 256 live slots of four beams.
+    reading about three. So the sum is least for s = sqrt(3 K live + calls): 56 beside 256 live slots of four beams, if
+    the calls take no time.
     """
-    return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live)))
+    return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live + calls)))
 
 
 def rounded(slots: int) -> int:

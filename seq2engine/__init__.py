@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.attention.view import AttentionView as AttentionView
     from seq2engine.runtime.attention.view import LayerCheck as LayerCheck
     from seq2engine.runtime.generate import generate as generate
+    from seq2engine.runtime.images.pixels import ImageInput as ImageInput
+    from seq2engine.runtime.images.reader import Reading as Reading
     from seq2engine.runtime.model_options import SearchFields as SearchFields
     from seq2engine.runtime.model_options import options_from_session as options_from_session
     from seq2engine.runtime.opening import open_session as open_session
@@ -122,6 +124,9 @@ PUBLIC = {
     "LayerCheck": "runtime.attention.view",
     "Coder": "model.tokenizers.base",
     "Tokenizer": "model.tokenizers.base",
+    # images in, text out
+    "ImageInput": "runtime.images.pixels",
+    "Reading": "runtime.images.reader",
     # audio in, text out
     "AudioInput": "runtime.speech.audio",
     "Transcript": "runtime.speech.transcript",

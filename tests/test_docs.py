@@ -105,6 +105,49 @@ def test_links_lead_somewhere(page):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
+def test_the_limits_of_the_security_page_are_those_of_the_code():
+    from seq2engine.commands.serving.serve import LONGEST_TOKEN
+    from seq2engine.common import inner_paths, json_files
+    from seq2engine.export import graph_files
+    from seq2engine.export.artifact import passport, profiles
+    from seq2engine.model import config
+    from seq2engine.model.tokenizers.importing import MOST_SENTINELS
+    from seq2engine.runtime.cluster.corpus import MOST_ROWS
+    from seq2engine.runtime.search.constraints.phrases import MOST
+    from seq2engine.runtime.search.option_checks import MOST_BEAMS
+    from seq2engine.runtime.serving.fields import MOST_TEXTS
+    from seq2engine.runtime.text.lines import LONGEST
+
+    sizes = config.LARGEST
+    stated = {
+        "256 MB": json_files.LARGEST == 256 << 20,
+        "100 levels": json_files.DEEPEST == 100,
+        "40 digits": json_files.MOST_DIGITS == 40,
+        "255 bytes a name, 1,024 a path": (inner_paths.LONGEST_PART, inner_paths.LONGEST) == (255, 1024),
+        "1,024 layers and heads": {sizes[n] for n in ("encoder_layers", "decoder_layers", "heads")} == {1024},
+        "width (of a head, too) 2^17": sizes["d_model"] == sizes["d_kv"] == 1 << 17,
+        "feed-forward 2^20": sizes["d_ff"] == 1 << 20,
+        "vocabulary 2^24": sizes["source_vocab"] == sizes["target_vocab"] == 1 << 24,
+        "positions 2^20": {sizes[n] for n in ("max_source", "max_target", "max_distance")} == {1 << 20},
+        "mel bands 2^12": sizes["mels"] == 1 << 12,
+        "2^27 numbers": config.LARGEST_TABLE == 1 << 27,
+        "10,000 sentinels": MOST_SENTINELS == 10_000,
+        "2^31 - 1 bytes": graph_files.LARGEST == (1 << 31) - 1,
+        "passport 2^24": passport.LARGEST == 1 << 24,
+        "65,536 sources": profiles.MOST_SOURCES == 65_536,
+        "4,096 beams": MOST_BEAMS == 4096,
+        "62 phrases": MOST == 62,
+        "lines of 1 MB": LONGEST == 1 << 20,
+        "2^27 rows": MOST_ROWS == 1 << 27,
+        "256 texts": MOST_TEXTS == 256,
+        "64 KB": LONGEST_TOKEN == 64 << 10,
+    }
+    page = (ROOT / "docs" / "SECURITY.md").read_text()
+    assert [words for words in stated if words not in page] == []
+    assert [words for words, true in stated.items() if not true] == []
+    assert len(sizes) == 12, "a size that the page does not state"
+
+
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
     config = ROOT / "docs" / "site" / "mkdocs.yml"

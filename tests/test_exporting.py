@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,25 @@ def test_nothing_is_decoded_where_nothing_is_measured(overflowing, tmp_path):
     assert seq2engine.onnx_from_model(overflowing, tmp_path / "bundle", ("fp32",)).manifest.calibration == {}
 
 
+@pytest.mark.parametrize(("bias", "refused"), [(-math.inf, False), (-1e9, False), (math.inf, True), (math.nan, True)])
+def test_a_bias_may_mask_tokens_by_infinity(cli, tmp_path, bias, refused):
+    model = random_model(dataclasses.replace(SMALL, output_bias=True), 7)
+    with torch.no_grad():
+        model.output.bias[-3:] = bias
+    save_checkpoint(model, tmp_path / "checkpoint")
+    flags = ("--precision", "fp32,fp16,w8a8,int8", "--quiet")
+    code, _, errors = cli("export", tmp_path / "checkpoint", tmp_path / "bundle", *flags)
+    assert code == (1 if refused else 0), errors
+    assert ("not finite" in errors) == refused
+    if not refused:
+        kept = seq2engine.open_bundle(tmp_path / "bundle").graph("fp16", "decoder_step").fp32_nodes
+        assert kept.keys() == {"output/Add"}
+
+
 def test_all_commands_export_through_it():
-    for path in ROOT.glob("*.py"):
+    paths = [*ROOT.rglob("*.py")]
+    assert ROOT / "commands" / "export.py" in paths
+    for path in paths:
         names = [
             f"{node.module}.{alias.name}"
             for node in ast.walk(ast.parse(path.read_text()))

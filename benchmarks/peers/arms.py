@@ -131,7 +131,6 @@ def decode_with_peer(peer: Peer, case: Case, sources: Sources) -> PeerDecode:
     for worker in peer.workers:
         worker.prepare(sources, case.beam, case.target, forced=True)
     best = peer.best_for(seconds_of)
-    best.run()
     return PeerDecode(best, peer.kind.beam_style, usual, best.tokens())
 
 

@@ -82,6 +82,8 @@ def hugging_face_from_model(model: Transformer, folder: Path) -> Ids:
 
 def what_no_family_has(config: ModelConfig) -> list[str]:
     found = []
+    if config.takes_images:
+        found.append("it takes images")
     if config.positions == "rotary":
         found.append("it has rotary positions")
     if config.embedding_norm:

@@ -25,7 +25,7 @@ from .load import Measured, poisson_arrivals
 from .ragged import LENGTHS, SMALL, ragged_sources
 from .run import CONTINUOUS, KEPT, ONE, WHOLE, arguments_parser, result_of_arms, write_report
 from .triton_models import ModelSettings, write_models
-from .triton_server import MISSING, PYTHON, TritonServer, present
+from .triton_server import MISSING, PYTHON, TritonServer, ending_by_sigterm, present
 
 CLIENT = Path(__file__).parent / "triton_load.py"
 MODELS = {ONE: "one", KEPT: "kept", WHOLE: "whole", CONTINUOUS: "continuous"}
@@ -66,7 +66,7 @@ def main() -> None:
     args = arguments_parser("Load benchmark of the models on a Triton server").parse_args()
     if not present():
         raise SystemExit(f"error: {MISSING}")
-    with tempfile.TemporaryDirectory() as folder:
+    with ending_by_sigterm(), tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         bundle = (
             onnx_from_model(random_model(SMALL, 0), work / "b", ("fp32",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ..peers.processes import ENVIRONMENTS
 
@@ -38,6 +42,20 @@ def free_ports(count: int) -> list[int]:
     for one in held:
         one.close()
     return ports
+
+
+@contextmanager
+def ending_by_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM raises SystemExit, so that a `finally` ends the server, which has its own session."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class TritonServer:

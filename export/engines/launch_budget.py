@@ -14,7 +14,9 @@ A T5 (pre-norm, RMS norms, relative positions, no biases) has products that no q
 mask that are made once a step; a gated feed-forward is one more launch a layer. Models that take audio (Whisper) are
 pre-norm and have rows of their own. Their query is not folded, and beams are grouped queries in every precision,
 because keys and values of 1,500 positions are not to be copied in every step; where a model is too wide for rows of
-beams (trt_forms/beam_rows.py), that is two launches more a layer.
+beams (trt_forms/beam_rows.py), that is two launches more a layer. Models that take images (TrOCR) have a post-norm
+decoder with a step as that of `base`, but beams as for audio: with rows the query is not folded, so that a wide model,
+where it is, has one launch more a layer. Their encoder is pre-norm, with a convolution and class tokens before it.
 
 The tiny graphs beside a step (export/device_graphs/) take as many whatever the model. A TopK and a sum are two each.
 """
@@ -124,6 +126,15 @@ AUDIO_TABLE = (
     ("encoder", ("fp32",), "", False, 3, 12, False),
 )
 
+IMAGE_TABLE = (
+    ("decoder_step", HALVES, "static", False, 5, 10, True),
+    ("decoder_step", ("fp32",), "static", False, 4, 10, True),
+    ("decoder_step", HALVES, "static", True, 4, 13, True),
+    ("decoder_step", ("fp32",), "static", True, 3, 13, True),
+    ("encoder", HALVES, "", False, 4, 8, True),
+    ("encoder", ("fp32",), "", False, 3, 15, False),
+)
+
 T5_TABLE = (
     ("decoder_step", HALVES, "static", False, 5, 11, True),
     ("decoder_step", ("fp32",), "static", False, 4, 11, True),
@@ -148,7 +159,8 @@ def rows_of(
     )
 
 
-BUDGETS, T5_BUDGETS, AUDIO_BUDGETS = rows_of(TABLE), rows_of(T5_TABLE, gated=1), rows_of(AUDIO_TABLE, wide=2)
+BUDGETS, T5_BUDGETS = rows_of(TABLE), rows_of(T5_TABLE, gated=1)
+AUDIO_BUDGETS, IMAGE_BUDGETS = rows_of(AUDIO_TABLE, wide=2), rows_of(IMAGE_TABLE, wide=1)
 
 
 def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str, beams: bool) -> LaunchBudget | None:
@@ -162,6 +174,10 @@ def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str,
         if config.heads < 4:  # other kernels; no Whisper has so few
             return None
         alike, rows = dataclasses.replace(alike, norm="pre", activation="gelu", scale_embeddings=False), AUDIO_BUDGETS
+    elif config.takes_images:
+        if config.heads < 4 or config.encoder_norm != "pre" or config.project_states:
+            return None
+        alike, rows = alike_of_images(config), IMAGE_BUDGETS
     if any(getattr(config, name) != getattr(alike, name) for name in ALIKE) or config.positions == "rotary":
         return None
     folded = not config.takes_audio  # for audio, the rows of the table have `wide` launches
@@ -170,6 +186,13 @@ def budget_for(config: ModelConfig, graph: str, precision: str, cache_form: str,
         return None
     key = (graph, precision, "" if graph == "encoder" else cache_form, graph != "encoder" and beams)
     return next((row for row in rows if (row.graph, row.precision, row.cache_form, row.beams) == key), None)
+
+
+def alike_of_images(config: ModelConfig) -> ModelConfig:
+    """What such a model is compared with: its decoder may have any of these, which change no kernel."""
+    own = {name: getattr(config, name) for name in ("scale_embeddings", "embedding_norm")}
+    activation = config.activation if config.activation in ("relu", "gelu") else "relu"
+    return dataclasses.replace(PRESETS["base"], activation=activation, **own)
 
 
 def launches_allowed(config: ModelConfig, graph: str, precision: str, cache_form: str, beams: bool) -> int | None:

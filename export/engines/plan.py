@@ -216,7 +216,7 @@ def ranges_of(buckets: Sequence[Bucket], first: int, last: int, batch: Range, be
 def state_bytes(config: ModelConfig, ranges: ShapeRanges, cache_form: str, item_bytes: int) -> int:
     """What the largest batch of a profile keeps on the device: keys and values of source and output, encoder states."""
     slot = 2 * config.decoder_layers * config.d_model  # a key and a value in every layer
-    source = ranges.source.max * (slot + config.d_model)
+    source = ranges.source.max * (slot + config.state_width)
     return ranges.batch.max * item_bytes * (source + SETS[cache_form] * ranges.slots * slot)
 
 

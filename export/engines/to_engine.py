@@ -37,7 +37,7 @@ from .reuse import engines_of_jobs, passport_with, timings_path
 from .targets import check_targets, target_groups
 
 NO_WEIGHTS = ""  # in place of their hash
-AUDIO_BATCH = 8  # most windows of audio of such a build: each has as many positions as fifty sentences
+FEATURE_BATCH = 8  # most windows of audio, or images, of such a build: each has as many positions as twenty sentences
 BEAMS = 4  # default maximum of a build: fits what `run` and `parity` decode with by default
 
 
@@ -45,14 +45,14 @@ def default_ranges(config: ModelConfig, precision: str = "fp16", cache_form: str
     """Ranges that suit short texts: batches of 1 to 32, up to 4 beams, lengths up to 256 where the model goes that far.
 
     TensorRT fuses attention over a range of beams in fp16 and bf16, but in fp32 only over a fixed number of them; a
-    session pads what has fewer (runtime/trt/session.py), which a growing cache does not allow. For audio the number is
-    fixed in fp16, too, so that the source's keys and values are never copied; all sources have one length, and outputs
-    as many tokens as the model has positions, because a prompt counts.
+    session pads what has fewer (runtime/trt/session.py), which a growing cache does not allow. For audio and images the
+    number is fixed in fp16, too, so that the source's keys and values are never copied; all sources have one length,
+    and outputs as many tokens as the model has positions, because a prompt counts.
     """
-    fixed = (PRECISIONS[precision] == "float32" or config.takes_audio) and cache_form == "static"
-    if config.takes_audio:
+    fixed = (PRECISIONS[precision] == "float32" or config.takes_features) and cache_form == "static"
+    if config.takes_features:
         return ShapeRanges(
-            batch=Range(1, 1, AUDIO_BATCH),
+            batch=Range(1, 1, FEATURE_BATCH),
             beam=Range(BEAMS, BEAMS, BEAMS) if fixed else Range(1, BEAMS, BEAMS),
             source=Range(config.max_source, config.max_source, config.max_source),
             target=Range(1, min(64, config.max_target), config.max_target),
@@ -248,7 +248,7 @@ def graph_for_tensorrt(
     if graph == "decoder_step":
         beam = profiles[0].beam
         beams = beam.max if beam.fixed else None
-        long_sources = bundle.config.takes_audio
+        long_sources = bundle.config.takes_features
         with graph_of_ours(path):
             model = step_for_tensorrt(model, bundle.cache_form, beams, slots, path.parent, long_sources)
     return model.SerializeToString(deterministic=True)

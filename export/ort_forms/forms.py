@@ -1,7 +1,7 @@
 """The one chain of forms by which every ONNX Runtime session gets its graphs from the portable ones.
 
     encoder       transposed keys -> flash attention -> int8 products
-    decoder step  transposed keys -> beam positions -> attention outputs -> shortlist -> int8 products
+    decoder step  transposed keys -> beam positions -> attention outputs -> cross rows -> shortlist -> int8 products
                   -> top candidates -> screened argmax -> Gemm projection
     draft step    transposed keys -> shortlist -> draft step, for speculative decoding
 
@@ -21,6 +21,7 @@ import onnx
 from ..contract import GraphSpec
 from .attention_outputs import attention_graph
 from .beam_positions import beam_positions, spec_with_beam_positions
+from .cross_rows import cross_rows
 from .draft_step import draft_graph
 from .flash_attention import flash_attention
 from .gemm_projection import gemm_projection
@@ -40,12 +41,14 @@ class OrtForm:
     int8_products: bool = False
     beam_positions: bool = False  # a position for every beam: speculative decoding
     attention_layers: int = 0  # decoder layers whose cross-attention weights are outputs: all or none
+    cross_rows: bool = False  # a source without padding: beams attend to it one by one
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
     screened: bool = False  # a further input: how many candidates to output instead of logits; 0: logits
     drafts: bool = False  # weights in 8 and 4 bits, the best token is the only output: drafts for the fp32 session
     gemm: bool = False  # the output projection and its bias are one node, in fp32
     counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
+    invariant_sums: bool = False  # sums over the vocabulary have the same bits in every row of a batch
     keeps_mask: bool = False  # first: the step computes its mask from the latest one (device_graphs/whole_step.py)
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
@@ -87,6 +90,8 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = beam_positions(model)
     if form.attention_layers:
         model = attention_graph(model, form.attention_layers)
+    if form.cross_rows:
+        model = cross_rows(model)
     if form.shortlist is not None:
         model = shortlist_graph(model, form.shortlist, folder)
     if form.drafts:
@@ -95,7 +100,7 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = row_products(model)
     if form.greedy:
         return model
-    model = candidate_graph(model, form.counted)
+    model = candidate_graph(model, form.counted, form.invariant_sums)
     if form.screened:
         model = screened_graph(model, folder)
     return gemm_projection(model) if form.gemm else model

@@ -1,10 +1,11 @@
 """The output projection of a decoder step as one Gemm: a form for ONNX Runtime on the CPU, in fp32.
 
     x [B,K,D] --MatMul with Transpose(table)--Add bias--> logits [B,K,V]                  as it was
-    x [B,K,D] --Reshape--> [B*K,D] --Gemm with table, bias--Reshape--> logits [B,K,V]
+    x [B,K,D] --Reshape--> [B*K,D] --Gemm with table, bias--> logits [B*K,V]
 
 Gemm adds the bias where it sums the products; Add reads and writes all logits once more. Gemm also reads the table as
 it is stored: while a session opens there is no transposed copy of it. ONNX Runtime fuses the two itself only in 2-D.
+The output `logits` stays in 2-D: a Reshape to an output copies it, one to the nodes that reduce the logits does not.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ..graph_index import copy_of, makers_of, names_read, replace_nodes
 
 LOGITS = ("logits", "all/logits")  # in the graph, and in the branch of a screened one
+BEST_LOGITS = "best/logits"  # in its other branch: of candidates alone
 FLAT = "projection/flat"  # [-1, D]
 WIDTH = "projection/vocab"  # [V]
 
@@ -40,10 +42,13 @@ def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
             table = transposed.get(product.input[1], product.input[1])
             by_rows = table != product.input[1]
             width, vocab = stored[table][::-1] if by_rows else stored[table]
-            before = list(part.node).index(product)
+            before, logits = list(part.node).index(product), last.output[0]
             others = [node for node in part.node if node not in (product, last)]
-            gemm = projection(product.input[0], table, bias, last.output[0], int(by_rows))
+            for node in others:
+                node.input[:] = [of_projection(logits, "by_beam") if name == logits else name for name in node.input]
+            gemm = projection(product.input[0], table, bias, logits, int(by_rows))
             replace_nodes(part, [*others[:before], *gemm, *others[before:]])
+            declare_flat(graph, vocab)
             sizes = {FLAT: [-1, width], WIDTH: [vocab]}
             graph.initializer.extend(numpy_helper.from_array(np.array(size), name) for name, size in sizes.items())
     read = names_read(graph.node).union(*(names_read(part.node) for part in branches_of(graph)))
@@ -72,16 +77,31 @@ def branches_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from (attribute.g for attribute in node.attribute)
 
 
+def of_projection(logits: str, name: str) -> str:
+    """The name of a tensor around the product that makes these logits."""
+    return f"{logits.removesuffix('logits')}projection/{name}"
+
+
 def projection(x: str, table: str, bias: str | None, logits: str, transposed: int) -> list[NodeProto]:
-    place = logits.removesuffix("logits")
-    flat, rows, beams, shape = (f"{place}projection/{name}" for name in ("x", "logits", "beams", "shape"))
+    flat, beams, shape, by_beam = (of_projection(logits, name) for name in ("x", "beams", "shape", "by_beam"))
     return [
         op("Reshape", [x, FLAT], flat),  # [B, K, D] -> [B*K, D]
-        op("Gemm", [flat, table, *([] if bias is None else [bias])], rows, transB=transposed),
+        op("Gemm", [flat, table, *([] if bias is None else [bias])], logits, transB=transposed),
         op("Shape", ["tokens"], beams),
         op("Concat", [beams, WIDTH], shape, axis=0),
-        op("Reshape", [rows, shape], logits),
+        op("Reshape", [logits, shape], by_beam),  # [B*K, V] -> [B, K, V]
     ]
+
+
+def declare_flat(graph: onnx.GraphProto, vocab: int) -> None:
+    """The output `logits` in 2-D, in every branch."""
+    (output,) = [value for value in graph.output if value.name == "logits"]
+    branches = list(branches_of(graph))
+    output.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", "W" if branches else vocab]))
+    for part in branches:
+        for node in part.node:
+            if node.output[0] == BEST_LOGITS:  # [B, K, C] -> [B*K, C]
+                node.CopyFrom(op("Flatten", list(node.input), BEST_LOGITS, axis=2))
 
 
 def op(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:

@@ -22,6 +22,7 @@ from ..contract import TensorSpec
 from ..graph_index import copy_of, names_read
 
 BLOCK = 128  # elements of a partial sum: ONNX Runtime adds sequentially; over 32,000 elements the error is 3e-6
+BLOCKS = (64, 512)  # the least and the most elements of a partial sum that divide the vocabulary
 ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
 
 CANDIDATES = (
@@ -32,18 +33,20 @@ CANDIDATES = (
 COUNT = TensorSpec("candidate_count", "int64", (1,))
 
 
-def candidate_graph(model: onnx.ModelProto, counted: bool = False) -> onnx.ModelProto:
+def candidate_graph(model: onnx.ModelProto, counted: bool = False, invariant: bool = False) -> onnx.ModelProto:
     """A decoder step, with or without its weights loaded -> the same with the outputs of CANDIDATES.
 
     C is K+1, or all of the vocabulary where that is less: no search needs more of one beam (runtime/search/).
     Candidates are ranked by larger logit, then lower token, as ONNX has TopK do it. With `counted`, C is a further
-    input: then no node computes a shape, which providers of GPUs would leave to the CPU.
+    input: then no node computes a shape, which providers of GPUs would leave to the CPU. With `invariant`, a sum has
+    the same bits in every row.
     """
     vocab = vocab_of(model)
-    blocks = -(-vocab // BLOCK)
+    block = BLOCK if invariant else block_of(vocab)
+    blocks = -(-vocab // block)
     made = copy_of(model)
     top = [top_node(COUNT.name)] if counted else [*count_nodes(), top_node(path("count"))]
-    made.graph.node.extend([*top, *sum_nodes(vocab)])
+    made.graph.node.extend([*top, *sum_nodes(vocab, block)])
     if counted:
         made.graph.input.append(helper.make_tensor_value_info(COUNT.name, TensorProto.INT64, COUNT.axes))
     constants = {
@@ -51,9 +54,9 @@ def candidate_graph(model: onnx.ModelProto, counted: bool = False) -> onnx.Model
         "one": [1],
         "last": [-1],
         "vocab": [vocab],
-        "short_block": [0, 0, 0, 0, 0, -vocab % BLOCK],
+        "short_block": [0, 0, 0, 0, 0, -vocab % block],
         "odd_blocks": [0, 0, 0, 0, 0, -blocks % ALIGNED],
-        "blocks": [0, 0, -1, BLOCK],
+        "blocks": [0, 0, -1, block],
     }
     used = names_read(made.graph.node)
     made.graph.initializer.extend(
@@ -65,6 +68,14 @@ def candidate_graph(model: onnx.ModelProto, counted: bool = False) -> onnx.Model
         element = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
         made.graph.output.append(helper.make_tensor_value_info(tensor.name, element, tensor.axes))
     return made
+
+
+def block_of(vocab: int) -> int:
+    """The elements of a partial sum. Those that divide the vocabulary save a Pad, which copies all of it on one thread;
+    blocks that are no multiples of 64 bytes are summed in another order from row to row."""
+    least, most = BLOCKS
+    dividing = [size for size in range(least, most + 1) if vocab % size == 0]
+    return min(dividing, key=lambda size: abs(size - BLOCK), default=BLOCK)
 
 
 def path(name: str) -> str:
@@ -88,13 +99,13 @@ def top_node(count: str) -> NodeProto:
     return node("TopK", ["logits", count], ["best_logits", "best_tokens"], axis=-1)
 
 
-def sum_nodes(vocab: int) -> list[NodeProto]:
+def sum_nodes(vocab: int, block: int) -> list[NodeProto]:
     """The sum of exp(logit - best logit) of every beam: its softmax denominator. In blocks, as the CPU wants it."""
     return [
         *exp_nodes(),
-        *([node("Pad", [path("exp"), path("short_block")], [path("padded")])] if vocab % BLOCK else []),
-        # [B, K, V] -> [B, K, V/BLOCK, BLOCK]
-        node("Reshape", [path("padded" if vocab % BLOCK else "exp"), path("blocks")], [path("in_blocks")]),
+        *([node("Pad", [path("exp"), path("short_block")], [path("padded")])] if vocab % block else []),
+        # [B, K, V] -> [B, K, blocks, block]
+        node("Reshape", [path("padded" if vocab % block else "exp"), path("blocks")], [path("in_blocks")]),
         node("ReduceSum", [path("in_blocks"), path("last")], [path("block_sums")], keepdims=0),
         node("Pad", [path("block_sums"), path("odd_blocks")], [path("aligned_sums")]),
         node("ReduceSum", [path("aligned_sums"), path("last")], ["exp_sum"], keepdims=0),

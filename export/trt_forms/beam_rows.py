@@ -24,12 +24,15 @@ from ..graph_index import PrimitiveAttention, find_attentions, makers_of, reader
 WIDEST = 512  # d_model
 
 
-def beams_as_rows(model: onnx.ModelProto, heads: tuple[int, int]) -> bool:
-    """Rewrites every cross-attention of a narrow model, in place; whether it did."""
+def takes_rows(heads: tuple[int, int]) -> bool:
+    """Whether a model with these heads and their size is narrow."""
+    return heads[0] * heads[1] <= WIDEST
+
+
+def beams_as_rows(model: onnx.ModelProto, heads: tuple[int, int]) -> None:
+    """Rewrites every cross-attention of a narrow model, in place. Its query must not be folded (fold_query.py)."""
     graph = model.graph
     count, size = heads
-    if count * size > WIDEST:
-        return False
     makers, readers = makers_of(graph.node), readers_of(graph.node)
     instead: dict[str, list[NodeProto]] = {}
     for attention in find_attentions(model):
@@ -51,7 +54,6 @@ def beams_as_rows(model: onnx.ModelProto, heads: tuple[int, int]) -> bool:
         numpy_helper.from_array(np.array(v, dtype=np.int64), f"trt/{n}") for n, v in shapes.items()
     )
     replace_nodes(graph, [one for node in graph.node for one in instead.get(node.name, [node])])
-    return True
 
 
 def rows_of(attention: PrimitiveAttention, q: str, scale: str, masked: str, output: str) -> list[NodeProto]:

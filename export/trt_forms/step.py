@@ -4,7 +4,8 @@ Portable attention is five primitive ops that run anywhere. TensorRT has a fused
 reads its inputs through Concat, Split and bias, and another for several queries (not in fp32) that wants keys and
 values in a layout of its own, one copy launch for each. So:
 
-    every form                cross-attention's query is folded into the products before it (fold_query.py)
+    every form                cross-attention's query is folded into the products before it (fold_query.py), unless
+                              beams are rows: then TensorRT would copy the source's keys and values
     one beam                  where it was folded, cross-attention becomes an Attention op, which takes that query
                               without a copy; a static cache is written late (late_write.py),
                               self-attention stays primitive
@@ -14,8 +15,8 @@ values in a layout of its own, one copy launch for each. So:
       cross_k.0, cross_v.0, cross_k.1, ... --Concat--Split--> the same tensors, laid out once per step
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
 
-    K beams over audio,       cross keys and values are so long (1,500 positions) that laying them out in every step
-    K fixed                   takes longer than the launches it saves: grouped queries, as in fp32, which read them as
+    K beams over audio or     cross keys and values are so long (1,500 or 577 positions) that laying them out in every
+    images, K fixed           step takes longer than the launches it saves: grouped queries, as in fp32, which read them as
                               they are; cross-attention of a narrow model has beams as rows (beam_rows.py)
     K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
                               query heads over the source's shared key heads (grouped-query form) for that of one query
@@ -42,7 +43,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..graph_index import PrimitiveAttention, copy_of, find_attentions, makers_of, rename_inputs, replace_nodes
 from ..precision.census import types_of
-from .beam_rows import beams_as_rows
+from .beam_rows import beams_as_rows, takes_rows
 from .fold_query import fold_queries
 from .late_write import write_late
 
@@ -68,13 +69,14 @@ def step_for_tensorrt(
 ) -> onnx.ModelProto:
     """A decoder step for a build: fixed axes written down, everything in the form that takes the fewest launches.
 
-    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio is, keys
-    and values of the source are never copied for a fixed number of beams.
+    No `beams`: dynamic. Weights that are not in the message are in `folder`. If all sources are long, as audio and
+    images are, keys and values of the source are never copied for a fixed number of beams.
     """
     form = copy_of(model)
     frozen_axes(form, ({"L": slots} if cache_form == "static" else {}) | ({"K": beams} if beams else {}))
     heads = heads_of(form)
-    folded = fold_queries(form, heads, folder)
+    as_rows = long_sources and beams not in (None, 1) and takes_rows(heads)
+    folded = not as_rows and fold_queries(form, heads, folder)
     if beams == 1:
         if cache_form == "static":
             write_late(form, beams, slots)
@@ -91,8 +93,9 @@ def step_for_tensorrt(
             pack_keys_and_values(form, own=True)
     elif beams:
         whole = precision_of(form) == TensorProto.FLOAT
-        rows = long_sources and beams_as_rows(form, heads)
-        grouped = [a for a in find_attentions(form) if (whole or not a.bias) and (a.is_self or not rows)]
+        if as_rows:
+            beams_as_rows(form, heads)
+        grouped = [a for a in find_attentions(form) if (whole or not a.bias) and (a.is_self or not as_rows)]
         rewrite_attentions(form, grouped, heads, beams)
     return form
 

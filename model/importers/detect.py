@@ -18,15 +18,17 @@ from seq2engine.errors import CheckpointError
 
 from ..checkpoint import CONFIG, GENERATION, read_config, write_checkpoint, write_origin
 from ..hub_files import Located, located
+from ..images import IMAGES
 from ..speech import SPEECH
 from ..tokenizers.base import FOLDER as TOKENIZER
 from .fairseq import FILES as FAIRSEQ_FILES
 from .fairseq import checkpoint_from_fairseq
-from .hugging_face import checkpoint_from_hugging_face
+from .hugging_face import ELSEWHERE, checkpoint_from_hugging_face
 from .imported import Imported
 from .opennmt import checkpoint_from_opennmt
 from .pickles import pickle_in, read_pickle
 from .torch_transformer import DESCRIPTION, checkpoint_from_torch
+from .trocr import checkpoint_from_trocr
 from .whisper import checkpoint_from_openai, checkpoint_from_whisper
 
 KNOWN = (
@@ -48,6 +50,7 @@ SOURCES = {
     "fairseq": Source("fairseq", checkpoint_from_fairseq),
     "opennmt": Source("OpenNMT-py", checkpoint_from_opennmt),
     "whisper": Source("Hugging Face", checkpoint_from_whisper),
+    "vision-encoder-decoder": Source("Hugging Face", checkpoint_from_trocr),
     "openai": Source("openai-whisper", checkpoint_from_openai),
     "torch": Source("torch.nn.Transformer", checkpoint_from_torch),
 }
@@ -65,7 +68,8 @@ def source_of(path: Path) -> Source:
             raise CheckpointError(
                 f"{path} is a seq2engine checkpoint already; export it with: seq2engine export {path} DIR"
             )
-        return SOURCES["whisper" if model_type_of(path) == "whisper" else "hugging face"]
+        kind = model_type_of(path)
+        return SOURCES[kind if kind in ELSEWHERE else "hugging face"]
     if path.is_dir() and not any(path.glob("*.pt")):
         raise CheckpointError(f"{path} holds no checkpoint that is understood; expected {KNOWN}")
     file = pickle_in(path, FAIRSEQ_FILES)
@@ -156,6 +160,8 @@ def import_located(source: Located, target: Path, force: bool, progress: Progres
             (beside / GENERATION).write_text(json.dumps(imported.generation, indent=2) + "\n")
         if imported.speech is not None:
             (beside / SPEECH).write_text(imported.speech.to_json())
+        if imported.images is not None:
+            (beside / IMAGES).write_text(imported.images.to_json())
         if imported.tokenizer is not None:
             (beside / TOKENIZER).mkdir()
             imported.tokenizer.write(beside / TOKENIZER)

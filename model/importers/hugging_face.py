@@ -33,6 +33,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 READERS: dict[str, Callable[[Path, dict[str, Any], dict[str, Any] | None, str, str], Imported]] = {
     **dict.fromkeys(T5_FAMILIES, checkpoint_from_t5),
 }
+ELSEWHERE = ("whisper", "vision-encoder-decoder")  # model types that detect.py gives to whisper.py and trocr.py
 
 SHARED = "model.shared.weight"
 SOURCE = "model.encoder.embed_tokens.weight"
@@ -94,7 +95,7 @@ def checkpoint_from_hugging_face(source: Path) -> Imported:
     own_where = where if own is None else str(source / GENERATION)
     if (name := values.get("model_type")) in tuple(READERS):
         return READERS[name](source, values, own, where, own_where)
-    family = family_of(values, where, READERS)
+    family = family_of(values, where, (*READERS, *ELSEWHERE))
     settings = settings_of(family, values, where)
     generation, notes = generation_from_files(values, own, own_where)
 

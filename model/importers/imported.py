@@ -8,6 +8,7 @@ from typing import Any
 
 from seq2engine.errors import CheckpointError
 
+from ..images import ImageConfig
 from ..speech import SpeechConfig
 from ..tokenizers.base import Tokenizer
 from ..transformer import Transformer
@@ -28,6 +29,7 @@ class Imported:
     kind: str
     tokenizer: Tokenizer | None
     speech: SpeechConfig | None = None  # of a model that takes audio
+    images: ImageConfig | None = None  # of a model that takes images
 
 
 def tokenizer_or_note(read: Callable[[], Tokenizer | None]) -> tuple[Tokenizer | None, tuple[str, ...]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .base import ABOUT
 from .languages import language_among, languages_of
 
 FILE = "tokenizer.json"
+PANIC = "PanicException"  # of Rust code; it cannot be imported
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class HuggingFaceTokenizer:
             raise ValueError(f"{FILE} has no end token {self.end!r}")
         special = ((token.content, i) for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         languages = languages_of(special)
-        frame = tokenizer.encode("").ids
+        with library_errors(ValueError, f"{FILE} cannot be used"):
+            frame = tokenizer.encode("").ids
         places = [place for place in (0, -1) if frame and frame[place] in languages.values()]
         object.__setattr__(self, "tokenizer", tokenizer)
         object.__setattr__(self, "languages", languages)
@@ -42,7 +45,7 @@ class HuggingFaceTokenizer:
         object.__setattr__(self, "place", places[0] if places else None)
 
     def encode_source(self, text: str, language: str | None = None) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text).ids
+        ids: list[int] = self.encoded(text, framed=True).ids
         if language is not None:
             token = language_among(language, self.languages)
             if self.place is None:
@@ -51,12 +54,16 @@ class HuggingFaceTokenizer:
         return ids
 
     def encode_target(self, text: str) -> list[int]:
-        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, self.end_id]
+        return [*self.encoded(text).ids, self.end_id]
+
+    def encoded(self, text: str, framed: bool = False) -> Any:
+        with library_errors(RequestError, f"{FILE} cannot encode this text"):
+            return self.tokenizer.encode(text, add_special_tokens=framed)
 
     def unknown_source(self, text: str) -> list[str]:
         if self.unknown_id is None:
             return []
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.encoded(text)
         places = zip(encoding.ids, encoding.offsets, strict=True)
         return list(dict.fromkeys(text[start:end] for i, (start, end) in places if i == self.unknown_id))
 
@@ -64,7 +71,8 @@ class HuggingFaceTokenizer:
         return self.unknown_source(text)
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        with library_errors(RequestError, f"{FILE} cannot decode the output"):
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def source_tokens(self, ids: Sequence[int]) -> list[str]:
         return self.names(ids)
@@ -92,13 +100,27 @@ def library_tokenizer(text: str) -> Any:
         if missing := missing_package(error, "this model's tokenizer"):
             raise missing from error
         raise
-    try:
+    with library_errors(ValueError, f"{FILE} cannot be read"):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more exact
-        raise ValueError(f"{FILE} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def library_errors(kind: type[ValueError | RequestError], what: str) -> Iterator[None]:
+    """What the library raises in the block becomes an error of that kind, in one line.
+
+    Many problems of a file show only when a text needs the part that has them. The library raises nothing more exact
+    than Exception, and its panics are not even that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise  # an interrupt
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise kind(f"{what}: {reason}") from error
 
 
 def unknown_id_of(values: dict[str, Any], tokenizer: Any) -> int | None:
@@ -119,15 +141,20 @@ def framed_by_language(text: str, language: str, end: str, place: str) -> str:
     Files of such models often differ from how the models were trained, because the class that reads them overrides
     them; here the file alone has to be right.
     """
+    return framed(text, [language, "$A", end] if place == "first" else ["$A", end, language])
+
+
+def framed(text: str, frame: Sequence[str]) -> str:
+    """A tokenizer.json whose sources are framed by special tokens; $A is the source in a frame."""
     tokenizer = library_tokenizer(text)
     from tokenizers.processors import TemplateProcessing
 
-    tokens = [(name, tokenizer.token_to_id(name)) for name in (language, end)]
+    tokens = [(name, tokenizer.token_to_id(name)) for name in frame if name != "$A"]
     if missing := [name for name, i in tokens if i is None]:
         raise ValueError(f"{FILE} has no token {missing[0]!r}")
-    single = [language, "$A", end] if place == "first" else ["$A", end, language]
-    tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
-    return str(tokenizer.to_str())
+    with library_errors(ValueError, f"{FILE} cannot be used"):
+        tokenizer.post_processor = TemplateProcessing(single=list(frame), special_tokens=tokens)
+        return str(tokenizer.to_str())
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .base import Tokenizer
 from .byt5 import ByteTokenizer
 from .byte_level import merges_from_file, tokenizer_json, vocabulary_from_tiktoken
 from .fairseq import FairseqTokenizer, read_exactly, words_from_file
-from .hugging_face import FILE, HuggingFaceTokenizer, framed_by_language
+from .hugging_face import FILE, HuggingFaceTokenizer, framed, framed_by_language
 from .languages import languages_of
 from .sentencepieces import SENTINEL, PieceTable, SentencePieceTokenizer, table_from_file, vocabulary_from_file
 from .subwords import MergeCodes
@@ -45,7 +45,9 @@ CLASS_OF_MODEL = {
     "mt5": "MT5Tokenizer",
     "umt5": "T5Tokenizer",
     "whisper": "WhisperTokenizer",
+    "vision-encoder-decoder": "RobertaTokenizer",
 }
+BYTE_LEVEL = ("RobertaTokenizer", "BartTokenizer")  # vocab.json and merges.txt, framed by <s> and </s>
 ALIGNED = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}  # before the pieces of fairseq's models
 MOST_SENTINELS = 10_000  # their numbers have four digits at most
 PEGASUS_OFFSET = 103  # ids before the pieces: pad, end, masks and unused ones
@@ -70,6 +72,11 @@ def tokenizer_from_hugging_face(source: Path) -> Tokenizer | None:
             return from_tokenizer_json(source, settings, name)
         if name == "WhisperTokenizer" and (source / MERGES).is_file():
             return whisper_from_folder(source, settings)
+        if name in BYTE_LEVEL and (source / VOCABULARY).is_file() and (source / MERGES).is_file():
+            return roberta_from_folder(source)
+        if (source / SHARED_PIECES).is_file() and settings.get("model_type") == "vision-encoder-decoder":
+            table = shifted_table(source / SHARED_PIECES, 1, ALIGNED["<unk>"], ALIGNED["</s>"])
+            return SentencePieceTokenizer(table, table)  # XLM-R's: its sources would differ, but they are images
         if (source / SHARED_PIECES).is_file() and name in MULTILINGUAL:
             return aligned_from_folder(source, settings, name)
         if (source / PEGASUS_PIECES).is_file() and name == "PegasusTokenizer":
@@ -166,6 +173,13 @@ def whisper_from_folder(source: Path, settings: dict[str, Any]) -> HuggingFaceTo
     marked = [(i, name, not name[2:3].isdigit()) for name, i in added.items() if i is not None]
     kept = {token: i for token, i in vocabulary.items() if token not in added or i == added[token]}
     return HuggingFaceTokenizer(tokenizer_json(kept, merges_from_file(source / MERGES), marked), TEXT_END)
+
+
+def roberta_from_folder(source: Path) -> HuggingFaceTokenizer:
+    vocabulary = vocabulary_from_file(source / VOCABULARY)
+    added = [(i, name, True) for name, i in vocabulary.items() if name in ALIGNED or name == "<mask>"]
+    text = tokenizer_json(vocabulary, merges_from_file(source / MERGES), added)
+    return HuggingFaceTokenizer(framed(text, ["<s>", "$A", "</s>"]), "</s>")
 
 
 def tokenizer_from_tiktoken(folder: Path, layout: Layout) -> Tokenizer | None:

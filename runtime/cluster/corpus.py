@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CHUNK = 1 << 20  # bytes read at once
 NEWLINE = ord("\n")
 PARQUET, TSV = ".parquet", ".tsv"
 TEXT_COLUMN = "text"  # of a Parquet file, where none is named
+MOST_ROWS = 1 << 27  # of a row group, which is read as a whole; usual are a million
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,17 @@ def text_blocks(file: Path, first: int, lines: int, column: str | None) -> Itera
 
 
 def parquet_blocks(file: Path, first: int, lines: int, column: str | None) -> Iterator[Block]:
-    opened = opened_parquet(str(file))
-    name = parquet_column(file, opened.schema_arrow, column)
+    with parquet_errors(str(file)):
+        opened = opened_parquet(str(file))
+        schema, metadata = opened.schema_arrow, opened.metadata
+        groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    name = parquet_column(file, schema, column)
     local = 1
-    for group in range(opened.metadata.num_row_groups):
-        rows = opened.metadata.row_group(group).num_rows
+    for group, rows in enumerate(groups):
+        if rows > MOST_ROWS:
+            raise RequestError(
+                f"{file} has {rows:,} rows in a row group, expected at most {MOST_ROWS:,}; write smaller row groups"
+            )
         for begin in range(0, rows, lines):
             end = min(begin + lines, rows)
             yield Block(str(file), first, end - begin, begin, end, local, group, name)
@@ -117,20 +125,31 @@ def parquet_column(file: Path, schema: Any, column: str | None) -> str:
 
 
 def opened_parquet(path: str) -> Any:
-    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
+    return ParquetFile(path)
+
+
+@contextmanager
+def parquet_errors(path: str) -> Iterator[None]:
+    """Errors of the reader in the block become one line; those of a damaged page come only when rows are read."""
+    from pyarrow import ArrowException
+
     try:
-        return ParquetFile(path)
-    except ArrowException as error:
-        raise RequestError(f"{path} is no Parquet file ({str(error).splitlines()[0]})") from error
+        yield
+    except (ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        if isinstance(error, OSError) and error.strerror is not None:
+            raise
+        reason = (str(error).splitlines() or ["empty"])[0]
+        raise RequestError(f"{path} is no Parquet file that can be read ({reason})") from error
 
 
 def lines_of(block: Block) -> Iterator[Line]:
     """The lines of a block, by their numbers in the corpus; one that cannot be read has an error."""
     if block.group is not None:
-        values = row_group(block.path, block.group, block.column or "")[block.begin : block.end]
-        for number, value in enumerate(values.to_pylist(), start=block.first):
+        with parquet_errors(block.path):
+            values = row_group(block.path, block.group, block.column or "")[block.begin : block.end].to_pylist()
+        for number, value in enumerate(values, start=block.first):
             yield Line(number, "" if value is None else value)
         return
     offset = block.first - block.local

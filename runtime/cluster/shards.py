@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2engine.common.atomic_folders import new_file, remove_leftovers
-from seq2engine.common.json_files import parse_json, read_json
+from seq2engine.common.json_files import parse_json, read_object, shortened
 from seq2engine.errors import BundleError, RequestError
 
 from .corpus import Block
@@ -54,7 +54,7 @@ def open_job(out: Path, job: dict[str, Any]) -> None:
                 f"{out} has no {JOB}, so it is not the output of a corpus; name another folder with --out"
             )
         try:
-            there = read_json(out / JOB)
+            there = read_object(out / JOB)
         except (OSError, ValueError) as error:
             raise RequestError(f"{out / JOB} cannot be read ({error}); name another folder with --out") from error
         if differing := sorted(key for key in described.keys() | there.keys() if described.get(key) != there.get(key)):
@@ -108,17 +108,30 @@ def problems_in(out: Path, blocks: Sequence[Block]) -> Iterator[tuple[int, str, 
     """Line, message, and whether it is an error, of all shards in order."""
     for number, block in enumerate(blocks):
         path = problems_path(shard_path(out, number, block))
-        for values in read_lines(path) if path.is_file() else ():
-            yield int(values["line"]), str(values.get("error") or values.get("note")), "error" in values
+        for values in read_lines(path, "error", "note") if path.is_file() else ():
+            yield values["line"], values.get("error") or values.get("note") or "", "error" in values
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="\n") as opened:
+def read_lines(path: Path, *texts: str) -> Iterator[dict[str, Any]]:
+    """The objects of a shard or of its problems: an integer `line`, and at least one of these texts."""
+    if not path.is_file():  # opening a pipe would wait for a writer
+        raise RequestError(f"{path} is not a regular file; remove it and run it again")
+    with path.open("rb") as opened:
         for line in opened:
             try:
-                yield json.loads(line)
+                values = parse_json(line)
+                if not is_record(values, texts):
+                    raise ValueError(f"{shortened(values)}, expected line and {' or '.join(texts)}")
             except ValueError as error:
                 raise RequestError(f"{path} is damaged ({error}); remove it and run it again") from error
+            yield values
+
+
+def is_record(values: Any, texts: Sequence[str]) -> bool:
+    if not isinstance(values, dict) or type(values.get("line")) is not int:
+        return False
+    found = [values[name] for name in texts if name in values]
+    return bool(found) and all(isinstance(text, str) for text in found)
 
 
 def merge_shards(out: Path, blocks: Sequence[Block], name: str) -> Path:
@@ -128,7 +141,7 @@ def merge_shards(out: Path, blocks: Sequence[Block], name: str) -> Path:
         for number, block in enumerate(blocks):
             path = shard_path(out, number, block)
             expected = block.first
-            for values in read_lines(path):
+            for values in read_lines(path, "output"):
                 if values["line"] != expected:
                     raise RequestError(
                         f"{path} has line {values['line']}, expected {expected}; remove it and run it again"

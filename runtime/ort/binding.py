@@ -216,7 +216,7 @@ class StepBinding:
         self.mask = state.kept_mask(mask_shape)
         self.bind_inputs(layout.spec, state, sizes)
         self.bind_counts(state.decoder.form, wanted, best)
-        self.bind_outputs(sizes, state.bound)
+        self.bind_outputs(sizes, state.bound, state.decoder.flat_logits)
         self.bind_cache(layout, state, sizes)
         shape = (batch, layout.heads, beams, state["source_mask"].shape[1])
         self.attention = {name: self.memory.empty(shape, dtype) for name, dtype in layout.attention.items()}
@@ -250,7 +250,7 @@ class StepBinding:
         for name, count in self.counts.items():
             bind_input(self.binding, name, count)
 
-    def bind_outputs(self, sizes: dict[str, int], before: StepBinding | None) -> None:
+    def bind_outputs(self, sizes: dict[str, int], before: StepBinding | None, flat: bool) -> None:
         shapes = {tensor.name: tensor.shape(sizes) for tensor in CANDIDATES}
         shape = LOGITS.shape(sizes)
         if before is not None and (before.outputs.shapes, before.logits.shape) == (shapes, shape):
@@ -259,7 +259,8 @@ class StepBinding:
             found = self.memory.parcel(CANDIDATES, sizes), self.memory.logits(shape)
         self.outputs, self.logits = found
         self.outputs.bind_outputs(self.binding)
-        self.memory.bind_output(self.binding, LOGITS.name, self.logits)
+        logits = self.logits.reshape(-1, self.logits.shape[-1]) if flat else self.logits
+        self.memory.bind_output(self.binding, LOGITS.name, logits)
 
     def bind_cache(self, layout: StepLayout, state: OrtState, sizes: dict[str, int]) -> None:
         self.grown: dict[str, Any] = {}

@@ -39,7 +39,7 @@ from .graphs import Placement, inference_session
 
 MOST_LINES, MOST_SOURCES = 2048, 64  # of a corpus: lines that are read, evenly over it, and sources that are decoded
 RANDOM_SOURCES, RANDOM_LENGTH = 32, 128  # without a corpus; tokens of the longest
-MOST_AUDIO = 4  # sources of audio, 30 s each: every source is as long as the longest text
+MOST_FEATURES = 4  # sources of audio or images: every source is as long as the longest text
 LONGEST = 64  # output tokens
 BATCH, BEAM = 16, 4
 BATCH_TOKENS = 4096  # tokens of a batch, padding included: attention scores take memory
@@ -210,10 +210,10 @@ def calibration_of(
     progress: Progress = silent,
 ) -> Callable[[dict[str, onnx.ModelProto]], Calibration]:
     """A calibration for `onnx_from_model`: decodes at most 64 of these sources (None: random ones), of all lengths."""
-    count = MOST_AUDIO if config.takes_audio else RANDOM_SOURCES
+    count = MOST_FEATURES if config.takes_features else RANDOM_SOURCES
     given = random_sources(config, count, longest=RANDOM_LENGTH) if sources is None else sources
-    if config.takes_audio:
-        chosen = listed_sources(given, config)[:MOST_AUDIO]
+    if config.takes_features:
+        chosen = listed_sources(given, config)[:MOST_FEATURES]
     else:
         chosen = sample_of([list(source)[: config.max_source] for source in given if source], MOST_SOURCES)
     if not chosen:

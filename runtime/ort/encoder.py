@@ -27,10 +27,23 @@ class Part:
 
 
 class Encoder:
-    """`lock` serialises decodes that share it, each with all threads; None: they run concurrently."""
+    """`lock` serialises decodes that share it, each with all threads; None: they run concurrently.
 
-    def __init__(self, session: ort.InferenceSession, spec: GraphSpec, inner: int, even: int, lock: EncoderLock | None):
+    `window` is the only length of a source, of audio, else 0. A call is then one window, so every call needs the same
+    memory, and the next one finds it.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        spec: GraphSpec,
+        inner: int,
+        even: int,
+        lock: EncoderLock | None,
+        window: int = 0,
+    ):
         self.session, self.spec, self.lock = session, spec, lock
+        self.most_held = max(LARGE, window * inner)
         self.inner = inner  # the largest width of an activation
         self.even = even  # columns of a call are a multiple of this, up to the batch's width
 
@@ -45,7 +58,7 @@ class Encoder:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
         parts = self.parts_of(source_mask)
-        fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner)
+        fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner, self.most_held)
         with nullcontext() if self.lock is None else self.lock.held():
             for part in parts:
                 self.encode_part(given, part, giving_back() if part is parts[-1] and not fits else None)

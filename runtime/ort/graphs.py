@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +83,7 @@ class Placement:
     threads: int | None = None  # None: ONNX Runtime's own choice
     provider: str = "cpu"
     resting: tuple[str, ...] = ("encoder",)
+    profiled: Path | None = None  # the beginning of the names of files with the time of every node
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ class Decoder:
     form: OrtForm
     session: ort.InferenceSession
     replays: Replays | None = None
+
+    @cached_property
+    def flat_logits(self) -> bool:
+        """Whether its logits are [B*K,V], as a Gemm makes them (ort_forms/gemm_projection.py)."""
+        return any(output.name == "logits" and len(output.shape) == 2 for output in self.session.get_outputs())
 
 
 class Decoders:
@@ -238,6 +244,8 @@ def inference_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(WAIT))
     # By default it also rounds the activations of products with int8 and int4 weights to int8, without a warning.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if placement.profiled is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(placement.profiled)
     if placement.threads is not None:
         options.intra_op_num_threads = placement.threads
     if kind.rests:

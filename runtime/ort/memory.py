@@ -63,13 +63,13 @@ class HeldMemory:
     def __init__(self) -> None:
         self.numbers = 0
 
-    def fits(self, numbers: int) -> bool:
+    def fits(self, numbers: int, most: int = LARGE) -> bool:
         """Whether a batch with this many numbers per tensor can reuse the memory of those before.
 
-        If not, the memory held is too little or too much for it, and is returned. For a large batch it is always
-        returned: it needs the memory most, and fresh pages cost it a few percent of its time.
+        If not, the memory held is too little or too much for it, and is returned. For a batch of more than `most` it is
+        always returned: it needs the memory most, and fresh pages cost it a few percent of its time.
         """
-        fits = numbers <= LARGE and self.numbers / 2 <= numbers <= self.numbers
+        fits = numbers <= most and self.numbers / 2 <= numbers <= self.numbers
         if not fits:
             self.numbers = numbers
         return fits
@@ -98,7 +98,10 @@ def zeros(shape: Sequence[int], dtype: Any, over_allocation: int = 1) -> np.ndar
     size = math.prod(shape) * dtype.itemsize
     if size < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(shape, dtype)
-    pages = mmap.mmap(-1, over_allocation * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if over_allocation == 1:  # all pages will be used: cleared together, they take little more than half the time
+        flags |= getattr(mmap, "MAP_POPULATE", 0)
+    pages = mmap.mmap(-1, over_allocation * size, flags=flags)
     return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
 
 

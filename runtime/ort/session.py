@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class OrtSettings:
     drafts: bool = False  # its steps only draft tokens for another session of the same model, in fp32
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
     tokens_per_wait: int = TOKENS_PER_WAIT  # tokens of greedy search on a device between two waits of the host
+    profiled: Path | None = None  # as in Placement
     on_device: bool = False  # treats the CPU like a GPU: same forms, same memory; always so for other providers
 
     @property
@@ -72,16 +74,19 @@ class OrtSettings:
         on_cpu = self.host
         # The shortcut to the best candidates works for all sources at once, so it is not bitwise batch-invariant.
         screened = on_cpu and self.shortcut and not self.deterministic
+        unpadded = on_cpu and has_no_padding(model)
         return OrtForm(
-            transposed_keys=on_cpu,
-            flash_heads=model.config.heads if on_cpu and fuses_encoder(model) else 0,
+            transposed_keys=on_cpu and not unpadded,
+            flash_heads=model.config.encoder_config.heads if unpadded else 0,
             int8_products=model.precision == "w8a8",
             beam_positions=self.beam_positions or model.config.takes_audio,  # a prompt is read at once
             attention_layers=model.config.decoder_layers if self.attention else 0,
+            cross_rows=unpadded,
             screened=screened and worth_screening(model.config, model.precision) and not self.drafts,
             drafts=self.drafts,
             gemm=on_cpu and model.precision == "fp32",
             counted=not on_cpu,
+            invariant_sums=self.deterministic,
             keeps_mask=not on_cpu and model.cache_form == "static",
         )
 
@@ -103,7 +108,7 @@ class OrtSession(Session):
         self.model, self.settings, self.config = model, settings, config
         self.backend = "onnxruntime" if settings.provider == "cpu" else f"onnxruntime {settings.provider}"
         self.precision, self.cache_form, self.deterministic = model.precision, model.cache_form, settings.deterministic
-        padded = self.deterministic and not config.takes_audio
+        padded = self.deterministic and not config.takes_features
         longest = config.max_source // EVEN * EVEN if padded else config.max_source
         if not longest:
             raise SessionError(
@@ -121,13 +126,14 @@ class OrtSession(Session):
         self.prefills_rows = self.prefills and settings.host and model.cache_form == "static"
         specs = self.form.specs(model.specs)
         self.kept = (specs["encoder"].input("source_mask"), *specs["encoder"].outputs)
-        placement = Placement(self.threads, settings.provider, settings.resting)
+        placement = Placement(self.threads, settings.provider, settings.resting, settings.profiled)
         self.device = None if settings.host else Device(PROVIDERS[settings.provider].device)
         if encoder is None:
             opened = open_graph(model, "encoder", self.form, placement)
             if self.device is None:
                 lock = EncoderLock() if self.threads > 1 else None
-                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock)
+                window = config.max_source if config.takes_features else 0
+                encoder = Encoder(opened, specs["encoder"], widest_of(config), EVEN if padded else 1, lock, window)
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
@@ -165,14 +171,14 @@ class OrtSession(Session):
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> OrtState:
         if self.encoder is None:
             raise closed()
-        if self.config.takes_audio:  # of one length: no columns are added
+        if self.config.takes_features:  # of one length: no columns are added
             return self.encoder(source, source_mask)
         width = self.width(source.shape[1])
         return self.encoder(fitted(source, 1, width), fitted(source_mask, 1, width))
 
     def width(self, longest: int) -> int:
         """The columns of a batch whose longest source has this length."""
-        even = self.deterministic and not self.config.takes_audio
+        even = self.deterministic and not self.config.takes_features
         return -(-longest // EVEN) * EVEN if even else longest
 
     def reserve(self, state: OrtState, slots: int, form: StepForm = EVERYTHING) -> None:
@@ -275,14 +281,16 @@ def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Ca
     return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
 
 
-def fuses_encoder(model: OrtModel) -> bool:
-    """Whether its encoder's attention becomes one operator: there is no padding, and activations are fp32."""
-    return model.config.takes_audio and PRECISIONS[model.precision] == "float32"
+def has_no_padding(model: OrtModel) -> bool:
+    """Whether forms may leave out the source mask: features have no padding. They are for fp32 activations."""
+    return model.config.takes_features and PRECISIONS[model.precision] == "float32"
 
 
 def widest_of(config: ModelConfig) -> int:
-    """The largest activation width per encoder position: of the feed-forward or, for long audio, of the scores."""
-    return max(config.d_ff, config.heads * config.max_source if config.takes_audio else 0)
+    """The largest activation width per encoder position: of the feed-forward or, where sources are long, of the
+    scores."""
+    encoder = config.encoder_config
+    return max(encoder.d_ff, encoder.heads * config.max_source if config.takes_features else 0)
 
 
 def closed() -> SessionError:

@@ -179,11 +179,11 @@ def with_texts(result: ParityResult, bundle: Bundle, sources: Sequence[Sequence[
     diverged = [divergence for decode in result.decodes for divergence in decode.divergences]
     if not diverged or not bundle.takes_text:
         return result
-    tokenizer, audio = bundle.tokenizer(), bundle.config.takes_audio
+    tokenizer, features = bundle.tokenizer(), bundle.config.takes_features
     ids = sorted({token for divergence in diverged for token in (*divergence.reference, *divergence.candidate)})
     rows = sorted({divergence.source for divergence in diverged})
     return dataclasses.replace(
         result,
         words=dict(zip(ids, tokenizer.target_tokens(ids), strict=True)),
-        texts={} if audio else {row: " ".join(tokenizer.source_tokens(sources[row])) for row in rows},
+        texts={} if features else {row: " ".join(tokenizer.source_tokens(sources[row])) for row in rows},
     )

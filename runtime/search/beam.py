@@ -8,6 +8,7 @@ Shapes: B sources still in the batch, K beams, C = 2K candidates, V vocab.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,6 +64,7 @@ class BeamState:
     ):
         beam = options.beam
         self.options, self.style, self.beam = options, STYLES[options.beam_style], beam
+        self.least_finished = self.style.least_finished(options)
         self.end = np.array(special.end)  # a numpy scalar: numpy would convert a Python int in every step
         self.rules = Rules(options, special, texts, starts)
         self.coverage = Coverage(texts, options) if options.needs_attention else None
@@ -161,16 +163,21 @@ class BeamState:
 
     def mark_done(self) -> None:
         """Which sources need no more steps; those are fed end tokens until they leave."""
-        self.done = np.ones_like(self.done) if self.last else self.done | np.isinf(self.scores[:, 0])
-        if self.finished.some:
-            self.done |= self.style.is_done(self.progress(), self.options)
-        self.done_count = int(np.count_nonzero(self.done))
+        done = self.done
+        if self.last:
+            done = np.ones_like(done)
+        elif -math.inf in self.scores[:, 0].tolist():
+            done = done | np.isinf(self.scores[:, 0])
+        if self.finished.most >= self.least_finished:
+            done = done | self.style.is_done(self.progress(), self.options)
+        if done is not self.done:
+            self.done, self.done_count = done, int(np.count_nonzero(done))
         if self.done_count:
             self.tokens[self.done], self.parents[self.done] = self.end, self.unmoved
 
     def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
         """Of sources that are done, by their numbers in the whole batch."""
-        return self.finished.hypotheses(sources, self.record, self.length, self.options.kept, self.options.alignments)
+        return self.finished.hypotheses(sources, self.record, self.options.kept, self.options.alignments)
 
     def progress(self) -> BeamProgress:
         here, paid = self.here, self.opening[self.here, None]

@@ -32,12 +32,13 @@ class BeamProgress:
 
 @dataclass(frozen=True)
 class BeamStyle:
-    """`is_done` returns which sources [B] need no more steps; it is called once a hypothesis has finished.
+    """`is_done` returns which sources [B] need no more steps; it is called once a source has `least_finished`.
 
     A source without a running beam is always done, one without a finished hypothesis never is.
     """
 
     is_done: Callable[[BeamProgress, SearchOptions], np.ndarray]
+    least_finished: Callable[[SearchOptions], int]
     renormalises: bool = False  # log-probabilities are renormalised over the allowed tokens
 
 
@@ -66,13 +67,22 @@ def done_by_patience(progress: BeamProgress, options: SearchOptions) -> np.ndarr
     Without penalties no later hypothesis can beat one that was the best candidate of its step: then `nbest` finished
     hypotheses are enough.
     """
-    if options.length_penalty == 0 and options.coverage_penalty == 0:
-        return progress.best_finished & (progress.count >= options.kept)
-    needed = 1 if options.beam == 1 else math.floor(options.beam * options.patience + 0.5)
-    return progress.count >= needed
+    enough = progress.count >= patient_count(options)
+    return progress.best_finished & enough if unpenalised(options) else enough
+
+
+def unpenalised(options: SearchOptions) -> bool:
+    return options.length_penalty == 0 and options.coverage_penalty == 0
+
+
+def patient_count(options: SearchOptions) -> int:
+    """Finished hypotheses that CTranslate2 waits for."""
+    if unpenalised(options):
+        return options.kept
+    return 1 if options.beam == 1 else math.floor(options.beam * options.patience + 0.5)
 
 
 STYLES = {
-    "huggingface": BeamStyle(done_by_early_stopping),
-    "ctranslate2": BeamStyle(done_by_patience, renormalises=True),
+    "huggingface": BeamStyle(done_by_early_stopping, lambda options: options.beam),
+    "ctranslate2": BeamStyle(done_by_patience, patient_count, renormalises=True),
 }

@@ -7,12 +7,14 @@ Shapes: B sources, K beams, C candidates, N n-best, T steps.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from .step import Hypothesis
 
+SCORE = itemgetter(0)
 Index = slice | np.ndarray  # sources of the whole batch: all as a slice, which makes views, or some by number
 
 
@@ -42,9 +44,26 @@ class Record:
         self.tokens, self.parents = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         self.log_probs = np.zeros(shape)
         self.attended = np.zeros(shape, dtype=np.int64)  # source position with the largest weight, of the parent beam
+        self.waiting: list[tuple[int, Index, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, step: int, here: Index, tokens: np.ndarray, parents: np.ndarray, log_probs: np.ndarray) -> None:
-        self.tokens[step, here], self.parents[step, here], self.log_probs[step, here] = tokens, parents, log_probs
+        """Takes the arrays of a step, which nobody changes any more; they are written down when they are read."""
+        self.waiting.append((step, here, tokens, parents, log_probs))
+
+    def write(self) -> None:
+        for step, here, tokens, parents, log_probs in self.waiting:
+            self.tokens[step, here], self.parents[step, here], self.log_probs[step, here] = tokens, parents, log_probs
+        self.waiting.clear()
+
+
+class End(NamedTuple):
+    """The last token of a finished hypothesis, and the beam that it continues."""
+
+    score: float
+    length: int
+    parent: int
+    token: int
+    log_prob: float
 
 
 class Finished:
@@ -52,55 +71,49 @@ class Finished:
 
     def __init__(self, batch: int, beam: int):
         self.scores = np.full((batch, beam), -np.inf)  # -inf: none yet
-        self.ends = np.zeros((batch, beam, 3), dtype=np.int64)  # length, the beam it continues, its last token
-        self.log_probs = np.zeros((batch, beam))  # of the last token
+        self.ends: list[list[End]] = [[] for _ in range(batch)]
         self.count = np.zeros(batch, dtype=np.int64)  # of all that have finished, among the K best or not
-        self.some = False  # whether there is any
+        self.most = 0  # the largest of them
         self.best_finished = np.zeros(batch, dtype=bool)  # whether the best candidate of some step finished
 
     def add(self, here: Index, scores: np.ndarray, length: int, found: Continuations) -> None:
         """Candidates of the sources `here`, best first, with their final scores [B,C]; -inf does not finish."""
-        new = scores > -np.inf
-        if not new.any():
-            return
-        self.some = True
-        self.count[here] += new.sum(axis=1)
-        self.best_finished[here] |= new[:, 0]
-        ends = np.stack([np.full_like(found.tokens, length), found.parents, found.tokens], axis=-1)
-        all_scores = np.concatenate([self.scores[here], scores], axis=1)
-        all_ends = np.concatenate([self.ends[here], ends], axis=1)
-        all_log_probs = np.concatenate([self.log_probs[here], found.log_probs], axis=1)
-        best = np.argsort(-all_scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
-        self.log_probs[here] = np.take_along_axis(all_log_probs, best, axis=1)
-        self.scores[here] = np.take_along_axis(all_scores, best, axis=1)
-        self.ends[here] = np.take_along_axis(all_ends, best[..., None], axis=1)
+        rows, columns = np.nonzero(scores > -np.inf)
+        sources = rows if isinstance(here, slice) else here[rows]
+        values = (part[rows, columns].tolist() for part in (scores, found.parents, found.tokens, found.log_probs))
+        for source, column, score, parent, token, log_prob in zip(
+            sources.tolist(), columns.tolist(), *values, strict=True
+        ):
+            ends = self.ends[source]
+            ends.append(End(score, length, parent, token, log_prob))
+            ends.sort(key=SCORE, reverse=True)  # of equals the earlier one first
+            del ends[self.scores.shape[1] :]
+            self.scores[source, : len(ends)] = [end.score for end in ends]
+            self.count[source] += 1
+            self.most = max(self.most, int(self.count[source]))
+            if column == 0:
+                self.best_finished[source] = True
 
-    def hypotheses(
-        self, sources: np.ndarray, record: Record, steps: int, nbest: int, alignments: bool
-    ) -> list[list[Hypothesis]]:
+    def hypotheses(self, sources: np.ndarray, record: Record, nbest: int, alignments: bool) -> list[list[Hypothesis]]:
         """Reads each hypothesis of these sources back from the record, last token first."""
-        scores = self.scores[sources, :nbest]
-        last_log_probs = self.log_probs[sources, :nbest]
-        lengths, beams, last = np.moveaxis(self.ends[sources, :nbest], -1, 0)  # [B, N] each
-        batch, rows = len(scores), sources[:, None]
-        tokens, attended = np.zeros((2, batch, nbest, steps), dtype=np.int64)
-        log_probs = np.zeros((batch, nbest, steps))
-        for step in reversed(range(steps)):
-            final = step == lengths - 1
-            tokens[..., step] = np.where(final, last, record.tokens[step, rows, beams])
-            log_probs[..., step] = np.where(final, last_log_probs, record.log_probs[step, rows, beams])
-            beams = np.where(step < lengths - 1, record.parents[step, rows, beams], beams)
-            if alignments:
-                attended[..., step] = record.attended[step, rows, beams]
+        record.write()
         return [
-            [
-                Hypothesis(
-                    tuple(tokens[source, rank, : lengths[source, rank]].tolist()),
-                    float(scores[source, rank]),
-                    tuple(log_probs[source, rank, : lengths[source, rank]].tolist()),
-                    tuple(attended[source, rank, : lengths[source, rank]].tolist()) if alignments else (),
-                )
-                for rank in np.flatnonzero(scores[source] > -np.inf)
-            ]
-            for source in range(batch)
+            [hypothesis_from_end(end, source, record, alignments) for end in self.ends[source][:nbest]]
+            for source in sources.tolist()
         ]
+
+
+def hypothesis_from_end(end: End, source: int, record: Record, alignments: bool) -> Hypothesis:
+    steps = np.arange(end.length - 1)
+    parents = record.parents[: len(steps), source].tolist()
+    beams = [end.parent]  # of the record in each step, the last one first
+    for chosen in reversed(parents):
+        beams.append(chosen[beams[-1]])
+    before, *own = reversed(beams)
+    attended = record.attended[np.arange(end.length), source, [before, *own]].tolist() if alignments else ()
+    return Hypothesis(
+        (*record.tokens[steps, source, own].tolist(), end.token),
+        end.score,
+        (*record.log_probs[steps, source, own].tolist(), end.log_prob),
+        tuple(attended),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from seq2engine.errors import RequestError, missing_package
+from seq2engine.errors import RequestError, imported_package
 
 from .features import RATE, Blocks, FeatureStream
 
@@ -74,7 +74,7 @@ def mono(samples: np.ndarray) -> np.ndarray:
 
 def file_blocks(path: Path) -> tuple[int, Iterator[np.ndarray]]:
     """The rate of an audio file and its samples; a file that cannot be opened, or is not audio, is refused here."""
-    soundfile = imported("soundfile", "reading audio files")
+    soundfile = imported_package("soundfile", "reading audio files")
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write to it
             raise RequestError(f"{path} is not a regular file, expected wav, flac, ogg, mp3 or aiff")
@@ -93,7 +93,7 @@ def file_blocks(path: Path) -> tuple[int, Iterator[np.ndarray]]:
 
 
 def read_blocks(file: Any, path: Path) -> Iterator[np.ndarray]:
-    soundfile = imported("soundfile", "reading audio files")
+    soundfile = imported_package("soundfile", "reading audio files")
     with file:
         try:
             while len(block := file.read(PIECE, dtype="float32", always_2d=True)):
@@ -107,7 +107,7 @@ def resampled_blocks(rate: int, blocks: Blocks) -> Iterator[np.ndarray]:
     if rate == RATE:
         yield from blocks
         return
-    stream = imported("soxr", f"audio of {rate} Hz").ResampleStream(rate, RATE, 1, dtype="float32")
+    stream = imported_package("soxr", f"audio of {rate} Hz").ResampleStream(rate, RATE, 1, dtype="float32")
     for block in blocks:
         yield stream.resample_chunk(block)
     yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
@@ -118,17 +118,6 @@ def checked(name: str, blocks: Blocks) -> Iterator[np.ndarray]:
         if not np.isfinite(block).all():
             raise RequestError(f"{name} has samples that are not finite numbers, expected numbers from -1 to 1")
         yield block
-
-
-def imported(name: str, wanted_by: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if missing := missing_package(error, wanted_by):
-            raise missing from error
-        raise
 
 
 def speech_from(audio: Audio, bands: int, window: int = WINDOW_SAMPLES) -> Speech:

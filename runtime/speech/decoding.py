@@ -17,7 +17,7 @@ from seq2engine.errors import RequestError
 from seq2engine.model.speech import SpeechConfig
 from seq2engine.model.tokenizers.base import Coder
 
-from ..encoder_inputs import AudioSource, encoder_inputs
+from ..encoder_inputs import FeatureSource, encoder_inputs
 from ..requests import problems_with_limits
 from ..search.constraints.timestamps import Timestamps
 from ..search.options import SearchOptions
@@ -97,7 +97,7 @@ class WindowDecoder:
                 f"a prompt of {len(prompt)} tokens leaves no room, the model takes {self.room}; shorten it"
             )
         options = self.search_options(temperature, window.timestamps, most)
-        audio = AudioSource(window.features)
+        audio = FeatureSource(window.features, self.config.max_source)
         return Source(number, audio, options, prompt=prompt, asked=prompt.index(self.config.start_id))
 
     def output(self, hypotheses: Sequence[Hypothesis], at_start: np.ndarray, temperature: float) -> WindowOutput:
@@ -119,7 +119,7 @@ class WindowDecoder:
     def encode(self, audios: Sequence[Sequence[int]]) -> State:
         """The state of windows. That of a single one is kept until the next is encoded: a language, other temperatures
         and words are of the same window. So one decode is done with it before the next asks for it."""
-        features = [audio.features for audio in audios if isinstance(audio, AudioSource)]
+        features = [audio.features for audio in audios if isinstance(audio, FeatureSource)]
         if self.latest is not None and len(features) == 1 and self.latest[0] is features[0]:
             return self.latest[1]
         self.latest = None
@@ -129,7 +129,7 @@ class WindowDecoder:
         return state
 
     def encoded(self, window: Window) -> State:
-        return self.encode([AudioSource(window.features)])
+        return self.encode([FeatureSource(window.features, self.config.max_source)])
 
     def language_of(self, window: Window) -> tuple[str, float]:
         """The likeliest language of a window, and its probability among all languages."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError, UsageError
 from seq2engine.export.artifact.bundle import Bundle
+from seq2engine.model.images import command_for
 from seq2engine.model.speech import read_speech
 from seq2engine.model.tokenizers.base import Coder
 
@@ -64,6 +65,8 @@ class Transcriber:
         if options is not None and fields:
             raise UsageError(f"options together with {', '.join(fields)}, expected either all options or fields")
         asked = options or TranscribeOptions(**fields)
+        if self.session.config.takes_images:
+            raise RequestError(f"this model takes images; {command_for(self.session.config, self.bundle.root)}")
         opened = [audio_from(audio, rate) for audio in audios]
         speech = read_speech(self.bundle.root)
         return transcripts_of(self.session, self.tokenizer, speech, opened, asked, batch, progress)

@@ -73,7 +73,7 @@ class TrtSession(Session):
         self.profiles = profiles_of(passport)
         ranges = [profile.ranges for profile in self.profiles]
         self.fewest_rows, self.most_rows = min(r.batch.min for r in ranges), max(r.batch.max for r in ranges)
-        self.fewest_columns = 0 if config.takes_audio else min(r.source.min for r in ranges)
+        self.fewest_columns = 0 if config.takes_features else min(r.source.min for r in ranges)
         self.limits = Limits(
             batch=self.most_rows,
             beam=max(r.beam.max for r in ranges),
@@ -147,7 +147,7 @@ class TrtSession(Session):
         check_dtypes("encoder", engine.entry, values)
         shapes = {name: value.shape for name, value in values.items()}
         sizes, profile = call_sizes(self.folder, self.passport, "encoder", shapes)
-        if not self.config.takes_audio:
+        if not self.config.takes_features:
             check_places("source_ids", source, self.config.source_vocab)
 
         memory = self.pool.pop() if self.pool else self.new_memory()

@@ -32,6 +32,7 @@ COMMANDS = {
     "inspect": ("inspect",),
     "run": ("run",),
     "transcribe": ("transcribe",),
+    "read": ("read",),
     "score": ("score",),
     "serving.serve": ("serve",),
     "serving.triton": ("triton",),
@@ -66,7 +67,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The parsed arguments; texts and files of `run` and `transcribe` may come before, between and after flags.
+    """The parsed arguments; texts and files of `run`, `transcribe` and `read` may come before, between and after flags.
 
     argparse reports those after a flag as unknown: it fills all positional arguments at the first words it finds.
     """

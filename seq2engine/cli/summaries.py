@@ -15,6 +15,7 @@ SUMMARIES = {
     "inspect": "show what a bundle holds: graphs, precision census, engines, launches",
     "run": "decode lines: text where the bundle has a tokenizer, else token ids",
     "transcribe": "transcribe or translate speech: audio files to text, subtitles or JSON",
+    "read": "read text in pictures: image files to lines of text, or JSON",
     "score": "score given outputs: log-probability and perplexity of lines of source<TAB>target",
     "serve": "serve a model over HTTP: JSON, streaming, metrics and a page to try it",
     "triton": "write a Triton model repository: continuous batching across requests, streamed answers",

@@ -19,9 +19,10 @@ LEAST = {
 }
 AUTO, CHOOSING = (
     "auto",
-    ("run", "score", "serve", "transcribe"),
+    ("run", "score", "serve", "transcribe", "read"),
 )  # a precision that is chosen when a session is opened, and by which commands
-# Of `run`: reported with all other problems of a search, which the model's own options complete. Without a model they
+SEARCHING = ("run", "read")
+# Of these: reported with all other problems of a search, which the model's own options complete. Without a model they
 # are reported alone (`check_usage_without_bundle`).
 SEARCH = {"beam", "max_length", "min_length", "nbest", "no_repeat_ngram", "seed", "source_no_repeat_ngram", "top_k"}
 RANGED = ("build", "package")  # commands whose sizes are ranges
@@ -39,7 +40,7 @@ def check_usage(args: argparse.Namespace) -> None:
 
 def check_usage_without_bundle(args: argparse.Namespace) -> None:
     """The checks that otherwise run with a bundle, for a command whose bundle cannot be opened."""
-    if args.command_name == "run":
+    if args.command_name in SEARCHING:
         refuse(args, (search_numbers,))
 
 
@@ -49,7 +50,7 @@ def refuse(args: argparse.Namespace, checks: Sequence[Check]) -> None:
 
 
 def numbers(args: argparse.Namespace) -> Iterator[str]:
-    return problems_of_numbers(args, LEAST.keys() - SEARCH if args.command_name == "run" else LEAST.keys())
+    return problems_of_numbers(args, LEAST.keys() - SEARCH if args.command_name in SEARCHING else LEAST.keys())
 
 
 def search_numbers(args: argparse.Namespace) -> Iterator[str]:

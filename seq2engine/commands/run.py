@@ -34,6 +34,7 @@ from seq2engine.flags.shared import (
 if TYPE_CHECKING:
     from seq2engine.export.artifact.bundle import Bundle
     from seq2engine.runtime.cluster.ray_data import Decode
+    from seq2engine.runtime.images.reader import Reading
     from seq2engine.runtime.search.options import SearchOptions
     from seq2engine.runtime.text.lines import Line
     from seq2engine.runtime.text.translate import Translated
@@ -290,7 +291,7 @@ def progress_of_file(path: Path | None, quiet: bool) -> tuple[Progress, int]:
     return (ProgressPrinter() if shown else silent), max(size, 1)
 
 
-def plain_of(translated: Translated, nbest: int, scores: bool) -> str:
+def plain_of(translated: Translated | Reading, nbest: int, scores: bool) -> str:
     """Always `nbest` lines, so that line numbers of input and output can be matched.
 
     Behind the text, after tabs: the score and the tokens' log-probabilities if `scores`, then the alignments if there
@@ -317,7 +318,12 @@ def json_of(translated: Translated, ids: bool) -> str:
         values |= {"tokens": translated.source}
     else:
         values |= {"text": translated.line.text}
-    values["hypotheses"] = [
+    values["hypotheses"] = hypotheses_of(translated, ids)
+    return json.dumps(values, ensure_ascii=False)
+
+
+def hypotheses_of(translated: Translated | Reading, ids: bool) -> list[dict[str, Any]]:
+    return [
         {
             **({} if ids else {"text": output.text}),
             "tokens": output.tokens,
@@ -327,4 +333,3 @@ def json_of(translated: Translated, ids: bool) -> str:
         }
         for output in translated.outputs
     ]
-    return json.dumps(values, ensure_ascii=False)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic_folders import new_file
+from .json_files import read_json
 
 LIBRARIES = ("seq2engine", "onnxruntime", "onnxruntime-gpu", "torch", "numpy")
 LISTING = Path("/proc/cpuinfo")
@@ -53,7 +54,7 @@ class Measured:
         if self.path is None:
             return None
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = read_json(self.path)
         except (OSError, ValueError):
             return None
         same = isinstance(found, dict) and found.get("key") == json.loads(json.dumps(self.key))

@@ -61,7 +61,7 @@ def add_search_flags(sub: argparse.ArgumentParser) -> None:
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
     """Constrained decoding. Tokens are given as ids, as `run --json` shows them; whole texts are like the lines."""
-    rules = parser.add_argument_group("constrained decoding (IDS: token ids such as 17 or '17 4 250')")
+    rules = parser.add_argument_group("constrained decoding (IDS: token ids such as 17, 17,4,250 or '17 4 250')")
     rules.add_argument("--prefix", metavar="TEXT", help="every output begins with this (ids, where the lines are ids)")
     rules.add_argument(
         "--prefixes", type=Path, metavar="FILE", help="the beginning of each line's output, line by line"
@@ -85,14 +85,12 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         metavar="IDS",
         help="never output this token, or this sequence; may be repeated, adds to the model's own",
     )
-    rules.add_argument("--first-banned", type=token_ids, metavar="IDS", help="tokens that are not allowed first")
-    rules.add_argument("--allowed", type=token_ids, metavar="IDS", help="output only these tokens and the end token")
-    rules.add_argument(
-        "--shortlist",
-        type=token_ids,
-        metavar="IDS",
-        help="compute logits of these tokens and the end token only: faster",
-    )
+    for flag, text in (
+        ("--first-banned", "tokens that are not allowed first"),
+        ("--allowed", "output only these tokens and the end token"),
+        ("--shortlist", "compute logits of these tokens and the end token only: faster"),
+    ):
+        rules.add_argument(flag, type=token_ids, action="extend", metavar="IDS", help=f"{text}; may be repeated")
     rules.add_argument("--forced-bos", type=int, metavar="ID", help=f"first token {OWN.format('any')}")
     rules.add_argument("--forced-eos", type=int, metavar="ID", help=f"last token at the maximum {OWN.format('any')}")
     rules.add_argument("--start", type=int, metavar="ID", help="first token of the decoder's input (default: its own)")
@@ -139,10 +137,15 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def token_ids(text: str) -> tuple[int, ...]:
-    words = text.split()
-    if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected token ids such as 17 or '17 4 250'")
+    words = re.split(r"\s*,\s*|\s+", text.strip())
+    if not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected token ids such as 17, 17,4,250 or '17 4 250'")
     return tuple(map(int, words))
+
+
+def set_of(ids: list[int] | None) -> tuple[int, ...] | None:
+    """The ids of all uses of a flag; None if it was not given."""
+    return None if ids is None else tuple(ids)
 
 
 @dataclass
@@ -211,9 +214,9 @@ def options_from_args(args: argparse.Namespace, model: Translator) -> SearchOpti
         forced_bos=begin,
         forced_eos=args.forced_eos,
         banned=None if args.banned is None else (*map(tuple, own.get("banned", ())), *args.banned),
-        first_banned=args.first_banned,
-        allowed=args.allowed,
-        shortlist=args.shortlist,
+        first_banned=set_of(args.first_banned),
+        allowed=set_of(args.allowed),
+        shortlist=set_of(args.shortlist),
         alternatives=args.alternatives,
         min_alternative_expansion_prob=args.min_alternative_expansion_prob,
         alignments=args.alignments,

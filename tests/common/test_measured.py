@@ -27,7 +27,10 @@ def test_another_machine_measures_anew(tmp_path: Path, monkeypatch: pytest.Monke
     assert kept.value() is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 5, "value": {}}', '{"value": {"drafts": true}}', "\udcff"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"key": 5, "value": {}}', '{"value": {"drafts": true}}', "\udcff", "[" * 200_000, "9" * 5000],
+)
 def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, content: str) -> None:
     kept = Measured(tmp_path, {"bundle": "ab"})
     kept.keep({"drafts": True})

@@ -121,6 +121,17 @@ def test_alternatives_each_begin_otherwise(cli, bundle):
     assert (code, out) == (0, "\n" * 4)
 
 
+@pytest.mark.parametrize("flag", ["--allowed", "--shortlist", "--first-banned"])
+def test_ids_have_commas_or_spaces_or_the_flag_twice(cli, bundle, flag):
+    spellings = [(flag, "5 6 7"), (flag, "5,6,7"), (flag, "5, 6 7"), (flag, "5", flag, "6,7")]
+    outputs = [cli("run", bundle, "--ids", "5 6 7", *given) for given in spellings]
+    assert outputs[0][0] == 0
+    assert outputs[1:] == outputs[:1] * 3
+    assert cli("run", bundle, "--ids", "5 6 7", flag, "7")[1] != outputs[0][1] or flag == "--first-banned"
+    with pytest.raises(SystemExit, match="2"):
+        cli("run", bundle, "--ids", "5 6 7", flag, "5,,7")
+
+
 def test_every_problem_is_in_one_error(cli, bundle):
     code, out, err = cli("run", bundle, "abc", "--phrases", "a" * 20, "--sample", "--alternatives", "--nbest", 0)
     assert (code, out) == (2, "")

@@ -39,6 +39,12 @@ def test_mutated_files_and_random_command_lines_end_in_one_line(materials: Path,
     assert counts["refused"] > 100
 
 
+def test_files_as_they_were_made_are_read(materials: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fuzz.json"
+    run("campaign.py", materials, "--unchanged", "--jobs", "1", "--out", str(out))
+    assert json.loads(out.read_text())["counts"]["ok"] > 80
+
+
 def test_kills_leave_the_old_state_or_the_new(materials: Path) -> None:
     output = run("kills.py", materials, "--seed", "1", "--kills", os.environ.get("SEQ2ENGINE_KILLS", "12"))
     assert ": old" in output

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -340,3 +342,20 @@ def test_a_failure_half_way_leaves_things_as_they_were(
     assert list(tmp_path.iterdir()) == ([tmp_path / "saved"] if force else [])
     if force:
         assert same_weights(load_checkpoint(tmp_path / "saved"), model)
+
+
+@pytest.mark.parametrize("name", ["generation.json", "speech.json", "tokenizer/about.json"])
+def test_companions_are_regular_files(tmp_path: Path, name: str) -> None:
+    """A copy of /dev/zero would fill the disk; a pipe or a link to nowhere is not what a checkpoint has."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "tokenizer").mkdir(parents=True)
+    for kind in ("pipe", "device", "nowhere"):
+        if kind == "pipe":
+            os.mkfifo(source / name)
+        else:
+            (source / name).symlink_to("/dev/zero" if kind == "device" else "nowhere")
+        target.mkdir()
+        with pytest.raises(CheckpointError, match=f"{name} is not a regular file; copy the checkpoint again"):
+            checkpoint.copy_companions(source, target)
+        (source / name).unlink()
+        shutil.rmtree(target)

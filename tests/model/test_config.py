@@ -45,7 +45,16 @@ def test_big_is_the_big_model_of_the_paper() -> None:
 
 def test_tiny_is_tiny() -> None:
     tiny = PRESETS["tiny"]
-    assert set(PRESETS) == {"tiny", "base", "big", "t5-small", "flan-t5-base", "whisper-tiny.en"}
+    assert set(PRESETS) == {
+        "tiny",
+        "base",
+        "big",
+        "t5-small",
+        "flan-t5-base",
+        "whisper-tiny.en",
+        "trocr-base",
+        "trocr-small",
+    }
     assert (tiny.encoder_layers, tiny.decoder_layers, tiny.d_model) == (2, 2, 64)
     assert tiny.source_vocab == tiny.target_vocab == 256
 
@@ -212,3 +221,53 @@ def test_configs_of_earlier_versions_are_read():
     for name in ("front_end", "mels"):
         del values[name]
     assert config_from_dict(values) == ModelConfig()
+
+
+IMAGES = {name: getattr(PRESETS["trocr-small"], name) for name in FIELDS}
+
+
+def test_an_encoder_may_have_sizes_of_its_own() -> None:
+    small = PRESETS["trocr-small"]
+    encoder = small.encoder_config
+    assert (encoder.d_model, encoder.heads, encoder.d_ff, encoder.head_dim) == (384, 6, 1536, 64)
+    assert (encoder.norm, encoder.activation, encoder.norm_epsilon) == ("pre", "gelu", 1e-12)
+    assert encoder.encoder_config == encoder
+    assert (small.state_width, dataclasses.replace(small, project_states=True).state_width) == (384, 256)
+    assert (small.heads_of("encoder.0.self_attn.qkv"), small.heads_of("decoder.0.self_attn.qkv")) == (6, 8)
+    base = ModelConfig()
+    assert (base.encoder_config, base.state_width) == (base, 512)
+    assert "d_model 384+256, 6+8 heads, images 384x384" in small.shape
+
+
+def test_sizes_of_an_encoder_are_checked() -> None:
+    learned = {"positions": "learned", "share_embeddings": False}
+    assert problems(encoder_width=30, encoder_heads=4, **learned) == [
+        "the encoder's width 30 is not divisible by its heads 4"
+    ]
+    assert problems(encoder_width=256) == ["share_embeddings needs one width, got 256 in the encoder and 512"]
+    assert problems(encoder_width=255, share_embeddings=False) == [
+        "sinusoidal positions need an even d_model, got 255",
+        "the encoder's width 255 is not divisible by its heads 8",
+    ]
+    assert problems(positions="rotary", encoder_heads=4) == [
+        "rotary positions need one head size, got 128 in the encoder and 64"
+    ]
+    assert problems(encoder_norm="middle") == ["encoder_norm is 'middle', expected one of post, pre"]
+    assert problems(encoder_d_ff=-1) == ["encoder_d_ff is -1, expected at least 0"]
+    assert problems(encoder_norm_epsilon=1.0) == ["encoder_norm_epsilon is 1.0, expected 0 to below 1"]
+
+
+def test_an_image_has_as_many_positions_as_patches_and_class_tokens() -> None:
+    small = PRESETS["trocr-small"]
+    assert (small.takes_images, small.takes_features, small.takes_audio) == (True, True, False)
+    assert (small.source_kind, small.features_shape) == ("images", (3, 384, 384))
+    assert problems(**{**IMAGES, "max_source": 577}) == ["max_source is 577, expected 2 class tokens and 576 patches"]
+    assert problems(**{**IMAGES, "patch_height": 400, "max_source": 2}) == [
+        "max_source is 2, expected 2 class tokens and 0 patches"
+    ]
+    assert problems(**{**IMAGES, "patch_width": 0}) == ["patch_width is 0, expected at least 1"]
+    assert problems(**{**IMAGES, "source_vocab": 7, "positions": "sinusoidal"}) == [
+        "an encoder of images has no tokens: expected source_vocab 0 and share_embeddings false",
+        "positions are 'sinusoidal', expected 'learned' with front_end 'image'",
+    ]
+    assert problems(**{**IMAGES, "image_height": 2**15})[0] == f"image_height is {2**15}, expected at most {2**14}"

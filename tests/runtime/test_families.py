@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from support.hugging_face_models import saved, small_model
 from support.mutations import Mutation, put, values_of, wrong_copy
+from support.trocr_models import saved_trocr, small_trocr
+from support.whisper_models import audio_config
 
 import seq2engine
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.model.importers.trocr import checkpoint_from_trocr
 from seq2engine.runtime.attention.view import attention_view
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
@@ -27,6 +30,7 @@ from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.text.scoring import score_targets
+from seq2engine.runtime.text.sources import random_sources
 from seq2engine.runtime.torch_session import TorchSession
 
 TINY = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=24, max_target=24)
@@ -43,6 +47,9 @@ FAMILIES: dict[str, Any] = {
     "t5": ("t5", {}),
     "t5 v1.1": ("t5", T5_V11),
     "umt5": ("umt5", {"tied": False}),
+    "audio": audio_config(encoder_layers=2),
+    "trocr": ("trocr", {"kind": "deit", "activation_function": "relu"}),
+    "trocr, projected": ("trocr", {"use_learned_position_embeddings": False, "cross_attention_hidden_size": None}),
 }
 GREEDY, BEAM = SearchOptions(max_length=12), SearchOptions(max_length=12, beam=4)
 NORM = "encoder.1.feed_residual.norm"
@@ -54,7 +61,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     given = FAMILIES[request.param]
     if isinstance(given, tuple):
         family, changes = given
-        folder = saved(small_model(family, 2, **changes), tmp_path_factory.mktemp("theirs"))
+        folder = tmp_path_factory.mktemp("theirs")
+        if family == "trocr":
+            return checkpoint_from_trocr(saved_trocr(small_trocr(2, **changes), folder)).model
+        folder = saved(small_model(family, 2, **changes), folder)
         return checkpoint_from_hugging_face(folder).model
     return random_model(given, 3)
 
@@ -70,12 +80,14 @@ def half(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return seq2engine.onnx_from_model(model, tmp_path_factory.mktemp("half") / "bundle", ("fp32", "fp16"))
 
 
-def sources_of(count: int, longest: int = 10) -> list[list[int]]:
+def sources_of(bundle: Any, count: int, longest: int = 10) -> list[Any]:
+    if bundle.config.takes_features:
+        return random_sources(bundle.config, count, seed=count)
     random = np.random.default_rng(count)
     return [random.integers(8, 59, length).tolist() for length in random.integers(1, longest + 1, count)]
 
 
-def decoded(session: Any, sources: list[list[int]], options: SearchOptions) -> list[tuple[int, ...]]:
+def decoded(session: Any, sources: list[Any], options: SearchOptions) -> list[tuple[int, ...]]:
     return [best.tokens for best, *_ in generate(session, sources, options)]
 
 
@@ -84,34 +96,34 @@ def test_long_decodes_with_compaction(bundle: Any) -> None:
     longest = min(60, bundle.config.max_target)
     options = SearchOptions(max_length=longest, min_length=longest, beam=4)
     model = open_session(bundle, "torch", "fp32").model
-    expected = decoded(TorchSession(model), sources_of(3), options)
+    expected = decoded(TorchSession(model), sources_of(bundle, 3), options)
     assert all(len(row) == longest for row in expected)
     with OrtSession.from_bundle(bundle, "fp32", threads=1) as session:
-        assert decoded(session, sources_of(3), options) == expected
-    assert decoded(TorchSession(model, cache_form="growing"), sources_of(3), options) == expected
+        assert decoded(session, sources_of(bundle, 3), options) == expected
+    assert decoded(TorchSession(model, cache_form="growing"), sources_of(bundle, 3), options) == expected
 
 
 def test_speculative_decoding(bundle: Any) -> None:
     with open_session(bundle, precision="fp32", threads=1) as alone:
-        expected = [decoded(alone, [source], GREEDY) for source in sources_of(6)]
-        beams = decoded(alone, sources_of(6), BEAM)
+        expected = [decoded(alone, [source], GREEDY) for source in sources_of(bundle, 6)]
+        beams = decoded(alone, sources_of(bundle, 6), BEAM)
     with SpeculativeSession.from_bundle(bundle, "fp32", "w8a8", threads=1) as session:
-        assert [decoded(session, [source], GREEDY) for source in sources_of(6)] == expected
-        assert decoded(session, sources_of(6), BEAM) == beams
+        assert [decoded(session, [source], GREEDY) for source in sources_of(bundle, 6)] == expected
+        assert decoded(session, sources_of(bundle, 6), BEAM) == beams
 
 
 def test_shortlist(bundle: Any) -> None:
     options = dataclasses.replace(BEAM, shortlist=tuple(range(8, 40)))
     with open_session(bundle, "torch", "fp32") as session:
-        expected = decoded(session, sources_of(8), options)
+        expected = decoded(session, sources_of(bundle, 8), options)
     with open_session(bundle, precision="fp32", threads=1) as session:
-        assert decoded(session, sources_of(8), options) == expected
+        assert decoded(session, sources_of(bundle, 8), options) == expected
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
 def test_continuous_batching(bundle: Any, options: SearchOptions) -> None:
     """Rows are given to other sources in the middle of a decode."""
-    sources = sources_of(12)
+    sources = sources_of(bundle, 12)
     with open_session(bundle, precision="fp32", threads=1) as session:
         expected = decoded(session, sources, options)
         found = dict(translate_many(session, sources, options, batch=3))
@@ -120,7 +132,7 @@ def test_continuous_batching(bundle: Any, options: SearchOptions) -> None:
 
 def test_scores(bundle: Any) -> None:
     """Of outputs of greedy search: ONNX Runtime errs no more than PyTorch in fp32."""
-    sources = sources_of(8)
+    sources = sources_of(bundle, 8)
     found: dict[tuple[str, str], np.ndarray] = {}
     with open_session(bundle, "torch", "fp32") as session:
         targets = decoded(session, sources, GREEDY)
@@ -134,7 +146,7 @@ def test_scores(bundle: Any) -> None:
 
 
 def test_attention_view(bundle: Any) -> None:
-    view = attention_view(bundle, "fp32", sources_of(1)[0], [9, 10, 11], GREEDY, threads=1)
+    view = attention_view(bundle, "fp32", sources_of(bundle, 1)[0], [9, 10, 11], GREEDY, threads=1)
     assert all(view.checks)
 
 
@@ -142,7 +154,7 @@ def test_attention_view(bundle: Any) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "w8a8"])
 def test_parity(request: pytest.FixtureRequest, model: Any, precision: str) -> None:
     bundle = request.getfixturevalue("half" if precision == "fp16" else "bundle")
-    result = parity_of(bundle, precision=precision, options=ParityOptions(**LIMITS, sources=sources_of(16)))
+    result = parity_of(bundle, precision=precision, options=ParityOptions(**LIMITS, sources=sources_of(bundle, 16)))
     # Random layers amplify what int8 rounds off the activations, so that outputs may differ; no tensor may.
     assert all(result.tensors) if precision == "w8a8" else result, result.reason
     verdict, words = level_row(result, "graphs")
@@ -158,11 +170,11 @@ def scaled_norm(graph: Any) -> None:
 @pytest.mark.slow
 def test_a_norm_whose_scale_was_changed_is_located(bundle: Any, tmp_path: Path) -> None:
     wrong = wrong_copy(bundle, tmp_path / "wrong", Mutation("encoder", scaled_norm, NORM, ("weight",)))
-    found = locate(wrong, LocateOptions("fp32", sources_of(16), beam=2, longest=4, threads=1))
+    found = locate(wrong, LocateOptions("fp32", sources_of(bundle, 16), beam=2, longest=4, threads=1))
     assert found is not None
     assert NORM in found.text
 
 
 @pytest.mark.slow
 def test_nothing_is_located_in_a_good_bundle(bundle: Any) -> None:
-    assert locate(bundle, LocateOptions("fp32", sources_of(16), beam=2, longest=4, threads=1)) is None
+    assert locate(bundle, LocateOptions("fp32", sources_of(bundle, 16), beam=2, longest=4, threads=1)) is None

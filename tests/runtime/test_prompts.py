@@ -129,5 +129,5 @@ def test_wrong_prompts_are_named(bundle: Bundle) -> None:
             assert f"source {problem}" in str(refused.value)
         with pytest.raises(RequestError, match="max length 80 after a prompt of 1 tokens, at most 79"):
             generate(session, SOURCES, SearchOptions(max_length=80, prompt=(7,)))
-        with pytest.raises(RequestError, match="source_no_repeat_ngram asked for, but audio has no tokens"):
+        with pytest.raises(RequestError, match="source_no_repeat_ngram asked for, but sources of audio have no tokens"):
             generate(session, SOURCES, SearchOptions(max_length=8, source_no_repeat_ngram=2))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.transformer import Transformer

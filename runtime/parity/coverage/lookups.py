@@ -76,7 +76,7 @@ def lookups_of(candidate: OrtSession) -> Iterator[Lookup]:
     config, files = candidate.config, candidate.model.graphs
     nodes = {name: graph_from_file(path).graph.node for name, path in files.items()}
     beams = candidate.form.beam_positions
-    if not config.takes_audio and (tensor := last_of(nodes["encoder"], "source_embedding")):
+    if not config.takes_features and (tensor := last_of(nodes["encoder"], "source_embedding")):
         parts = source_parts(config.source_vocab, min(candidate.limits.source, config.max_source), config.d_model)
         yield Lookup("encoder", tensor, "source_embedding", parts, source_embedding)
     if tensor := last_of(nodes["decoder_step"], "target_embedding"):

@@ -61,14 +61,14 @@ def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -
     inputs = {name: kind_of(name, value, decodes, whole) for name, value in given.items() if name not in caches}
     inputs |= caches_of(caches, config.decoder_layers)
     role = role_of(set(inputs.values()), bool(caches), whole)
-    output = output_of(session, config.d_model if role == "encoder" else config.target_vocab)
+    output = output_of(session, config.state_width if role == "encoder" else config.target_vocab)
     unknown = sorted(name for name, kind in inputs.items() if not kind)
     if unknown or not role or not output:
         shapes = ", ".join(f"{name} {value.type} {value.shape}" for name, value in given.items())
         raise ConfigError(
             f"{path} is not an encoder or decoder with known inputs ({shapes}); expected input_ids, masks, "
             "encoder_hidden_states and past_key_values as Optimum and transformers name them, and an output of "
-            f"{config.d_model} states or {config.target_vocab} logits"
+            f"{config.state_width} states or {config.target_vocab} logits"
         )
     types = {name: value.type for name, value in given.items()}
     kinds = {value.name: value.type for value in session.get_outputs()}

@@ -102,7 +102,7 @@ class DebugEngines:
     def fitting(self, sources: Sequence[Any]) -> list[Any]:
         """As many of the sources as one batch of the engine takes; if all are too long, the beginnings of them."""
         most = self.ranges.source.max
-        short = [source for source in sources if self.bundle.config.takes_audio or len(source) <= most]
+        short = [source for source in sources if self.bundle.config.takes_features or len(source) <= most]
         few = (short or [source[:most] for source in sources])[: self.ranges.batch.max]
         return few + [few[i % len(few)] for i in range(self.ranges.batch.min - len(few))]
 

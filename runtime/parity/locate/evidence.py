@@ -76,21 +76,24 @@ class Evidence:
         return node.target(*args, **node.kwargs)  # type: ignore[operator]
 
 
-def file_weights(e: Evidence, rank: int) -> list[np.ndarray]:
-    """The stored weights of that rank between a tensor and the tensors before it."""
+def file_weights(e: Evidence, rank: int, reader: str = "") -> list[np.ndarray]:
+    """The stored weights of that rank between a tensor and the tensors before it; `reader`: only those that such an op
+    reads, at once or cast."""
     file = e.trio.file
     makers = {name: node for node in file.model.graph.node for name in node.output}
-    before, found, front = set(e.trio.names) - {e.tensor}, [], [(e.tensor, False)]
+    before, found, front = set(e.trio.names) - {e.tensor}, [], [(e.tensor, False, "")]
     seen: set[str] = set()
     while front:
-        name, transposed = front.pop()
+        name, transposed, read_by = front.pop()
         if name in file.weights:
             array = file.weight(name)
-            found += [array.T if transposed else array] if array.ndim == rank else []
+            wanted = array.ndim == rank and reader in ("", read_by)
+            found += [array.T if transposed else array] if wanted else []
         elif name in makers and name not in before and name not in seen:
             seen.add(name)
             node = makers[name]
-            front += [(given, transposed ^ (node.op_type == "Transpose")) for given in node.input]
+            op = read_by if node.op_type == "Cast" else node.op_type
+            front += [(given, transposed ^ (node.op_type == "Transpose"), op) for given in node.input]
     return found
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from seq2engine.errors import BuildError, GraphError, RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.default_precision import NOT_COMPUTED
-from seq2engine.export.contract import oracle_of
+from seq2engine.export.contract import FOR_CPUS, oracle_of
 from seq2engine.export.debug_outputs import Call, ReferenceGraph
 from seq2engine.model.config import ModelConfig
 
@@ -51,6 +51,10 @@ STEPS = 12  # decoder steps searched first; then all of them
 WITHIN_DEBUG_ENGINE = (
     "every node of the ONNX graphs is within budget, and so is every tensor of a debug build of the tensorrt engine "
     "with them as outputs; the fault is in a kernel that is fused otherwise there, or in the session"
+)
+ROUNDED_ACTIVATIONS = (
+    "every tensor is as close to fp64 as PyTorch's own at this precision; int8 activations alone change these outputs, "
+    "so this model has values too large for w8a8: serve fp32 or fp16, or export with --calibrate CORPUS"
 )
 IN_DEBUG_ENGINE = "in a debug build of the engine with this tensor as an output; ONNX Runtime computes it right"
 
@@ -123,7 +127,7 @@ class Locator:
     def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """What all three read: the sources and their mask, with as many columns as an engine takes at least."""
         source, mask = encoder_inputs(self.sources, self.bundle.config)
-        if self.engines is None or self.bundle.config.takes_audio:
+        if self.engines is None or self.bundle.config.takes_features:
             return source, mask
         width = max(mask.shape[1], self.engines.fewest_columns)
         return fitted(source, 1, width), fitted(mask, 1, width)
@@ -355,6 +359,8 @@ def finding_of(
         return outside_graphs(
             "other side", f"{kept}{baseline.name}; check it against its own weights", baseline.command
         )
+    if result.precision in FOR_CPUS and all(result.tensors):
+        return outside_graphs("precision", ROUNDED_ACTIVATIONS, f"{command} --locate")
     if engines is not None:
         return outside_graphs("engine", WITHIN_DEBUG_ENGINE, f"{command} --locate")
     cause = "engine" if result.backend == "tensorrt" else "session"

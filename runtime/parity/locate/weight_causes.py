@@ -54,7 +54,7 @@ def linear_guesses(e: Evidence, leaf: nn.Linear) -> Iterator[Guess]:
     if len(theirs) == 1:
         yield Guess(*weight_fault(e, weight.numpy(), theirs[0]), x @ as_real(theirs[0]) + bias)
     if leaf.bias is not None:
-        for added in file_weights(e, rank=1):  # includes scales of quantised weights, which are skipped
+        for added in file_weights(e, rank=1, reader="Add"):  # scales of quantised weights are multiplied
             if added.shape == tuple(bias.shape):
                 yield Guess(*weight_fault(e, bias.numpy(), added, "bias"), x @ weight + as_real(added))
         yield Guess("weight", "the bias is not added", x @ weight)
@@ -118,4 +118,5 @@ def rms_norm_guesses(e: Evidence, leaf: nn.RMSNorm) -> Iterator[Guess]:
 def weight_fault(e: Evidence, ours: np.ndarray, theirs: np.ndarray, what: str = "weight") -> tuple[str, str]:
     """The cause and how a stored weight differs from the model's."""
     module = e.trio.oracle.module(e.tensor)
-    return stored_weight_fault(Case(ours.astype(theirs.dtype), theirs, what, module, e.trio.oracle.config.heads))
+    heads = e.trio.oracle.config.heads_of(module)
+    return stored_weight_fault(Case(ours.astype(theirs.dtype), theirs, what, module, heads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...encoder_inputs import AudioSource
+from ...encoder_inputs import FeatureSource
 from ..levels.corpus import Corpus
 from ..levels.cost import Fp32Outputs
 from ..levels.decodes import search_name
@@ -50,8 +50,8 @@ def samples_of(result: ParityResult, corpus: Corpus, fp32: Fp32Outputs) -> tuple
 def source_text(corpus: Corpus, row: int) -> str:
     """For sources given as ids: their tokens, if the bundle has a tokenizer."""
     source = corpus.sources[row]
-    if isinstance(source, AudioSource):
-        return f"audio {row}"
+    if isinstance(source, FeatureSource):
+        return f"{'image' if source.features.ndim == 3 else 'audio'} {row}"
     if not corpus.bundle.takes_text:
         return ids_text(source)
     return cut_text(corpus.tokenizer.source_tokens(source[: IDS + 1]))

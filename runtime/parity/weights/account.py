@@ -102,7 +102,7 @@ def case_of(
         if name != part and tuple(tensor.dims) == theirs.shape and tensor.data_type == want.tensors[part].data_type
     }
     pair = [plain(array.T if turned else array) for array in (ours, theirs)]
-    return Case(pair[0], pair[1], what, module, reference.config.heads, others)
+    return Case(pair[0], pair[1], what, module, reference.config.heads_of(module), others)
 
 
 def plain(array: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from .folded import folded_problems
 from .stored import StoredGraph
 from .structure import finding, module_of
 
-FORMS = ("candidates/", "projection/", "row_products/", "screening/", "trt/")
+FORMS = ("candidates/", "cross_rows/", "projection/", "row_products/", "screening/", "trt/")
 SMALL = 64  # numbers: constants of a form that are shapes, axes and places
 BLOCK = 2048  # tokens of a table that are compared at once
 ULPS = 2.0**-20  # of fp32 norms and scales

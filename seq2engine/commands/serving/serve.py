@@ -11,6 +11,7 @@ from seq2engine.errors import RequestError
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, backend_settings
 
 TOKEN_VARIABLE = "SEQ2ENGINE_TOKEN"
+LONGEST_TOKEN = 1 << 16  # bytes of its file
 
 
 def add_parser(commands: Commands) -> None:
@@ -85,11 +86,13 @@ def run_serve(args: argparse.Namespace) -> int:
 
 def token_from(path: Path | None) -> str | None:
     """The bearer token of a file or of the environment; it is never printed."""
+    from seq2engine.common.json_files import read_text
+
     if path is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = read_text(path, LONGEST_TOKEN).strip()
+    except (OSError, ValueError) as error:
         raise RequestError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
     if not token or len(token.split()) > 1 or not token.isascii():
         raise RequestError(f"the token file {path} holds no token, expected one word of ASCII characters")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -26,6 +29,31 @@ def test_all_arms_answer_through_the_server(tmp_path, monkeypatch, capsys):
     assert all(rate > 0 for rates in values["requests_per_cpu_second"].values() for rate in rates)
     assert "tritonserver" in (tmp_path / "load.html").read_text()
     assert CONTINUOUS in capsys.readouterr().out
+
+
+PARENT = """
+import subprocess, sys
+from seq2engine.benchmarks.serving.triton_server import ending_by_sigterm
+with ending_by_sigterm():
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        print(child.pid, flush=True)
+        child.wait()
+    finally:
+        child.kill()
+        child.wait()
+        print("ended", flush=True)
+"""
+
+
+def test_sigterm_ends_the_server_too():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGTERM)
+    out, _ = parent.communicate(timeout=60)
+    assert (parent.returncode, out) == (128 + signal.SIGTERM, "ended\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from support.served import Served
@@ -184,6 +185,14 @@ def test_a_token_file_without_a_token(bundle, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "holds no token, expected one word" in error
     assert "two words" not in error
+
+
+def test_a_token_file_that_is_a_pipe_or_endless(bundle, tmp_path, capsys):
+    """Opening a pipe would wait for a writer, and /dev/zero has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert main(["serve", str(bundle.root), "--token-file", str(path)]) == 1
+        assert capsys.readouterr().err == f"error: cannot read the token file {path}: not a regular file\n"
 
 
 def test_the_token_comes_from_the_environment_and_is_never_printed(bundle):

@@ -14,6 +14,7 @@ from transformers import MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTra
 
 from seq2engine.errors import CheckpointError, MissingPackageError, RequestError
 from seq2engine.model.tokenizers.base import FOLDER
+from seq2engine.model.tokenizers.byte_level import tokenizer_json
 from seq2engine.model.tokenizers.hugging_face import HuggingFaceTokenizer
 from seq2engine.model.tokenizers.importing import tokenizer_from_hugging_face
 from seq2engine.model.tokenizers.reading import read_tokenizer
@@ -179,3 +180,54 @@ def test_a_language_the_file_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "NllbTokenizer"}')
     with pytest.raises(CheckpointError, match=r"\(tokenizer.json has no token 'eng_Latn'\); download it again"):
         tokenizer_from_hugging_face(tmp_path)
+
+
+def replaced(part: str, value: Any) -> HuggingFaceTokenizer:
+    """A tokenizer.json over letters with another part."""
+    letters = {letter: 3 + i for i, letter in enumerate("abcdefghij ")}
+    values = json.loads(tokenizer_json(letters, [], [(2, "</s>", True)]))
+    return HuggingFaceTokenizer(json.dumps({**values, part: value}), "</s>")
+
+
+SLOW = {"Regex": "(a+)+$"}  # takes 2^n steps; the library gives up
+VOCABULARY = {"a": 0, "</s>": 2}
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "reason"),
+    [
+        ("model", {"type": "BPE", "vocab": VOCABULARY, "merges": [], "unk_token": "<u>"}, "Unk token `<u>` not found"),
+        ("model", {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "<u>"}, r"Missing \[UNK\] token"),
+        ("model", {"type": "Unigram", "vocab": [["</s>", 0.0], ["a", -1.0]]}, "`unk_id` is missing"),
+        ("pre_tokenizer", {"type": "Split", "pattern": SLOW, "behavior": "Isolated", "invert": False}, "retry-limit"),
+        ("normalizer", {"type": "Replace", "pattern": SLOW, "content": "x"}, "retry-limit"),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "chunk size must be non-zero"),
+    ],
+)  # fmt: skip
+def test_a_text_that_the_file_fails_on_is_one_error(part: str, value: Any, reason: str) -> None:
+    """Of files that can be read. Some of these are panics of the library, which are no Exceptions."""
+    made = replaced(part, value)
+    for encode in (made.encode_source, made.encode_target):
+        with pytest.raises(RequestError, match=f"^tokenizer.json cannot encode this text: .*{reason}"):
+            encode("a" * 40 + "b")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        ("post_processor", {
+            "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        }),
+    ],
+)  # fmt: skip
+def test_a_file_that_panics_is_refused(part: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="^tokenizer.json cannot be "):
+        replaced(part, value)
+
+
+def test_outputs_that_the_file_fails_on_are_one_error() -> None:
+    made = replaced("decoder", {"type": "Strip", "content": "a", "start": 2**40, "stop": 2**40})
+    with pytest.raises(RequestError, match="^tokenizer.json cannot decode the output: index out of bounds"):
+        made.decode_target([3, 4])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.tokenizer_cases import TEXTS, check_round_trip, pieces, processor, stored
-from transformers import M2M100Tokenizer, MarianTokenizer, MBart50Tokenizer, MBartTokenizer
+from transformers import M2M100Tokenizer, MarianTokenizer, MBart50Tokenizer, MBartTokenizer, XLMRobertaTokenizer
 
 from seq2engine.errors import CheckpointError, MissingPackageError, RequestError
 from seq2engine.model.tokenizers import languages
@@ -278,3 +278,13 @@ def test_an_unknown_language_lists_some(tmp_path: Path) -> None:
     for ask in (lambda: ours.encode_source("hello", "fra"), lambda: ours.language_id("fra")):
         with pytest.raises(RequestError, match="'fra', expected one of af, am, ar, ast, az, ba, be, bg and 92 more"):
             ask()
+
+
+def test_pieces_of_xlm_r_decode_the_outputs_of_a_model_of_images(tmp_path: Path) -> None:
+    """As the small TrOCR models have them: a fairseq numbering without languages."""
+    folder = aligned_folder(tmp_path / "trocr", "XLMRobertaTokenizer", pieces("unigram"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder"}))
+    ours, library = imported(folder), XLMRobertaTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = ours.encode_target(text)
+        assert ours.decode_target(ids) == library.decode(ids, skip_special_tokens=True).strip(), text[:40]

@@ -8,7 +8,7 @@ import pytest
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime.cluster import corpus
-from seq2engine.runtime.cluster.corpus import blocks_of, corpus_files, lines_of
+from seq2engine.runtime.cluster.corpus import blocks_of, corpus_files, lines_of, row_group
 from seq2engine.runtime.text.lines import lines_from_chunks
 
 ODD = b"\xef\xbb\xbffirst\r\n\n\xe2\x80\xa8sep\nbad \xff byte\n\xef\xbb\xbfno mark here\nlast"
@@ -95,6 +95,38 @@ def test_parquet(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(RequestError, match="is no Parquet file"):
         blocks_of(tmp_path / "broken.parquet", 1)
+
+
+def test_damaged_parquet_is_one_error(tmp_path):
+    """Bytes changed one after the other: an error that names the file, or lines; never another exception."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "in.parquet"
+    parquet.write_table(arrow.table({"source": ["a", None, "c" * 40]}), path)
+    content = path.read_bytes()
+    refused = 0
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
+        row_group.cache_clear()
+        try:
+            for block in blocks_of(path, 2):
+                list(lines_of(block))
+        except RequestError as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 10
+
+
+def test_rows_of_parquet_are_limited(tmp_path, monkeypatch):
+    """Rows cost nothing in a file: 2^60 of them would be a list of blocks that fits into no memory."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(arrow.table({"source": ["a", "b"]}), tmp_path / "in.parquet")
+    monkeypatch.setattr(corpus, "MOST_ROWS", 1)
+    with pytest.raises(RequestError, match="2 rows in a row group, expected at most 1; write smaller"):
+        blocks_of(tmp_path / "in.parquet", 1)
 
 
 def test_what_is_no_corpus(tmp_path):

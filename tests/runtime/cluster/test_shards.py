@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from seq2engine.errors import RequestError
@@ -13,6 +15,7 @@ from seq2engine.runtime.cluster.shards import (
     missing_blocks,
     open_job,
     problems_in,
+    problems_path,
     remove_unfinished,
     shard_path,
     write_shard,
@@ -55,6 +58,32 @@ def test_a_line_that_is_missing_is_no_output(tmp_path, blocks):
         assert not (out / "output.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"3\n", b"[]\n", b"{}\n", b'{"line": 1}\n', b'{"line": "1", "output": "x"}\n', b'{"line": 1, "output": 3}\n',
+     b"\xff\n", b"[" * 200_000 + b"\n", b'{"line": ' + b"9" * 5000 + b"}\n"],
+)  # fmt: skip
+def test_damaged_lines_are_one_error(tmp_path, blocks, content):
+    out = tmp_path / "out"
+    write_all(out, blocks)
+    shard_path(out, 0, blocks[0]).write_bytes(content)
+    problems_path(shard_path(out, 0, blocks[0])).write_bytes(content)
+    with pytest.raises(RequestError, match="remove it and run it again"):
+        merge_shards(out, blocks, "output.txt")
+    with pytest.raises(RequestError, match="remove it and run it again"):
+        list(problems_in(out, blocks))
+
+
+def test_a_shard_that_is_a_pipe_is_refused(tmp_path, blocks):
+    out = tmp_path / "out"
+    write_all(out, blocks)
+    path = shard_path(out, 0, blocks[0])
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RequestError, match="not a regular file; remove it and run it again"):
+        merge_shards(out, blocks, "output.txt")
+
+
 def test_problems_come_in_order(tmp_path, blocks):
     out = tmp_path / "out"
     write_shard(shard_path(out, 1, blocks[1]), [Record(3, "", error="bad")])
@@ -68,9 +97,10 @@ def test_a_folder_is_of_one_job(tmp_path):
     open_job(out, {"beam": 2, "input": [("a", 1)]})
     with pytest.raises(RequestError, match=r"output of another job \(beam differ\)"):
         open_job(out, {"beam": 3, "input": [("a", 1)]})
-    (out / "job.json").write_text("{")
-    with pytest.raises(RequestError, match="cannot be read"):
-        open_job(out, {"beam": 2})
+    for content in ("{", "[]", "3"):
+        (out / "job.json").write_text(content)
+        with pytest.raises(RequestError, match="cannot be read"):
+            open_job(out, {"beam": 2})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
     with pytest.raises(RequestError, match=r"has no job\.json"):

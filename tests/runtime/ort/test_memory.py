@@ -80,6 +80,7 @@ def test_memory_is_given_back_before_batches_unlike_those_before():
     assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
     assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
     assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]
+    assert [held.fits(LARGE + 1, most) for most in (LARGE + 1, LARGE)] == [True, False]
     held.forget()
     assert not held.fits(60)
 

@@ -16,7 +16,7 @@ from support.mutations import MUTATIONS, Mutation, put, values_of, wrong_copy
 from support.outliers import BIASED, OUTLIERS, config_of, masked, outlier_bundle
 from support.parity_cases import SMALL
 
-from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun

@@ -77,6 +77,9 @@ def places_of(rng: Random, action: argparse.Action) -> list[str]:
     """What stands without a flag: mostly what the command wants."""
     right = {"bundle": "text/bundle", "checkpoint": "made", "source": "text/checkpoint", "data": "texts/pairs.tsv"}
     right |= {"corpus": "texts/corpus.txt", "out": "made", "text": "abc", "bundles": "text/bundle"}
+    right |= {"repository": "made", "name": "hf:a/b"}
+    if action.metavar == "AUDIO":
+        right["text"] = "speech/sound.wav"
     if action.nargs in ("?", "*") and rng.random() < 0.3:
         return []
     known = right.get(action.dest, "text/bundle")

@@ -95,3 +95,10 @@ def mutated_json(rng: Random, content: bytes) -> bytes:
         key = rng.choice(list(value))
         return f"{text[:-1]}, {json.dumps(key)}: {json.dumps(other_value(rng, value[key]))}}}".encode()
     return rng.choice((text[: rng.randrange(len(text) + 1)].encode(), text.encode("utf-16"), b"\xff" + text.encode()))
+
+
+def mutated_json_line(rng: Random, content: bytes) -> bytes:
+    """A file of JSON lines with something wrong in one of them."""
+    lines = content.splitlines(keepends=True)
+    place = rng.randrange(len(lines))
+    return b"".join([*lines[:place], mutated_json(rng, lines[place]) + b"\n", *lines[place + 1 :]])

@@ -29,8 +29,12 @@ def materials_in(folder: Path) -> Path:
 def load_commands() -> Callable[[Sequence[str]], int]:
     """Everything that commands import, imported once; returns what a forked process runs."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import huggingface_hub.hf_api  # noqa: F401
     import onnx.reference  # noqa: F401
     import onnxruntime  # noqa: F401
+    import PIL.ImageOps  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import pytest  # noqa: F401
     import sentencepiece  # noqa: F401
     import soundfile  # noqa: F401
     import tokenizers  # noqa: F401
@@ -47,9 +51,13 @@ def load_commands() -> Callable[[Sequence[str]], int]:
     import seq2engine.runtime.parity.run
     import seq2engine.runtime.speech.transcriber
     import seq2engine.runtime.torch_session
-    import seq2engine.runtime.translator  # noqa: F401
+    import seq2engine.runtime.translator
+    import seq2engine.serving.server
+    import seq2engine.triton.repository  # noqa: F401
     from seq2engine.cli.main import main
     from support.fuzzing import arguments as of_parser
+    from support.fuzzing.cluster import one_worker
+    from support.hub_server import TOKEN, hub_of_this_process
 
     of_parser.parsers()
     gc.collect()
@@ -59,6 +67,11 @@ def load_commands() -> Callable[[Sequence[str]], int]:
         if argv[0] == "--in":
             os.chdir(argv[1])
             argv = argv[2:]
-        return main(argv)
+        with one_worker():
+            if not any(word.startswith("hf:") for word in argv):
+                return main(argv)
+            with hub_of_this_process(Path(os.environ["HOME"]), TOKEN) as hub:
+                hub.add("a/b", Path())
+                return main(argv)
 
     return run

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60  # after which a case hangs
-MEMORY = 1 << 30  # bytes that a case may take beyond what the process had; no file of a case has more than a few MB
+MEMORY = 1 << 29  # bytes that a case may take beyond what the process had; no file of a case has more than a few MB
 FAILED = 70  # exit code of an exception that no command caught
 WATCHED = ("os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", "pickle.find_class", "socket.connect")
-CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
+# Which arguments are paths that change: of a symbolic link, the second.
+CHANGING = dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.utime"), slice(1))
+CHANGING |= {"os.rename": slice(2), "os.link": slice(2), "os.symlink": slice(1, 2)}
 OUTCOMES = ("ok", "refused", "traceback", "several lines", "hang", "crash", "memory", "wrote outside", "ran code")
 GOOD = ("ok", "refused")
 
@@ -69,10 +71,11 @@ def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int
 
         tempfile.tempdir = None
         sys.dont_write_bytecode = True  # Python's own cache of modules that a command imports late is no write of ours
-        limit(resource.RLIMIT_DATA, writable_memory() + 2 * MEMORY)
-        limit(resource.RLIMIT_FSIZE, MEMORY)
+        limit(resource.RLIMIT_DATA, writable_memory() + 4 * MEMORY)
+        limit(resource.RLIMIT_FSIZE, 2 * MEMORY)
         limit(resource.RLIMIT_CORE, 0)
         watch(folder)
+        (folder / "resident").write_text(str(resident()))
         code = main(argv)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
@@ -98,7 +101,7 @@ def writable_memory() -> int:
 def watch(folder: Path) -> None:
     """Notes processes that are started, classes that are unpickled, connections, and changes of files elsewhere."""
     notes = os.open(folder / "notes", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    allowed = tuple(str(folder / name) + "/" for name in ("in", "home"))
+    allowed = tuple(str(folder / name) + "/" for name in ("in", "home", "resident"))
 
     def elsewhere(name: Any) -> bool:
         if not isinstance(name, str | bytes | os.PathLike):
@@ -110,19 +113,25 @@ def watch(folder: Path) -> None:
         if event in WATCHED:
             if event == "subprocess.Popen" and args[0] in (sys.executable, "uname", "git"):
                 return  # a worker of ours (a build, a measurement), platform.processor(), the version of a checkout
+            if event == "socket.connect" and args[1][0] == "127.0.0.1":
+                return  # the hub of this case, which the same process serves
             os.write(notes, f"ran code: {event} {args[:2]!r}\n".encode("utf-8", "replace"))
         elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             if elsewhere(args[0]):
                 os.write(notes, f"wrote outside: open {args[0]!r}\n".encode("utf-8", "replace"))
-        elif event in CHANGING and any(map(elsewhere, args[: 2 if event in ("os.rename", "os.link") else 1])):
+        elif event in CHANGING and any(map(elsewhere, args[CHANGING[event]])):
             os.write(notes, f"wrote outside: {event} {args[:2]!r}\n".encode("utf-8", "replace"))
 
     sys.addaudithook(hook)
 
 
-def finished(running: Running, base: int) -> Outcome | None:
-    """The outcome of a case that has ended, or that takes too long and is ended; None while it runs. `base`: kilobytes
-    that the process had before it forked."""
+def resident() -> int:
+    """Kilobytes of this process in memory; a forked one begins with fewer than its parent has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * (os.sysconf("SC_PAGESIZE") >> 10)
+
+
+def finished(running: Running) -> Outcome | None:
+    """The outcome of a case that has ended, or that takes too long and is ended; None while it runs."""
     pid, status, usage = os.wait4(running.pid, os.WNOHANG)
     seconds = time.monotonic() - running.started
     hangs = False
@@ -133,6 +142,7 @@ def finished(running: Running, base: int) -> Outcome | None:
         kill(running.pid)
         _, status, usage = os.wait4(running.pid, 0)
     kill(running.pid)  # what it may have started
+    base = int((running.folder / "resident").read_text())
     megabytes = max(0, usage.ru_maxrss - base) >> 10
     code = os.waitstatus_to_exitcode(status)
     kind, detail = ("hang", "") if hangs else kind_of(running, code, megabytes)

@@ -13,6 +13,7 @@ import shlex
 
 import numpy as np
 import pytest
+import torch
 from support.mutations import MUTATIONS, good_bundles, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
@@ -207,6 +208,28 @@ def test_graphs_that_are_right_put_the_blame_on_who_runs_them(good):
         found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
         assert found.cause == cause
         assert backend in found.text
+
+
+def test_tensors_as_good_as_pytorch_s_put_the_blame_on_rounded_activations(tmp_path):
+    from seq2engine.runtime.parity.levels.result import ParityResult
+    from seq2engine.runtime.parity.locate.locate import finding_of
+
+    bundle = onnx_from_model(random_model(SMALL, 3), tmp_path / "bundle", ("w8a8",))
+    result = ParityResult("onnxruntime", "w8a8", "static", 4, 4, (), ())
+    found = finding_of(bundle, result, [[5], [6, 7]], 2, 1, "seq2engine parity BUNDLE")
+    assert found.cause == "precision"
+    assert "int8 activations alone change these outputs" in found.text
+
+
+def test_scales_of_quantised_weights_are_no_bias(tmp_path, cli):
+    """Beside one huge weight int8 activations are rounded to nothing; a scale is not blamed as a stale bias."""
+    model = random_model(dataclasses.replace(PRESETS["tiny"], output_bias=True), 7)
+    with torch.no_grad():
+        model.decoder[1].feed_forward.down.weight[3, 4] = 300.0
+    bundle = onnx_from_model(model, tmp_path / "bundle", ("w8a8",))
+    out = cli("parity", bundle.root, "--count", 16, "--max-length", 24, "--threads", 1, "--quiet")[1]
+    assert "parity" in out
+    assert "stale weights" not in out
 
 
 def test_graphs_and_tensors_that_are_right_put_the_blame_on_the_other_side(good):

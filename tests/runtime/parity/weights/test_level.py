@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
-from support.mutations import MUTATIONS, Mutation, good_bundles, wrong_copy
+from support.mutations import MUTATIONS, Mutation, good_bundles, put, values_of, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
@@ -63,6 +63,23 @@ def test_good_exports_of_every_precision_are_accounted_for(tmp_path, change, for
         results = weights_of(bundle, precision, backend="" if precision == "bf16" else "onnxruntime")
         assert all(results), [result.reason for result in results]
         assert sum(result.traced for result in results[:2]) > 50
+
+
+def test_a_mask_of_the_model_s_own_is_no_fault_beside_one(tmp_path):
+    model = random_model(dataclasses.replace(SMALL, output_bias=True), 5)
+    with torch.no_grad():
+        model.output.bias[-1] = -torch.inf
+    bundle = exporting.onnx_from_model(model, tmp_path / "bundle", ("fp32",))
+    assert all(weights_of(bundle, "fp32"))
+
+    def more_bias(graph):
+        values = values_of(graph, "output.bias")
+        values[:9] += np.float32(8.0)
+        put(graph, "output.bias", values)
+
+    mutation = Mutation("decoder_step", more_bias, "output", ("weight",), "fp32")
+    fault = stored_fault(weights_of(wrong_copy(bundle, tmp_path / "wrong", mutation), "fp32"))
+    assert f"9 of {SMALL.target_vocab} numbers of the bias differ" in fault.text
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,145 @@
+"""Where the time of a decoder step goes on the CPU: kinds of nodes and their shares, beside what the machine allows.
+
+    python -m seq2engine.benchmarks.timers.node_times BUNDLE [PRECISION] [BATCHxBEAMxSOURCExOUTPUT]
+
+ONNX Runtime's profiler times every node. Nodes have the names of the modules they come from, so a kind is read from
+the name and the operator. The ceiling is that of `bench` (ceiling.py), measured in the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seq2engine.common.tables import text_table
+from seq2engine.export.artifact.bundle import Bundle, open_bundle
+from seq2engine.runtime.encoder_inputs import encoder_inputs
+from seq2engine.runtime.ort.graphs import model_from_bundle
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
+from seq2engine.runtime.session import EVERYTHING, StepForm
+from seq2engine.runtime.threads import usable_cores
+
+from ..cases import Case, cases_from_text, sources_for
+from ..ceiling import ceiling_of, step_work
+
+PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "MatMulNBits")
+ROUNDING = ("Abs", "Clip", "DequantizeLinear", "Div", "QuantizeLinear", "ReduceMax", "Reciprocal", "Round")
+PROJECTION = ("output/", "all/", "logits")  # how names of its nodes begin
+STEPS, WARM_UP = 12, 3
+KERNEL = "_kernel_time"  # how the profiler ends the name of a node's time
+
+
+def kind_of(op: str, name: str) -> str:
+    """What a node of this operator and name belongs to."""
+    if name.startswith(("candidates/", "screening/")):
+        return "best tokens and sums over the vocabulary"
+    if "_attn/" in name:
+        return "attention: scores, masks, softmax, cache"
+    if op in PRODUCTS:
+        return "product: output projection" if name.startswith(PROJECTION) else "products: layers"
+    if op in ROUNDING or (op == "Mul" and name.endswith("MatMul/Mul")):
+        return "activations to int8, and their scales"
+    if "Normalization" in op:
+        return "norms"
+    return "biases, residuals, embedding and others"
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """Milliseconds of one step: by the clock, of each kind of nodes, and the least that the machine allows."""
+
+    case: str
+    precision: str
+    step_ms: float
+    kinds: dict[str, float]
+    nodes: dict[str, int]
+    bytes_ms: float  # to read what must be read, at the measured bandwidth
+    products_ms: float  # to multiply, at the measured speed of large fp32 products; int8 counts as four times that
+
+    @property
+    def between_ms(self) -> float:
+        """Outside all nodes: the loop of ONNX Runtime, its threads that start and wait, and the profiler itself."""
+        return max(0.0, self.step_ms - sum(self.kinds.values()))
+
+    def table(self) -> str:
+        rows = [
+            (kind, f"{ms:.2f}", f"{100 * ms / self.step_ms:.0f} %", str(self.nodes[kind]))
+            for kind, ms in sorted(self.kinds.items(), key=lambda item: -item[1])
+        ]
+        rows.append(("between nodes", f"{self.between_ms:.2f}", f"{100 * self.between_ms / self.step_ms:.0f} %", ""))
+        least = max(self.bytes_ms, self.products_ms)
+        return "\n".join(
+            (
+                f"{self.case} {self.precision}: a step takes {self.step_ms:.2f} ms; reading takes at least "
+                f"{self.bytes_ms:.2f} ms, products {self.products_ms:.2f} ms: {100 * least / self.step_ms:.0f} % of "
+                "the machine's limit",
+                text_table(("kind of nodes", "ms", "share", "nodes"), rows),
+            )
+        )
+
+
+def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
+    """Profiles steps in the middle of a decode, of greedy search without scores or of beam search."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = OrtSettings(profiled=Path(folder) / "nodes")
+        with OrtSession(model_from_bundle(bundle, precision), settings) as session:
+            seconds = run_steps(session, case)
+            assert session.decoders is not None
+            events = json.loads(Path(session.decoders.whole.session.end_profiling()).read_text(encoding="utf-8"))
+    milliseconds, counts = Counter[str](), Counter[str]()
+    for kind, ms in node_times(events):
+        milliseconds[kind] += ms / (STEPS + WARM_UP)
+        counts[kind] += 1
+    ceiling, work = ceiling_of(usable_cores()), step_work(case, asdict(bundle.config), precision)
+    return StepShares(
+        str(case),
+        precision,
+        1000 * seconds / STEPS,
+        dict(milliseconds),
+        {kind: count // (STEPS + WARM_UP) for kind, count in counts.items()},
+        1000 * work.bytes / ceiling.read_rate(work.bytes),
+        1000 * work.flops / ceiling.flops_per_second,
+    )
+
+
+def run_steps(session: OrtSession, case: Case) -> float:
+    """Seconds of all steps but the first few, with half of the cache filled."""
+    config, random = session.config, np.random.default_rng(0)
+    state = session.encode(*encoder_inputs(sources_for(case, config), config))
+    filled, slots = case.target // 2 * case.beam, case.target * case.beam
+    session.reserve(state, slots, StepForm(candidates=1) if case.beam == 1 else EVERYTHING)
+    mask = np.zeros((case.batch, case.beam, slots), dtype=bool)
+    mask[..., : case.target // 2] = True
+    positions, written = (np.full(case.batch, value) for value in (case.target // 2, filled))
+    started = 0.0
+    for number in range(STEPS + WARM_UP):
+        if number == WARM_UP:
+            started = time.perf_counter()
+        tokens = random.integers(0, config.target_vocab, (case.batch, case.beam))
+        session.step(state, tokens, positions, written, mask)
+    return time.perf_counter() - started
+
+
+def node_times(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Kind and milliseconds of every node that ran; an If holds other nodes and is not counted itself."""
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(KERNEL) and event["args"]["op_name"] != "If":
+            yield kind_of(event["args"]["op_name"], event["name"].removesuffix(KERNEL)), event["dur"] / 1000
+
+
+def main(arguments: list[str]) -> None:
+    folder, precision, case = [*arguments, *("", "fp32", "8x4x32x32")[len(arguments) :]]
+    print(shares_of_step(open_bundle(folder), precision, cases_from_text([case])[0]).table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Hugging Face's image processor as our ImageConfig: preprocessor_config.json, or its part of processor_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seq2engine.errors import CheckpointError
+
+from ..config import ModelConfig
+from ..images import FILTERS, ImageConfig, problems_with_images
+from .hugging_face_config import read_json
+
+OWN, OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# name without its ending -> the filter that the library takes where a file does not name one
+CLASSES = {"ViTImageProcessor": "bilinear", "ViTFeatureExtractor": "bilinear"}
+CLASSES |= {"DeiTImageProcessor": "bicubic", "DeiTFeatureExtractor": "bicubic"}
+KINDS = ("image_processor_type", "feature_extractor_type")
+REQUIRED = {"do_resize": True, "do_pad": False}  # where a file has them
+MEAN = STD = 0.5
+
+
+def images_from_folder(source: Path, config: ModelConfig) -> tuple[ImageConfig | None, list[str]]:
+    """What pictures become before the model takes them; without the library's file a note, and None."""
+    values, where = processor_fields(source)
+    if values is None:
+        return None, [f"takes pixels, no pictures, because there is no {OWN}: copy it beside the model, import again"]
+    images = images_from_fields(values, config, where)
+    if problems := problems_with_images(images, config):
+        raise CheckpointError(f"{where}: " + "; ".join(problems))
+    return images, []
+
+
+def processor_fields(source: Path) -> tuple[dict[str, Any] | None, str]:
+    if (source / OWN).is_file():
+        return read_json(source / OWN), str(source / OWN)
+    if not (source / OF_PROCESSOR).is_file():
+        return None, ""
+    found = read_json(source / OF_PROCESSOR).get("image_processor")
+    return (found if isinstance(found, dict) else None), str(source / OF_PROCESSOR)
+
+
+def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: str) -> ImageConfig:
+    """The settings; everything that cannot be ours is listed."""
+    problems = [
+        f"{name} is {values[name]!r}, supported is {wanted!r}"
+        for name, wanted in REQUIRED.items()
+        if values.get(name) not in (None, wanted)
+    ]
+    kind = next((values[name] for name in KINDS if isinstance(values.get(name), str)), "ViTImageProcessor")
+    kind = kind.removesuffix("Fast").removesuffix("Pil")
+    if kind not in CLASSES:
+        problems.append(f"the image processor is {kind}, supported are {' and '.join(list(CLASSES)[::2])}")
+    size = size_of(values.get("size"))
+    if size is None:
+        problems.append(f"size is {values.get('size')!r}, expected a number or height and width")
+    crop = size_of(values.get("crop_size")) if values.get("do_center_crop") else size
+    wanted_size = (config.image_height, config.image_width)
+    if crop is not None and crop != wanted_size:
+        problems.append(
+            f"pixels would be {crop[0]}x{crop[1]}, expected the encoder's {wanted_size[0]}x{wanted_size[1]}"
+        )
+    elif crop is None and size is not None:
+        problems.append(f"crop_size is {values.get('crop_size')!r}, expected a number or height and width")
+    resample = values.get("resample")
+    if resample is not None and (type(resample) is not int or not 0 <= resample < len(FILTERS)):
+        problems.append(f"resample is {resample!r}, expected a number from 0 to {len(FILTERS) - 1}")
+    scale = values.get("rescale_factor", 1 / 255) if values.get("do_rescale") is not False else 1.0
+    normalises = values.get("do_normalize") is not False
+    mean = per_channel(values.get("image_mean", MEAN) if normalises else 0.0, config.channels)
+    std = per_channel(values.get("image_std", STD) if normalises else 1.0, config.channels)
+    if mean is None or std is None or type(scale) not in (int, float):
+        problems.append("image_mean, image_std or rescale_factor is not a number, or not one for each channel")
+    if problems or size is None or mean is None or std is None:
+        raise CheckpointError(f"{where}: " + "; ".join(problems))
+    named = CLASSES[kind] if resample is None else FILTERS[resample]
+    return ImageConfig(size[0], size[1], mean, std, named, float(scale))
+
+
+def size_of(value: Any) -> tuple[int, int] | None:
+    """Height and width, from an object, a list or one number."""
+    if isinstance(value, dict):
+        value = [value.get("height"), value.get("width")]
+    pair = value if isinstance(value, list) else [value, value]
+    return (pair[0], pair[1]) if len(pair) == 2 and all(type(one) is int for one in pair) else None
+
+
+def per_channel(value: Any, channels: int) -> tuple[float, ...] | None:
+    numbers = value if isinstance(value, list) else [value] * channels
+    fits = len(numbers) == channels and all(type(number) in (int, float) for number in numbers)
+    return tuple(map(float, numbers)) if fits else None

@@ -1,0 +1,79 @@
+"""Which kinds of nodes a step's time goes to, read from a real profile."""
+
+from __future__ import annotations
+
+import pytest
+
+from seq2engine.benchmarks.cases import Case
+from seq2engine.benchmarks.timers.node_times import (
+    STEPS,
+    WARM_UP,
+    StepShares,
+    kind_of,
+    main,
+    node_times,
+    shares_of_step,
+)
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
+
+CASE = Case("2x3x5x8", batch=2, beam=3, source=5, target=8)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    model = random_model("tiny", seed=3)
+    return onnx_from_model(model, tmp_path_factory.mktemp("bundle") / "tiny", precisions=("fp32", "w8a8"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_every_node_of_a_step_has_a_kind(bundle, precision):
+    shares = shares_of_step(bundle, precision, CASE)
+    layers = bundle.config.decoder_layers
+    assert shares.nodes["products: layers"] == 6 * layers  # qkv and out, q and out, up and down
+    assert shares.nodes["product: output projection"] == 1
+    assert shares.nodes["norms"] >= 3 * layers
+    assert ("activations to int8, and their scales" in shares.nodes) == (precision == "w8a8")
+    assert all(ms > 0 for ms in shares.kinds.values())
+    assert min(shares.step_ms, shares.bytes_ms, shares.products_ms) > 0
+    assert sum(shares.kinds.values()) + shares.between_ms >= shares.step_ms
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "kind"),
+    [
+        ("MatMul", "decoder.0.self_attn.qkv/MatMul", "products: layers"),
+        ("MatMul", "decoder.0.self_attn/MatMul.1", "attention: scores, masks, softmax, cache"),
+        ("TensorScatter", "decoder.0.self_attn/TensorScatter", "attention: scores, masks, softmax, cache"),
+        ("Gemm", "all/logits/Gemm", "product: output projection"),
+        ("MatMulIntegerToFloat", "output/MatMul/of_unit/MatMulIntegerToFloat", "product: output projection"),
+        ("Mul", "output/MatMul/Mul", "activations to int8, and their scales"),
+        ("TopK", "candidates/best_logits", "best tokens and sums over the vocabulary"),
+        ("Add", "decoder.0/Add", "biases, residuals, embedding and others"),
+    ],
+)
+def test_kinds_are_read_from_names(op, name, kind):
+    assert kind_of(op, name) == kind
+
+
+def test_a_branch_is_not_counted_beside_its_nodes():
+    events = [
+        {"cat": "Node", "name": "logits/If_kernel_time", "dur": 9000, "args": {"op_name": "If"}},
+        {"cat": "Node", "name": "all/logits/Gemm_kernel_time", "dur": 8000, "args": {"op_name": "Gemm"}},
+        {"cat": "Node", "name": "all/logits/Gemm_fence_before", "dur": 5, "args": {"op_name": "Gemm"}},
+        {"cat": "Session", "name": "model_run", "dur": 9500},
+    ]
+    assert list(node_times(events)) == [("product: output projection", 8.0)]
+
+
+def test_the_table_names_the_limit_and_what_is_between_nodes(bundle, capsys):
+    shares = StepShares(
+        "case", "fp32", 10.0, {"norms": 2.0, "products: layers": 6.0}, {"norms": 3, "products: layers": 6}, 5.0, 4.0
+    )
+    text = shares.table()
+    assert "a step takes 10.00 ms" in text
+    assert "50 % of the machine's limit" in text
+    assert [line.split("  ")[0] for line in text.splitlines()[-3:]] == ["products: layers", "norms", "between nodes"]
+    main([str(bundle.root), "fp32", "1x2x4x8"])
+    assert "batch 1, beam 2, source 4, output 8 fp32: a step takes" in capsys.readouterr().out
+    assert STEPS > WARM_UP
