@@ -108,8 +108,7 @@ def test_links_lead_somewhere(page):
 def test_the_limits_of_the_security_page_are_those_of_the_code():
     from seq2engine.commands.serving.serve import LONGEST_TOKEN
     from seq2engine.common import inner_paths, json_files
-    from seq2engine.export import graph_files
-    from seq2engine.export.artifact import passport, profiles
+    from seq2engine.export.artifact import graph_files, passport, profiles
     from seq2engine.model import config
     from seq2engine.model.tokenizers.importing import MOST_SENTINELS
     from seq2engine.runtime.cluster.corpus import MOST_ROWS
