@@ -23,10 +23,10 @@ from ..speech import SPEECH
 from ..tokenizers.base import FOLDER as TOKENIZER
 from .fairseq import FILES as FAIRSEQ_FILES
 from .fairseq import checkpoint_from_fairseq
+from .files.pickles import pickle_in, read_pickle
 from .hugging_face import ELSEWHERE, checkpoint_from_hugging_face
 from .imported import Imported
 from .opennmt import checkpoint_from_opennmt
-from .pickles import pickle_in, read_pickle
 from .torch_transformer import DESCRIPTION, checkpoint_from_torch
 from .trocr import checkpoint_from_trocr
 from .whisper import checkpoint_from_openai, checkpoint_from_whisper

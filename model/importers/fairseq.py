@@ -22,8 +22,8 @@ from ..tokenizers.importing import tokenizer_from_fairseq
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import check_same, shape_of, split_projections, with_parts
 from .fairseq_settings import END, PAD, SIDES, config_from_settings, refuse, settings_from_content
+from .files.pickles import entry, pickle_in, read_pickle, tensors
 from .imported import Imported, tokenizer_or_note
-from .pickles import entry, pickle_in, read_pickle, tensors
 
 FILES = ("checkpoint_best.pt", "checkpoint_last.pt")  # preferred in a folder with several
 SPECIALS = 4  # <s> <pad> </s> <unk>, then the lines of the dictionary

@@ -9,7 +9,7 @@ from typing import Any
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..config import ModelConfig, config_problem
-from .pickles import entry, settings_of
+from .files.pickles import entry, settings_of
 
 PAD, END = 1, 2
 SIDES = ("encoder", "decoder")

@@ -21,11 +21,11 @@ from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.position_tables import m2m_positions, marian_positions
 from .conversion.renames import layer_renames, renamed_weights
+from .files.weights import read_weights
 from .hugging_face_config import Family, config_from_settings, family_of, read_json, settings_of, start_field
 from .hugging_face_generation import generation_from_files
 from .imported import Imported, tokenizer_or_note
 from .t5 import T5_FAMILIES, checkpoint_from_t5
-from .weights import read_weights
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 

@@ -20,8 +20,8 @@ from ..config import ModelConfig, config_problem
 from ..tokenizers.importing import tokenizer_from_opennmt
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import check_same, first_rows, shape_of, with_parts, zero_biases
+from .files.pickles import entry, pickle_in, read_pickle, settings_of, tensors
 from .imported import Imported, tokenizer_or_note
-from .pickles import entry, pickle_in, read_pickle, settings_of, tensors
 
 LONGEST = 1024  # of the table's 5000 positions; caches and engines are made for the longest
 ACCEPTED: dict[str, tuple[Any, ...]] = {  # options may be missing: older versions did not have them

@@ -21,10 +21,10 @@ from ..config import ModelConfig, config_problem
 from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.position_tables import distance_buckets
 from .conversion.renames import layer_renames, renamed_weights
+from .files.weights import read_weights
 from .hugging_face_config import single_token, start_field
 from .hugging_face_generation import generation_from_files
 from .imported import Imported, tokenizer_or_note
-from .weights import read_weights
 
 ACTIVATIONS = {  # their name -> ours
     "relu": "relu",

@@ -48,8 +48,8 @@ from ..checkpoint import model_from_weights
 from ..config import ModelConfig, config_problem
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import first_rows, shape_of, split_projections, with_parts, zero_biases
+from .files.pickles import entry, read_pickle, tensors
 from .imported import Imported
-from .pickles import entry, read_pickle, tensors
 
 DESCRIPTION = "seq2engine.json"
 NOTHING = type(None)

@@ -21,12 +21,12 @@ from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.position_tables import m2m_positions
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import zero_biases
+from .files.weights import read_weights
 from .hugging_face import CONFIG, DECODER_LAYER, GENERATION, both
 from .hugging_face_config import ACTIVATIONS, read_json, single_token, start_field
 from .hugging_face_generation import FIELDS, generation_from_files
 from .image_processor import images_from_folder
 from .imported import Imported, tokenizer_or_note
-from .weights import read_weights
 
 PREFIX = "decoder.model."  # of the decoder's weights; without it they have the names of the other families
 TABLE, OUTPUT = "model.decoder.embed_tokens.weight", "decoder.output_projection.weight"

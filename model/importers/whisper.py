@@ -25,12 +25,12 @@ from ..whisper_tokens import alignment_heads, layout_of, speech_from_layout
 from .conversion.position_tables import whisper_positions
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import zero_biases
+from .files.pickles import entry, pickle_in, read_pickle, tensors
+from .files.weights import read_weights
 from .hugging_face import CONFIG, DECODER_LAYER, ENCODER_LAYER, FINAL_NORMS, GENERATION, both
 from .hugging_face_config import read_json
 from .hugging_face_generation import generation_from_files
 from .imported import Imported, tokenizer_or_note
-from .pickles import entry, pickle_in, read_pickle, tensors
-from .weights import read_weights
 
 TABLE, OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
 SOURCE_POSITIONS = "model.encoder.embed_positions.weight"

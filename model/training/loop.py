@@ -106,45 +106,69 @@ def train_model(
     if not options.cooldown:  # without a cooldown, a run may be extended
         del about["epochs"]
     files = TrainingFiles(folder, flat, about, force)
-    cursor = files.cursor
-    begun = time.monotonic() - cursor.seconds
-    pace = Pace()
-    quality = ""
-    out_of_time = False
-    while cursor.epoch < options.epochs and not out_of_time:
-        order = batch_order(train, options.batch_tokens, options.seed + cursor.epoch)
-        model.train()
-        for i in range(cursor.batch, len(order)):
-            batch = batch_from_pairs([train[j] for j in order[i]])
-            left = options.epochs - cursor.epoch - i / len(order)
-            share = min(1.0, left / options.cooldown) if options.cooldown else 1.0
-            rate = learning_rate(options, model.config.d_model, cursor.step + 1, share)
-            loss = train_step(model, flat, batch, cursor.step + 1, options, rate)
-            seconds = time.monotonic() - begun
-            cursor = Cursor(1 - cursor.slot, cursor.step + 1, cursor.epoch, i + 1, seconds)
-            files.save(cursor)
-            if cursor.step % 50 == 0:
-                files.note(step=cursor.step, epoch=cursor.epoch, seconds=seconds, loss=loss, rate=rate)
-            done = (cursor.epoch + (i + 1) / len(order)) / options.epochs
-            if options.minutes is not None:
-                out_of_time = seconds > 60 * options.minutes
-                done = max(done, seconds / (60 * options.minutes))
-            speed = pace.of(batch.tokens)
-            status = f"epoch {cursor.epoch + 1} of {options.epochs}, loss {loss:.3f}, {speed:,.0f} tokens/s"
-            progress("train", min(done, 0.999), status + quality)
-            if out_of_time:
-                break
-        files.save_epoch(cursor.epoch, options.average)
-        model.eval()
-        dev_loss, exact = validate(model, dev)
-        files.note(step=cursor.step, epoch=cursor.epoch, seconds=cursor.seconds, dev_loss=dev_loss, exact_match=exact)
-        quality = f"; after epoch {cursor.epoch + 1}: dev loss {dev_loss:.3f}, exact match {exact:.1%}"
-        cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batch=0)
-        files.point_at(cursor)
-    progress("train", 1.0, quality.removeprefix("; "))
+    training = Training(model, flat, files, options, progress)
+    while training.cursor.epoch < options.epochs and not training.out_of_time:
+        training.epoch(train, dev)
+    progress("train", 1.0, training.quality.removeprefix("; "))
     flat.state[0] = files.average()
     model.eval()
     return files.history()
+
+
+class Training:
+    """A training under way: its cursor is that of the last step on disk."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        flat: FlatParameters,
+        files: TrainingFiles,
+        options: TrainOptions,
+        progress: Progress,
+    ):
+        self.model, self.flat, self.files, self.options, self.progress = model, flat, files, options, progress
+        self.cursor = files.cursor
+        self.begun = time.monotonic() - self.cursor.seconds
+        self.pace = Pace()
+        self.quality = ""  # of the last epoch, for the progress line
+        self.out_of_time = False
+
+    def epoch(self, train: Sequence[Pair], dev: Sequence[Pair]) -> None:
+        """The rest of an epoch, or as much as there is time for, and what it gave on the dev set."""
+        order = batch_order(train, self.options.batch_tokens, self.options.seed + self.cursor.epoch)
+        self.model.train()
+        for i in range(self.cursor.batch, len(order)):
+            self.step(batch_from_pairs([train[j] for j in order[i]]), i, len(order))
+            if self.out_of_time:
+                break
+        cursor, files = self.cursor, self.files
+        files.save_epoch(cursor.epoch, self.options.average)
+        self.model.eval()
+        dev_loss, exact = validate(self.model, dev)
+        files.note(step=cursor.step, epoch=cursor.epoch, seconds=cursor.seconds, dev_loss=dev_loss, exact_match=exact)
+        self.quality = f"; after epoch {cursor.epoch + 1}: dev loss {dev_loss:.3f}, exact match {exact:.1%}"
+        self.cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batch=0)
+        files.point_at(self.cursor)
+
+    def step(self, batch: Batch, number: int, count: int) -> None:
+        """One update with a batch, by its number among those of the epoch; it is on disk afterwards."""
+        options, last = self.options, self.cursor
+        left = options.epochs - last.epoch - number / count
+        share = min(1.0, left / options.cooldown) if options.cooldown else 1.0
+        rate = learning_rate(options, self.model.config.d_model, last.step + 1, share)
+        loss = train_step(self.model, self.flat, batch, last.step + 1, options, rate)
+        seconds = time.monotonic() - self.begun
+        self.cursor = Cursor(1 - last.slot, last.step + 1, last.epoch, number + 1, seconds)
+        self.files.save(self.cursor)
+        if self.cursor.step % 50 == 0:
+            self.files.note(step=self.cursor.step, epoch=last.epoch, seconds=seconds, loss=loss, rate=rate)
+        done = (last.epoch + (number + 1) / count) / options.epochs
+        if options.minutes is not None:
+            self.out_of_time = seconds > 60 * options.minutes
+            done = max(done, seconds / (60 * options.minutes))
+        speed = self.pace.of(batch.tokens)
+        status = f"epoch {last.epoch + 1} of {options.epochs}, loss {loss:.3f}, {speed:,.0f} tokens/s"
+        self.progress("train", min(done, 0.999), status + self.quality)
 
 
 def fingerprint(pairs: Sequence[Pair]) -> str:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from seq2engine.errors import CheckpointError
 from seq2engine.model.importers.conversion.position_tables import m2m_positions, marian_positions
+from seq2engine.model.importers.files.weights import read_weights
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.importers.imported import Imported
-from seq2engine.model.importers.weights import read_weights
 
 SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"

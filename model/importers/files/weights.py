@@ -19,7 +19,7 @@ from seq2engine.common.inner_paths import problem_with_path
 from seq2engine.common.json_files import read_object, shortened, typed_from_json
 from seq2engine.errors import CheckpointError
 
-from ..hub_files import WEIGHTS as FILES
+from ...hub_files import WEIGHTS as FILES
 from .pickles import check_beginning, reason_of, tensors
 
 

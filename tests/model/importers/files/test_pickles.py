@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from seq2engine.errors import CheckpointError
 from seq2engine.model.importers.fairseq import checkpoint_from_fairseq
+from seq2engine.model.importers.files.pickles import pickle_in, read_pickle, resaving, settings_of, tensors
 from seq2engine.model.importers.opennmt import checkpoint_from_opennmt
-from seq2engine.model.importers.pickles import pickle_in, read_pickle, resaving, settings_of, tensors
 
 PLAIN = {"model": {"a": torch.zeros(3)}, "args": argparse.Namespace(heads=4), "step": 7}
 
