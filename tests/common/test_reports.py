@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from datetime import datetime
@@ -98,6 +99,13 @@ def test_an_index_links_all_reports_newest_first(tmp_path):
     assert ["badge bad" in row[3] for row in found] == [False, False, True, False]
     for words in ("all &lt;equal&gt;", "2 cases", "all files are there", f"Reports of {tmp_path.name}", "4 reports"):
         assert words in page
+
+
+def test_an_index_shows_what_a_precision_costs(tmp_path):
+    report_files(tmp_path, "parity").write(
+        "page", '{"verdict": true, "reason": "faithful", "cost_line": "1 of 4 equal"}'
+    )
+    assert "faithful. 1 of 4 equal" in (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("data", ["", "[1]", "null", '{"verdict": 7, "reason": [], "damage": 3}', "{" * 10, "\udcff"])
