@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2engine.common.atomic_folders import new_file, sha256_of
-from seq2engine.common.hub import is_hub_name
+from seq2engine.common.hub import hub_hint, is_hub_name
 from seq2engine.common.inner_paths import path_inside, place_inside, problem_with_path
 from seq2engine.common.json_files import read_object, shortened, typed_from_json
 from seq2engine.errors import BundleError, ConfigError
@@ -209,7 +209,7 @@ def open_bundle(folder: str | os.PathLike[str]) -> Bundle:
     """
     root = bundle_folder_from_hub(folder) if is_hub_name(folder) else Path(folder)
     if not root.is_dir():
-        raise BundleError(f"no bundle at {root}; make one with: seq2engine export CHECKPOINT {root}")
+        raise BundleError(f"no bundle at {root}; make one with: seq2engine export CHECKPOINT {root}{hub_hint(root)}")
     path = root / MANIFEST
     if not path.is_file():
         raise BundleError(

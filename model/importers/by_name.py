@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from seq2engine.common.hub import hub_hint
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import CheckpointError, RequestError
 
@@ -16,7 +17,7 @@ from ..checkpoint import copy_companions, load_checkpoint, random_model, write_o
 from ..hub_files import located
 from ..shipped import shipped_checkpoint
 from ..transformer import Transformer
-from .detect import KNOWN, hub_hint, import_located, is_foreign
+from .detect import KNOWN, import_located, is_foreign
 
 
 @contextmanager

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import check_replaceable, new_folder
-from seq2engine.common.hub import SCHEME
+from seq2engine.common.hub import hub_hint
 from seq2engine.common.json_files import read_object
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import CheckpointError
@@ -83,14 +82,6 @@ def source_of(path: Path) -> Source:
         return SOURCES["fairseq"]
     held = ", ".join(sorted(map(str, keys))[:6]) or type(content).__name__
     raise CheckpointError(f"{file} holds {held}, which is not understood; expected {KNOWN}")
-
-
-def hub_hint(path: Path) -> str:
-    """How to get a model of the Hugging Face hub, where a path that is not there could be the name of one."""
-    name = str(path)
-    if not re.fullmatch(r"t5-\w+|\w[\w.-]*/\w[\w.-]*", name) or ("/" in name and path.parent.exists()):
-        return ""
-    return f"; if it is a model of the Hugging Face hub, name it {SCHEME}{name}"
 
 
 def is_ours(folder: Path) -> bool:

@@ -193,18 +193,22 @@ def run_arms(args: argparse.Namespace) -> int:
     kept: list[BenchResult] = []
 
     def keep(result: BenchResult) -> None:
-        files.write(bench_html(result), result.to_json())
         kept.append(result)
+        files.write(bench_html(result), result.to_json())
 
     options = dataclasses.replace(options, references=references_from_args(args))
     try:
         result = bench_bundle(bundle, options, progress_for(args), keep)
     except (KeyboardInterrupt, Seq2EngineError):
-        if kept:
+        if kept and files.data.exists():
             print(f"{fresh_line(sys.stderr)}{kept[-1].interrupted}, which are in: {files.page}", file=sys.stderr)
+        elif kept:  # they could not be written
+            print(bench_table(kept[-1]), flush=True)
         raise
+    print(result.to_json().rstrip() if args.json else bench_table(result), flush=True)
     files.write(bench_html(result), result.to_json())
-    print(result.to_json().rstrip() if args.json else f"{bench_table(result)}\nreport: {files.page}")
+    if not args.json:
+        print(f"report: {files.page}")
     return 0
 
 

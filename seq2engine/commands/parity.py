@@ -119,9 +119,11 @@ def run_parity(args: argparse.Namespace) -> int:
     results = parities_of(bundle, precisions, args.backend, options, progress_for(args))
     failed, broken = False, []
     for result, report in zip(results, files, strict=True):
+        if not args.json:
+            print(parity_table(result), flush=True)  # first: it is not lost if the report cannot be written
         report.write(parity_html(result), result.to_json())
         if not args.json:
-            print(f"{parity_table(result)}\nreport: {report.page}" + ("\n" if result is not results[-1] else ""))
+            print(f"report: {report.page}" + ("\n" if result is not results[-1] else ""))
         if gate is None:
             failed = failed or not result
         else:
@@ -149,9 +151,11 @@ def run_foreign(args: argparse.Namespace, bundle: Bundle) -> int:
     results = foreign_parity(bundle, args.graph, sources, args.max_length or STEPS, args.threads, progress_for(args))
     for path, result in zip(args.graph, results, strict=True):
         report = report_files(bundle.root, "parity", f"graph {path.stem}", args.out)
+        if not args.json:
+            print(parity_table(result), flush=True)
         report.write(parity_html(result), result.to_json())
         if not args.json:
-            print(f"{parity_table(result)}\nreport: {report.page}")
+            print(f"report: {report.page}")
     if args.json:
         print(f"[{', '.join(result.to_json().rstrip() for result in results)}]")
     return 0 if all(results) else 1

@@ -57,6 +57,14 @@ def is_hub_name(name: str | os.PathLike[str]) -> bool:
     return os.fspath(name).startswith(SCHEME)
 
 
+def hub_hint(path: Path) -> str:
+    """How to name a checkpoint of the Hugging Face hub, where a path that is not there could be the name of one."""
+    name = str(path)
+    if not re.fullmatch(r"t5-\w+|\w[\w.-]*/\w[\w.-]*", name) or ("/" in name and path.parent.exists()):
+        return ""
+    return f"; if it is a model of the Hugging Face hub, the checkpoint is {SCHEME}{name}"
+
+
 def hub_name(text: str | os.PathLike[str]) -> HubName:
     repo, at, revision = os.fspath(text).removeprefix(SCHEME).partition("@")
     if not NAME.fullmatch(repo) or "--" in repo or ".." in repo or (at and not REVISION.fullmatch(revision)):

@@ -61,10 +61,11 @@ def values_of(data: Path) -> dict[str, Any]:
 
 
 def sentence_of(values: dict[str, Any]) -> str:
-    """A report's result in one sentence: its own, or counts."""
+    """A report's result in one sentence: its own, with what a precision costs against fp32, or counts."""
     for name in ("reason", "summary"):
         if isinstance(values.get(name), str):
-            return str(values[name])
+            cost = values.get("cost_line")
+            return f"{values[name]}. {cost}" if cost and isinstance(cost, str) else str(values[name])
     delivered = values.get("delivered")
     if isinstance(delivered, dict) and isinstance(delivered.get("exact_match"), int | float):
         return f"exact match {delivered['exact_match']:.1%} on the dev set"

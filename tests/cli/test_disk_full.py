@@ -87,3 +87,19 @@ def test_an_error_of_reading_keeps_its_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BundleError, match=r"^cannot write .*/file/x: "):
         write_text(tmp_path / "file" / "x", "text")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [("parity --count 4 --max-length 4", "parity passed"), ("bench --case 1x1x4x4 --rounds 1 --quick", "end to end")],
+)
+def test_minutes_of_work_are_shown_though_the_report_cannot_be_written(work, cli, monkeypatch, line, shown):
+    def full(path):
+        raise OSError(errno.ENOSPC, "Full", str(path))
+
+    command, *flags = line.split()
+    monkeypatch.setattr("seq2engine.common.reports.new_file", full)
+    code, out, err = cli(command, work / "bundle", "--threads", 1, *flags, "--quiet")
+    assert code == 1
+    assert shown in out
+    assert "Full" in err

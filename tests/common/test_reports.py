@@ -100,6 +100,13 @@ def test_an_index_links_all_reports_newest_first(tmp_path):
         assert words in page
 
 
+def test_an_index_shows_what_a_precision_costs(tmp_path):
+    report_files(tmp_path, "parity").write(
+        "page", '{"verdict": true, "reason": "faithful", "cost_line": "1 of 4 equal"}'
+    )
+    assert "faithful. 1 of 4 equal" in (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("data", ["", "[1]", "null", '{"verdict": 7, "reason": [], "damage": 3}', "{" * 10, "\udcff"])
 def test_data_without_a_verdict_is_accepted(tmp_path, data):
     folder = tmp_path / "reports"

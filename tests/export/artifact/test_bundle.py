@@ -88,6 +88,13 @@ def test_a_missing_folder(tmp_path):
     )
 
 
+def test_a_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(open_bundle, "owner/model").endswith(
+        "; if it is a model of the Hugging Face hub, the checkpoint is hf:owner/model"
+    )
+
+
 def test_a_folder_without_a_manifest(tmp_path):
     assert refusal(open_bundle, tmp_path) == (
         f"{tmp_path} has no {MANIFEST}, so it is not a bundle; make one with: seq2engine export CHECKPOINT DIR"

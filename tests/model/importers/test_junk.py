@@ -113,7 +113,7 @@ def test_a_name_of_the_hub_gets_a_hint(name, tmp_path, cli, monkeypatch):
         code, _, err = cli(*words, "--quiet")
         assert code == 1
         assert err.count("\n") == 1
-        assert err.endswith(f"; if it is a model of the Hugging Face hub, name it hf:{name}\n")
+        assert err.endswith(f"; if it is a model of the Hugging Face hub, the checkpoint is hf:{name}\n")
     if "/" in name:
         (tmp_path / name).parent.mkdir()
         assert "hub" not in cli("export", name, "bundle", "--quiet")[2]  # a folder of that name: a slip
