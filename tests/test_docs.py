@@ -116,7 +116,7 @@ def test_the_limits_of_the_security_page_are_those_of_the_code():
         "vocabulary 2^24": sizes["source_vocab"] == sizes["target_vocab"] == 1 << 24,
         "positions 2^20": {sizes[n] for n in ("max_source", "max_target", "max_distance")} == {1 << 20},
         "mel bands 2^12": sizes["mels"] == 1 << 12,
-        "2^27 numbers": config.LARGEST_TABLE == 1 << 27,
+        "2^24 numbers": config.LARGEST_TABLE == 1 << 24,
         "10,000 sentinels": MOST_SENTINELS == 10_000,
         "2^31 - 1 bytes": graph_files.LARGEST == (1 << 31) - 1,
         "passport 2^24": passport.LARGEST == 1 << 24,

@@ -223,11 +223,11 @@ def test_a_text_that_the_file_fails_on_is_one_error(part: str, value: Any, reaso
     ],
 )  # fmt: skip
 def test_a_file_that_panics_is_refused(part: str, value: Any) -> None:
-    with pytest.raises(ValueError, match="^tokenizer.json cannot be "):
+    with pytest.raises(ValueError, match=r"^tokenizer\.json cannot be "):
         replaced(part, value)
 
 
 def test_outputs_that_the_file_fails_on_are_one_error() -> None:
     made = replaced("decoder", {"type": "Strip", "content": "a", "start": 2**40, "stop": 2**40})
-    with pytest.raises(RequestError, match="^tokenizer.json cannot decode the output: index out of bounds"):
+    with pytest.raises(RequestError, match=r"^tokenizer\.json cannot decode the output: index out of bounds"):
         made.decode_target([3, 4])
