@@ -54,7 +54,7 @@ LARGEST = {
     **dict.fromkeys(("mels", "channels"), 2**12),
 }
 IMAGE = ("channels", "image_height", "image_width", "patch_height", "patch_width", "class_tokens")
-LARGEST_TABLE = 2**27  # elements of a computed position table, which no file size bounds
+LARGEST_TABLE = 2**24  # numbers of a computed table of positions, which no file size bounds
 FRAMES = 2  # frames of audio features that become one position of the encoder
 
 
@@ -231,8 +231,8 @@ def _problems(config: ModelConfig) -> list[str]:
         if getattr(config, name) > most:
             found.append(f"{name} is {getattr(config, name)}, expected at most {most}")
     table = max(config.max_source, config.max_target) * max(config.d_model, config.head_dim if config.heads >= 1 else 0)
-    if config.positions in ("sinusoidal", "rotary") and table > LARGEST_TABLE:
-        found.append(f"a computed table of positions has {table} numbers, expected at most {LARGEST_TABLE}")
+    if config.positions in ("sinusoidal", "rotary"):
+        found += problems_with_table(table)
     optional = {name: ("", *CHOICES[both]) for name, both in ENCODER_CHOICES.items()}
     for name, choices in (CHOICES | optional).items():
         if getattr(config, name) not in choices:
@@ -291,6 +291,18 @@ def _padding_problems(config: ModelConfig) -> list[str]:
     if config.pad_id == config.end_id:
         found.append(f"pad_id and end_id are both {config.pad_id}; a padded row would look like a finished one")
     return found
+
+
+def problems_with_table(numbers: int) -> list[str]:
+    if numbers <= LARGEST_TABLE:
+        return []
+    return [f"a computed table of positions has {numbers} numbers, expected at most {LARGEST_TABLE}"]
+
+
+def check_computed_positions(config: ModelConfig, where: str) -> None:
+    """For importers that compute a table which the model then has as weights."""
+    if problems := problems_with_table(max(config.max_source, config.max_target) * config.d_model):
+        raise ConfigError(f"{where}: {problems[0]}")
 
 
 def _features_problems(config: ModelConfig) -> list[str]:

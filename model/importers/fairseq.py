@@ -17,7 +17,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, check_computed_positions
 from ..tokenizers.importing import tokenizer_from_fairseq
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import check_same, shape_of, split_projections, with_parts
@@ -101,6 +101,7 @@ def checkpoint_from_fairseq(source: Path) -> Imported:
         learned = bool(settings.get(f"{side}_learned_pos"))
         tables[side] = f"{side}.embed_positions.{'weight' if learned else 'computed'}"
         if not learned:
+            check_computed_positions(config, str(path))
             weights[tables[side]] = halves_of_sinusoids(PAD + 1 + length, config.d_model)
         if tables[side] in weights and weights[tables[side]].ndim:
             weights[tables[side]] = weights[tables[side]][PAD + 1 :]

@@ -17,7 +17,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, check_computed_positions
 from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.position_tables import m2m_positions, marian_positions
 from .conversion.renames import layer_renames, renamed_weights
@@ -113,7 +113,7 @@ def checkpoint_from_hugging_face(source: Path) -> Imported:
     )
     if config.output_bias:
         weights[BIAS] = weights[BIAS].flatten()  # [1, V] -> [V]
-    notes += table_notes + with_positions(weights, family, config)
+    notes += table_notes + with_positions(weights, family, config, where)
     notes += language_notes(family, start_field(settings, own or {})[0], generation)
 
     renames = renames_of(family, config, tables)
@@ -166,13 +166,16 @@ def embedding_tables(
     return tables, notes
 
 
-def with_positions(weights: dict[str, Tensor], family: Family, config: ModelConfig) -> list[str]:
+def with_positions(weights: dict[str, Tensor], family: Family, config: ModelConfig, where: str) -> list[str]:
     """Puts a computed position table where a learned one would be; an old file's own table stays, as in the library."""
     if family.positions == "learned":
         return []
     for ours, theirs in POSITIONS.items():
+        if family.positions == "marian" and theirs in weights:
+            continue
+        check_computed_positions(config, where)
         if family.positions == "marian":
-            weights.setdefault(theirs, marian_positions(config.max_source, config.d_model))
+            weights[theirs] = marian_positions(config.max_source, config.d_model)
             continue
         table = m2m_positions(config.max_source, config.d_model, config.pad_id)
         if ours.startswith("target") and config.start_id == config.pad_id:

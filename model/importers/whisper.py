@@ -17,7 +17,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig, config_problem
+from ..config import ModelConfig, check_computed_positions, config_problem
 from ..speech import SpeechConfig
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.importing import tokenizer_from_hugging_face, tokenizer_from_tiktoken
@@ -158,7 +158,9 @@ def imported(
     where: str,
 ) -> Imported:
     """A model of ours from weights with Hugging Face's names."""
-    weights.setdefault(SOURCE_POSITIONS, whisper_positions(config.max_source, config.d_model))
+    if SOURCE_POSITIONS not in weights:
+        check_computed_positions(config, where)
+        weights[SOURCE_POSITIONS] = whisper_positions(config.max_source, config.d_model)
     renames = {
         **FRONT_END,
         **FINAL_NORMS,

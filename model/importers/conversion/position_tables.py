@@ -12,13 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ROWS = 1024  # computed at once: in fp64, a whole table takes eight times its memory
+
 
 def marian_positions(length: int, width: int) -> Tensor:
     """[length, width] of Marian and Pegasus: all sines, then all cosines; angles in fp64."""
     rates = np.array([np.power(10000, 2 * (column // 2) / width) for column in range(width)])
-    angles = np.arange(length)[:, None] / rates
-    halves = np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])
-    return torch.from_numpy(np.concatenate(halves, axis=1)).float()
+    table = torch.empty(length, width)
+    for first in range(0, length, ROWS):
+        angles = np.arange(first, min(first + ROWS, length))[:, None] / rates
+        halves = np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])
+        table[first : first + ROWS] = torch.from_numpy(np.concatenate(halves, axis=1))
+    return table
 
 
 def whisper_positions(length: int, width: int) -> Tensor:

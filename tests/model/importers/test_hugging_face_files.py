@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.hugging_face_models import LENGTH, VOCAB, saved, small_model
 from torch import Tensor
 
-from seq2engine.errors import CheckpointError
+from seq2engine.errors import CheckpointError, ConfigError
 from seq2engine.model.importers.conversion.position_tables import m2m_positions, marian_positions
 from seq2engine.model.importers.files.weights import read_weights
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
@@ -167,7 +167,7 @@ def test_a_stored_sinusoidal_table_is_the_table(tmp_path: Path) -> None:
     assert torch.equal(model.source_embedding.positions, m2m_positions(LENGTH, 32, pad_id=1))
 
 
-@pytest.mark.parametrize(("length", "width"), [(512, 64), (100, 33), (1024, 6)])
+@pytest.mark.parametrize(("length", "width"), [(512, 64), (100, 33), (1024, 6), (2500, 6)])
 def test_computed_tables_are_the_library_s_to_the_last_bit(length: int, width: int) -> None:
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
     from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
@@ -178,6 +178,17 @@ def test_computed_tables_are_the_library_s_to_the_last_bit(length: int, width: i
     for pad in (0, 1, 9):
         whole = M2M100SinusoidalPositionalEmbedding.get_embedding(length + pad + 1, width, pad)
         assert torch.equal(m2m_positions(length, width, pad), whole[pad + 1 :])
+
+
+@pytest.mark.parametrize("family", ["marian", "m2m_100"])
+def test_a_computed_table_is_limited(family: str, tmp_path: Path) -> None:
+    """Positions are a number in a config: a million of them would be gigabytes that no file holds."""
+    folder = saved(small_model(family), tmp_path / "saved")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**6}))
+    expected = r"config\.json: a computed table of positions has 32000000 numbers, expected at most 16777216"
+    with pytest.raises(ConfigError, match=expected):
+        checkpoint_from_hugging_face(folder)
 
 
 def test_missing_and_leftover_weights_are_listed(tmp_path: Path) -> None:
