@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Generic, TypeVar
 
 from seq2engine.model.config import ModelConfig
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "max 100000" no limit
-THREAD_WORK = 500_000  # multiplications per row for which a further thread pays
+WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones further threads pay for less
+CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
+GAIN = 1.05  # threads must make a step this many times as fast
+TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
+SURE = 1.1  # the other way must be this many times as fast to be taken
+FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
+AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried once more
+INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
+MANY_ROWS = 32  # where products bound, not reading the weights
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
@@ -34,9 +46,62 @@ def row_work(config: ModelConfig) -> int:
     return config.decoder_layers * (attention + feed_forward) + config.d_model * config.target_vocab
 
 
-def sensible_threads(config: ModelConfig) -> int:
-    """How many threads to decode with: the matmuls of a small model end before many threads have started."""
-    return min(usable_cores(), max(2, row_work(config) // THREAD_WORK))
+@dataclass(frozen=True)
+class MachineSpeed:
+    """What one thread and all threads of a machine do with the products of a step; pairs are (one, all)."""
+
+    threads: int
+    memory: tuple[float, float]  # bytes per second of weights that come from memory, for one row
+    cached: tuple[float, float]  # and of weights that stay in the caches
+    products: tuple[float, float]  # multiplications per second, for many rows
+    region: float  # seconds that a product costs beside its work where all threads share it
+
+    def bandwidth(self, threads: int, size: int) -> float:
+        one, most = self.memory if size > CACHED else self.cached
+        return min(threads * one, max(one, most))
+
+    def multiplications(self, threads: int) -> float:
+        one, most = self.products
+        return one + (most - one) * (threads - 1) / max(1, self.threads - 1)
+
+    def sharing(self, threads: int) -> float:
+        """Threads start and meet as a tree: twice as many are one level more."""
+        return self.region * math.log2(threads) / math.log2(max(2, self.threads))
+
+
+def derived_speed(threads: int) -> MachineSpeed:
+    """Where nothing can be measured: one thread as on an AMD Zen 4 (docs/LOG.md), memory for eight of them."""
+    memory, cached, products = 30e9, 64e9, 54e9
+    return MachineSpeed(
+        threads,
+        (memory, memory * min(threads, 8) * 0.8),
+        (cached, cached * threads * 0.8),
+        (products, products * threads),
+        2.2e-6 * max(1.0, math.log2(threads)),
+    )
+
+
+def step_seconds(config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES) -> float:
+    """Seconds of a decoder step's products: weights are read or multiplied, whichever takes longer, and threads meet.
+
+    `size` is that of a weight in bytes.
+    """
+    weights, regions = row_work(config), 8 * config.decoder_layers + 1
+    reading = size * weights / speed.bandwidth(threads, size * weights)
+    return max(reading, rows * weights / speed.multiplications(threads)) + regions * speed.sharing(threads)
+
+
+def threads_for(config: ModelConfig, speed: MachineSpeed) -> int:
+    """How many threads to decode with, of 1, 2, 4 and so on, and all.
+
+    One, where no number of them makes a step of one row faster by GAIN: products of a small model end before threads
+    have met. Otherwise the number for which a step of one row and one of MANY_ROWS together take least.
+    """
+    counts = sorted({*(2**power for power in range(speed.threads.bit_length())), speed.threads})
+    single = {count: step_seconds(config, 1, count, speed) for count in counts}
+    if single[1] < GAIN * min(single.values()):
+        return 1
+    return min(counts, key=lambda count: single[count] + step_seconds(config, MANY_ROWS, count, speed))
 
 
 def rows_per_worker(config: ModelConfig, least: int) -> int:
@@ -47,21 +112,78 @@ def rows_per_worker(config: ModelConfig, least: int) -> int:
     return max(least, -(-WORKER_WORK // row_work(config)))
 
 
+class OneThread:
+    """Whether batches of some size are decoded faster by one thread than by all, by the seconds that they took.
+
+    They are where another process has one of two cores: all threads of a step meet at every product, and each time wait
+    for the one whose core is shared. That is tried when threads lost their core often, and from time to time again.
+    """
+
+    def __init__(self, chosen: bool = False) -> None:
+        self.chosen = chosen
+        self.trying = 0  # batches that are left of a trial of the other way
+        self.waited = AGAIN  # seconds of decoding since the last trial
+        self.seconds: dict[bool, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in (False, True)}
+
+    def next(self) -> bool:
+        """Whether the next batch is decoded by one thread."""
+        return self.chosen != bool(self.trying)
+
+    def note(self, alone: bool, seconds: float, tokens: int, switches: int) -> None:
+        """A batch with that many source tokens, in which threads were interrupted `switches` times."""
+        self.seconds[alone].append(seconds / tokens)
+        self.waited += seconds
+        if self.trying:
+            self.trying -= 1
+            if not self.trying:
+                now, other = (median(self.seconds[way]) for way in (self.chosen, not self.chosen))
+                self.chosen, self.waited = self.chosen != (other * SURE < now), 0.0
+        elif self.waited >= AGAIN and (self.chosen or switches > INTERRUPTED * seconds):
+            self.trying = TRIAL
+            self.seconds[not self.chosen].clear()
+
+
+def involuntary_switches() -> int:
+    """How often threads of this process have lost their core to others; 0 where the system does not count it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 class Workers(Generic[Opened]):
     """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
-    first has `least_rows` rows. One is enough for all: every decode has its own state."""
+    first has `least_rows` rows. One is enough for all: every decode has its own state.
 
-    def __init__(self, count: int, least_rows: int, open_session: Callable[[], Opened]):
-        self.count, self.least_rows, self.open_session = count, least_rows, open_session
+    With `follows`, one worker decodes a batch alone where that is faster than all threads together.
+    """
+
+    def __init__(self, count: int, least_rows: int, open_session: Callable[[], Opened], follows: bool = False):
+        self.count, self.least_rows, self.open_session, self.follows = count, least_rows, open_session, follows
         self.opened: list[Opened] = []
+        self.choices: dict[int, OneThread] = {}  # by the power of two of a batch's rows
+        self.latest = False  # what the latest of them chose
 
     def for_batch(self, sources: int, rows: int) -> tuple[Opened, ...]:
-        """A session for each worker; none where the batch is better decoded in one piece."""
-        if sources < self.count or rows < self.least_rows:
+        """A session for each worker; one, if it is to decode the batch alone; none where the batch is better decoded by
+        all threads."""
+        divided = sources >= self.count and rows >= self.least_rows
+        if not divided and not (self.follows and rows >= FEW_ROWS and self.choice(rows).next()):
             return ()
         if not self.opened:
             self.opened.append(self.open_session())
-        return (self.opened[0],) * self.count
+        return (self.opened[0],) * (self.count if divided else 1)
+
+    def choice(self, rows: int) -> OneThread:
+        return self.choices.setdefault(rows.bit_length(), OneThread(self.latest))
+
+    def note(self, rows: int, alone: bool, seconds: float, tokens: int, switches: int) -> None:
+        """What a batch took that was not divided."""
+        if self.follows and rows >= FEW_ROWS:
+            choice = self.choice(rows)
+            choice.note(alone, seconds, tokens, switches)
+            self.latest = choice.chosen
 
 
 class EncoderLock:

@@ -26,13 +26,14 @@ from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
-from ..threads import EncoderLock, Workers, rows_per_worker, sensible_threads
+from ..threads import EncoderLock, Workers, rows_per_worker, usable_cores
 from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
 from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
+from .machine_speed import sensible_threads
 from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
@@ -135,9 +136,13 @@ class OrtSession(Session):
         self.bans: BannedTokens | None = None
         self.decoders: Decoders | None = Decoders(model, self.form, placement)
         self.layout = self.step_layout(self.decoders)
-        if settings.host and self.threads > 1 and not self.deterministic:
+        # A small model's steps have one thread, but many rows still have a worker on every core.
+        count = max(self.threads, usable_cores()) if settings.threads is None else self.threads
+        if settings.host and count > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
-            self.workers = Workers(self.threads, self.threads * least, worker_of(model, settings, encoder))
+            # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
+            follows = self.threads == 2 and model.precision in WORKER_SHORTCUTS and not settings.drafts
+            self.workers = Workers(count, count * least, worker_of(model, settings, encoder), follows)
 
     @classmethod
     def from_bundle(
