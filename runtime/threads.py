@@ -18,7 +18,7 @@ from seq2engine.model.config import ModelConfig
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "max 100000" no limit
 WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones further threads pay for less
 CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
-GAIN = 1.05  # threads must make a step this many times as fast
+SHARED = 15  # nodes of a layer that threads share: products, and those beside them that are large enough
 TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
 SURE = 1.1  # the other way must be this many times as fast to be taken
 FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
@@ -84,24 +84,34 @@ def derived_speed(threads: int) -> MachineSpeed:
 def step_seconds(config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES) -> float:
     """Seconds of a decoder step's products: weights are read or multiplied, whichever takes longer, and threads meet.
 
-    `size` is that of a weight in bytes.
+    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32.
     """
-    weights, regions = row_work(config), 8 * config.decoder_layers + 1
+    weights, regions = row_work(config), SHARED * config.decoder_layers + 1
     reading = size * weights / speed.bandwidth(threads, size * weights)
-    return max(reading, rows * weights / speed.multiplications(threads)) + regions * speed.sharing(threads)
+    multiplying = rows * weights / speed.multiplications(threads) / (2 if size == 1 else 1)
+    return max(reading, multiplying) + regions * speed.sharing(threads)
 
 
 def threads_for(config: ModelConfig, speed: MachineSpeed) -> int:
-    """How many threads to decode with, of 1, 2, 4 and so on, and all.
+    """How many threads to decode with, of 2, 4 and so on, and all: a step of one row and one of MANY_ROWS together take
+    least. One only where there is one."""
+    counts = {*(2**power for power in range(1, speed.threads.bit_length())), speed.threads}
+    both = {count: sum(step_seconds(config, rows, count, speed) for rows in (1, MANY_ROWS)) for count in sorted(counts)}
+    return min(both, key=both.__getitem__)
 
-    One, where no number of them makes a step of one row faster by GAIN: products of a small model end before threads
-    have met. Otherwise the number for which a step of one row and one of MANY_ROWS together take least.
+
+def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
+    """Rows from which on so many threads make a step faster than one.
+
+    Products of fewer rows of a small model end before threads have met. A large model has them for all rows: a second
+    session of one thread would take its memory again.
     """
-    counts = sorted({*(2**power for power in range(speed.threads.bit_length())), speed.threads})
-    single = {count: step_seconds(config, 1, count, speed) for count in counts}
-    if single[1] < GAIN * min(single.values()):
+    if WEIGHT_BYTES * row_work(config) > CACHED:
         return 1
-    return min(counts, key=lambda count: single[count] + step_seconds(config, MANY_ROWS, count, speed))
+    for rows in range(1, MANY_ROWS):
+        if step_seconds(config, rows, threads, speed, size) < step_seconds(config, rows, 1, speed, size):
+            return rows
+    return MANY_ROWS
 
 
 def rows_per_worker(config: ModelConfig, least: int) -> int:
@@ -156,11 +166,20 @@ class Workers(Generic[Opened]):
     """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
     first has `least_rows` rows. One is enough for all: every decode has its own state.
 
-    With `follows`, one worker decodes a batch alone where that is faster than all threads together.
+    One worker decodes a batch alone if it has fewer rows than `thread_rows`, or, with `follows`, where that is measured
+    to be faster than all threads together.
     """
 
-    def __init__(self, count: int, least_rows: int, open_session: Callable[[], Opened], follows: bool = False):
-        self.count, self.least_rows, self.open_session, self.follows = count, least_rows, open_session, follows
+    def __init__(
+        self,
+        count: int,
+        least_rows: int,
+        open_session: Callable[[], Opened],
+        thread_rows: int = 1,
+        follows: bool = False,
+    ):
+        self.count, self.least_rows, self.open_session = count, least_rows, open_session
+        self.thread_rows, self.follows = thread_rows, follows
         self.opened: list[Opened] = []
         self.choices: dict[int, OneThread] = {}  # by the power of two of a batch's rows
         self.latest = False  # what the latest of them chose
@@ -169,7 +188,8 @@ class Workers(Generic[Opened]):
         """A session for each worker; one, if it is to decode the batch alone; none where the batch is better decoded by
         all threads."""
         divided = sources >= self.count and rows >= self.least_rows
-        if not divided and not (self.follows and rows >= FEW_ROWS and self.choice(rows).next()):
+        followed = self.follows and rows >= FEW_ROWS and self.choice(rows).next()
+        if not divided and rows >= self.thread_rows and not followed:
             return ()
         if not self.opened:
             self.opened.append(self.open_session())

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from seq2engine.common.measured import Measured, Value, default_folder
 from seq2engine.model.config import ModelConfig
 
-from ..threads import MachineSpeed, derived_speed, threads_for, usable_cores
+from ..threads import MachineSpeed, derived_speed, rows_for_threads, threads_for, usable_cores
 
 WIDTH, ROWS, CHAIN = 512, 256, 32  # of weights; rows where products bound; products in a chain
 LARGE, SMALL = 64 << 20, 4 << 20  # bytes of weights: more than caches hold, and less
@@ -30,6 +30,11 @@ def sensible_threads(config: ModelConfig) -> int:
     """How many threads to decode this model with on this machine, if nobody says."""
     cores = usable_cores()
     return 1 if cores == 1 else threads_for(config, machine_speed(cores))
+
+
+def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
+    """Rows from which on so many threads decode this model faster than one on this machine."""
+    return rows_for_threads(config, threads, machine_speed(usable_cores()), 1 if precision == "w8a8" else 4)
 
 
 @cache

@@ -26,14 +26,14 @@ from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
-from ..threads import EncoderLock, Workers, rows_per_worker, usable_cores
+from ..threads import EncoderLock, Workers, rows_per_worker
 from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
 from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
-from .machine_speed import sensible_threads
+from .machine_speed import rows_of_threads, sensible_threads
 from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
@@ -136,13 +136,14 @@ class OrtSession(Session):
         self.bans: BannedTokens | None = None
         self.decoders: Decoders | None = Decoders(model, self.form, placement)
         self.layout = self.step_layout(self.decoders)
-        # A small model's steps have one thread, but many rows still have a worker on every core.
-        count = max(self.threads, usable_cores()) if settings.threads is None else self.threads
-        if settings.host and count > 1 and not self.deterministic:
+        if settings.host and self.threads > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
+            # Few rows of a small model have one thread, unless a number of threads is asked for.
+            few = rows_of_threads(config, self.threads, model.precision) if settings.threads is None else 1
             # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
             follows = self.threads == 2 and model.precision in WORKER_SHORTCUTS and not settings.drafts
-            self.workers = Workers(count, count * least, worker_of(model, settings, encoder), follows)
+            opened = worker_of(model, settings, encoder, whole=few > 1)
+            self.workers = Workers(self.threads, self.threads * least, opened, few, follows)
 
     @classmethod
     def from_bundle(
@@ -274,10 +275,10 @@ class OrtSession(Session):
         self.close()
 
 
-def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Callable[[], OrtSession]:
-    """Opens a single-threaded session with the same outputs, for parallel decodes."""
-    alone = dataclasses.replace(settings, threads=1, shortcut=model.precision in WORKER_SHORTCUTS)
-    return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
+def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:
+    """Opens a single-threaded session with the same outputs; `whole`: with all that this one has, as it is small."""
+    alone = dataclasses.replace(settings, threads=1, shortcut=whole or model.precision in WORKER_SHORTCUTS)
+    return partial(OrtSession, model, alone, None if whole or model.precision in WORKER_ENCODERS else encoder)
 
 
 def fuses_encoder(model: OrtModel) -> bool:

@@ -33,7 +33,6 @@ from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.contract import GRAPHS, TensorSpec
 from seq2engine.export.engines.instances import InstancePlan, Machine, plan_instances, sizes_from_bundle
 from seq2engine.export.engines.memory import available_memory
-from seq2engine.model.config import ModelConfig
 from seq2engine.runtime.defaults import defaults_of
 from seq2engine.runtime.encoder_inputs import check_takes_text
 from seq2engine.runtime.text.batching import BATCH
@@ -140,17 +139,11 @@ def plan_of(bundle: Bundle, options: TritonOptions, passport: Passport | None) -
     return plan_instances(
         sizes_from_bundle(bundle, options.precision, ranges),
         Machine(usable_cores(), memory, options.gpu),
-        planned_threads(config) if options.threads is None else options.threads,
+        threads_for(config, derived_speed(usable_cores())) if options.threads is None else options.threads,
         BATCH if passport is None else passport.ranges.batch.max,
         options.rows,
         options.instances,
     )
-
-
-def planned_threads(config: ModelConfig) -> int:
-    """Cores for one instance; two at least, as small batches of a small model would not fill more instances."""
-    cores = usable_cores()
-    return max(min(2, cores), threads_for(config, derived_speed(cores)))
 
 
 def description(options: TritonOptions, manifest: str) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
 from seq2engine.runtime.threads import (
     AGAIN,
+    MANY_ROWS,
+    SHARED,
     TRIAL,
     EncoderLock,
     MachineSpeed,
@@ -35,6 +37,7 @@ from seq2engine.runtime.threads import (
     Workers,
     derived_speed,
     row_work,
+    rows_for_threads,
     rows_per_worker,
     step_seconds,
     threads_for,
@@ -151,7 +154,7 @@ TWO = MachineSpeed(2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9,
 
 def test_a_step_reads_its_weights_or_multiplies_by_them_and_its_threads_meet():
     base = PRESETS["base"]
-    weights, meetings = row_work(base), 8 * base.decoder_layers + 1
+    weights, meetings = row_work(base), SHARED * base.decoder_layers + 1
     assert step_seconds(base, 1, 1, TWO) == 4 * weights / 30e9
     assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * 2e-6
     assert step_seconds(base, 1, 1, TWO, size=1) == weights / 30e9
@@ -161,36 +164,36 @@ def test_a_step_reads_its_weights_or_multiplies_by_them_and_its_threads_meet():
     assert step_seconds(tiny, 1, 1, TWO) == 4 * row_work(tiny) / 64e9  # it stays in the caches
 
 
-def test_threads_are_those_that_make_steps_faster():
-    assert threads_for(PRESETS["tiny"], TWO) == 1
-    assert threads_for(PRESETS["base"], TWO) == 2
-    slow_to_meet = dataclasses.replace(TWO, region=1e-3)
-    assert threads_for(PRESETS["base"], slow_to_meet) == 1
-    no_more_bandwidth = dataclasses.replace(TWO, memory=(30e9, 30e9))
-    assert threads_for(PRESETS["base"], no_more_bandwidth) == 1
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 16, 32, 64])
-def test_without_measurements_large_models_have_many_threads_and_small_ones_one(cores):
-    assert threads_for(PRESETS["tiny"], derived_speed(cores)) == 1
-    assert min(cores, 32) <= threads_for(PRESETS["base"], derived_speed(cores)) <= cores
+def test_large_models_have_many_threads_and_small_ones_few(cores):
+    speed = derived_speed(cores)
+    assert threads_for(PRESETS["tiny"], speed) == min(2, cores)
+    assert min(cores, 32) <= threads_for(PRESETS["base"], speed) <= cores
+
+
+def test_few_rows_of_a_small_model_have_one_thread():
+    assert rows_for_threads(PRESETS["base"], 2, TWO, 4) == 1
+    assert rows_for_threads(PRESETS["tiny"], 2, TWO, 4) == MANY_ROWS
+    quick_to_meet = dataclasses.replace(TWO, region=1e-7)
+    few, more = (rows_for_threads(PRESETS["tiny"], 2, quick_to_meet, size) for size in (4, 1))
+    assert 1 < few < more < MANY_ROWS
 
 
 def test_sessions_have_the_threads_that_suit_their_model_or_those_asked_for(monkeypatch, bundle):
+    monkeypatch.undo()
     monkeypatch.setattr(ort_session, "sensible_threads", lambda config: 3)
+    monkeypatch.setattr(ort_session, "rows_of_threads", lambda config, threads, precision: 8)
+    sources, options = [[5, 6, 7, 2]] * 4, SearchOptions(max_length=6)
     with open_session(bundle) as session:
         assert session.threads == 3
+        (worker,) = workers_for(session, 4, 4)
+        assert worker.threads == 1
+        assert workers_for(session, 8, 8) == (session,)
+        found = generate(session, sources, options)
     with open_session(bundle, threads=5) as session:
         assert session.threads == 5
-
-
-def test_a_session_of_one_thread_has_workers_on_all_cores_unless_one_thread_is_asked_for(monkeypatch, bundle):
-    monkeypatch.setattr(ort_session, "usable_cores", lambda: 4)
-    with open_session(bundle) as session:
-        assert session.threads == 1
-        assert session.workers.count == 4
-    with open_session(bundle, threads=1) as session:
-        assert session.workers is None
+        assert workers_for(session, 4, 4) == (session,)
+        assert generate(session, sources, options) == found
 
 
 def test_no_worker_goes_on_while_another_waits_for_the_encoder():
