@@ -60,7 +60,7 @@ def open_arms(stack: ExitStack, plan: Plan, progress: Progress) -> Arms:
                 plan.bundle,
                 backend,
                 precision,
-                plan.threads,
+                plan.threads_of(backend),
                 provider=provider,
                 draft=draft,
                 workload=largest_of(plan),

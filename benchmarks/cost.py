@@ -33,7 +33,7 @@ def peak_of_arm(plan: Plan, arm: Arm, provider: str | None) -> int:
         "bundle": str(plan.bundle.root),
         "backend": arm.backend,
         "precision": arm.precision,
-        "threads": plan.threads,
+        "threads": plan.threads_of(arm.backend),
         "provider": provider,
         "cases": [dataclasses.asdict(case) for case in plan.cases],
         "natural": [dataclasses.asdict(batch) for batch in natural_batches(plan)],

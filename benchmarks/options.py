@@ -103,6 +103,10 @@ class Plan:
         others = [name for name in self.precisions if name != draft]
         return [name for name in others if name == "fp32"] if draft == QUANTISED else others
 
+    def threads_of(self, backend: str) -> int | None:
+        """Threads of a backend's sessions; None: chosen by the session from the model and this machine."""
+        return self.options.threads if backend == "onnxruntime" else self.threads
+
     @property
     def beams(self) -> list[int]:
         return sorted({case.beam for case in self.cases} | {each.beam for each in self.options.natural})

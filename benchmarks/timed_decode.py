@@ -133,6 +133,9 @@ class WatchedWorkers:
         self.spent += [worker.spent for worker in found]
         return found
 
+    def note(self, *given: Any) -> None:
+        self.watched.note(*given)
+
 
 def timed_decode(session: Session, sources: Sources, options: SearchOptions) -> Split:
     """One call of `generate`, as a user makes it, and where its time went."""

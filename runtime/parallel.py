@@ -6,12 +6,14 @@ for all of them, separate decodes are faster. Decodes are batch-invariant, so on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from .search.step_output import NotFiniteError
 from .session import Session
+from .threads import involuntary_switches
 
 Found = TypeVar("Found")
 
@@ -31,7 +33,8 @@ def in_parallel(
 
     Errors name a source by its number in the whole batch.
     """
-    workers = workers_for(session, len(sources), len(sources) * width)
+    rows = len(sources) * width
+    workers = workers_for(session, len(sources), rows)
     by_length = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     parts = [sorted(by_length[first :: len(workers)]) for first in range(len(workers))]  # short and long ones for each
 
@@ -42,6 +45,11 @@ def in_parallel(
             raise NotFiniteError(part[error.source]) from error
 
     if len(workers) == 1:
-        return [(parts[0], run(session, parts[0]))]
+        started, switches = time.perf_counter(), involuntary_switches()
+        found = run(workers[0], parts[0])
+        if session.workers is not None:
+            seconds, interrupted = time.perf_counter() - started, involuntary_switches() - switches
+            session.workers.note(rows, workers[0] is not session, seconds, sum(map(len, sources)), interrupted)
+        return [(parts[0], found)]
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(zip(parts, pool.map(run, workers, parts), strict=True))

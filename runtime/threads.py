@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Generic, TypeVar
 
 from seq2engine.model.config import ModelConfig
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "max 100000" no limit
-THREAD_WORK = 500_000  # multiplications per row for which a further thread pays
+WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones further threads pay for less
+CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
+SHARED = 15  # nodes of a layer that threads share: products, and those beside them that are large enough
+TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
+SURE = 1.1  # the other way must be this many times as fast to be taken
+FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
+AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried once more
+INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
+MANY_ROWS = 32  # where products bound, not reading the weights
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
@@ -44,9 +56,72 @@ def row_work(config: ModelConfig) -> int:
     return config.decoder_layers * (attention + feed_forward) + config.d_model * config.target_vocab
 
 
-def sensible_threads(config: ModelConfig) -> int:
-    """How many threads to decode with: the matmuls of a small model end before many threads have started."""
-    return min(usable_cores(), max(2, row_work(config) // THREAD_WORK))
+@dataclass(frozen=True)
+class MachineSpeed:
+    """What one thread and all threads of a machine do with the products of a step; pairs are (one, all)."""
+
+    threads: int
+    memory: tuple[float, float]  # bytes per second of weights that come from memory, for one row
+    cached: tuple[float, float]  # and of weights that stay in the caches
+    products: tuple[float, float]  # multiplications per second, for many rows
+    region: float  # seconds that a product costs beside its work where all threads share it
+
+    def bandwidth(self, threads: int, size: int) -> float:
+        one, most = self.memory if size > CACHED else self.cached
+        return min(threads * one, max(one, most))
+
+    def multiplications(self, threads: int) -> float:
+        one, most = self.products
+        return one + (most - one) * (threads - 1) / max(1, self.threads - 1)
+
+    def sharing(self, threads: int) -> float:
+        """Threads start and meet as a tree: twice as many are one level more."""
+        return self.region * math.log2(threads) / math.log2(max(2, self.threads))
+
+
+def derived_speed(threads: int) -> MachineSpeed:
+    """Where nothing can be measured: one thread as on an AMD Zen 4 (docs/LOG.md), memory for eight of them."""
+    memory, cached, products = 30e9, 64e9, 54e9
+    return MachineSpeed(
+        threads,
+        (memory, memory * min(threads, 8) * 0.8),
+        (cached, cached * threads * 0.8),
+        (products, products * threads),
+        2.2e-6 * max(1.0, math.log2(threads)),
+    )
+
+
+def step_seconds(config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES) -> float:
+    """Seconds of a decoder step's products: weights are read or multiplied, whichever takes longer, and threads meet.
+
+    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32.
+    """
+    weights, regions = row_work(config), SHARED * config.decoder_layers + 1
+    reading = size * weights / speed.bandwidth(threads, size * weights)
+    multiplying = rows * weights / speed.multiplications(threads) / (2 if size == 1 else 1)
+    return max(reading, multiplying) + regions * speed.sharing(threads)
+
+
+def threads_for(config: ModelConfig, speed: MachineSpeed) -> int:
+    """How many threads to decode with, of 2, 4 and so on, and all: a step of one row and one of MANY_ROWS together take
+    least. One only where there is one."""
+    counts = {*(2**power for power in range(1, speed.threads.bit_length())), speed.threads}
+    both = {count: sum(step_seconds(config, rows, count, speed) for rows in (1, MANY_ROWS)) for count in sorted(counts)}
+    return min(both, key=both.__getitem__)
+
+
+def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
+    """Rows from which on so many threads make a step faster than one.
+
+    Products of fewer rows of a small model end before threads have met. A large model has them for all rows: a second
+    session of one thread would take its memory again.
+    """
+    if WEIGHT_BYTES * row_work(config) > CACHED:
+        return 1
+    for rows in range(1, MANY_ROWS):
+        if step_seconds(config, rows, threads, speed, size) < step_seconds(config, rows, 1, speed, size):
+            return rows
+    return MANY_ROWS
 
 
 def rows_per_worker(config: ModelConfig, least: int) -> int:
@@ -57,21 +132,88 @@ def rows_per_worker(config: ModelConfig, least: int) -> int:
     return max(least, -(-WORKER_WORK // row_work(config)))
 
 
+class OneThread:
+    """Whether batches of some size are decoded faster by one thread than by all, by the seconds that they took.
+
+    They are where another process has one of two cores: all threads of a step meet at every product, and each time wait
+    for the one whose core is shared. That is tried when threads lost their core often, and from time to time again.
+    """
+
+    def __init__(self, chosen: bool = False) -> None:
+        self.chosen = chosen
+        self.trying = 0  # batches that are left of a trial of the other way
+        self.waited = AGAIN  # seconds of decoding since the last trial
+        self.seconds: dict[bool, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in (False, True)}
+
+    def next(self) -> bool:
+        """Whether the next batch is decoded by one thread."""
+        return self.chosen != bool(self.trying)
+
+    def note(self, alone: bool, seconds: float, tokens: int, switches: int) -> None:
+        """A batch with that many source tokens, in which threads were interrupted `switches` times."""
+        self.seconds[alone].append(seconds / tokens)
+        self.waited += seconds
+        if self.trying:
+            self.trying -= 1
+            if not self.trying:
+                now, other = (median(self.seconds[way]) for way in (self.chosen, not self.chosen))
+                self.chosen, self.waited = self.chosen != (other * SURE < now), 0.0
+        elif self.waited >= AGAIN and (self.chosen or switches > INTERRUPTED * seconds):
+            self.trying = TRIAL
+            self.seconds[not self.chosen].clear()
+
+
+def involuntary_switches() -> int:
+    """How often threads of this process have lost their core to others; 0 where the system does not count it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 class Workers(Generic[Opened]):
     """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
-    first has `least_rows` rows. One is enough for all: every decode has its own state."""
+    first has `least_rows` rows. One is enough for all: every decode has its own state.
 
-    def __init__(self, count: int, least_rows: int, open_session: Callable[[], Opened]):
+    One worker decodes a batch alone if it has fewer rows than `thread_rows`, or, with `follows`, where that is measured
+    to be faster than all threads together.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        least_rows: int,
+        open_session: Callable[[], Opened],
+        thread_rows: int = 1,
+        follows: bool = False,
+    ):
         self.count, self.least_rows, self.open_session = count, least_rows, open_session
+        self.thread_rows, self.follows = thread_rows, follows
         self.opened: list[Opened] = []
+        self.choices: dict[int, OneThread] = {}  # by the power of two of a batch's rows
+        self.latest = False  # what the latest of them chose
 
     def for_batch(self, sources: int, rows: int) -> tuple[Opened, ...]:
-        """A session for each worker; none where the batch is better decoded in one piece."""
-        if sources < self.count or rows < self.least_rows:
+        """A session for each worker; one, if it is to decode the batch alone; none where the batch is better decoded by
+        all threads."""
+        divided = sources >= self.count and rows >= self.least_rows
+        followed = self.follows and rows >= FEW_ROWS and self.choice(rows).next()
+        if not divided and rows >= self.thread_rows and not followed:
             return ()
         if not self.opened:
             self.opened.append(self.open_session())
-        return (self.opened[0],) * self.count
+        return (self.opened[0],) * (self.count if divided else 1)
+
+    def choice(self, rows: int) -> OneThread:
+        return self.choices.setdefault(rows.bit_length(), OneThread(self.latest))
+
+    def note(self, rows: int, alone: bool, seconds: float, tokens: int, switches: int) -> None:
+        """What a batch took that was not divided."""
+        if self.follows and rows >= FEW_ROWS:
+            choice = self.choice(rows)
+            choice.note(alone, seconds, tokens, switches)
+            self.latest = choice.chosen
 
 
 class EncoderLock:

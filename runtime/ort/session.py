@@ -27,13 +27,14 @@ from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
-from ..threads import EncoderLock, Workers, both, rows_per_worker, sensible_threads
+from ..threads import EncoderLock, Workers, both, rows_per_worker
 from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
 from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
+from .machine_speed import rows_of_threads, sensible_threads
 from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
@@ -146,7 +147,12 @@ class OrtSession(Session):
         self.layout = self.step_layout(decoders)
         if settings.host and self.threads > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
-            self.workers = Workers(self.threads, self.threads * least, worker_of(model, settings, encoder))
+            # Few rows of a small model have one thread, unless a number of threads is asked for.
+            few = rows_of_threads(config, self.threads, model.precision) if settings.threads is None else 1
+            # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
+            follows = self.threads == 2 and model.precision in WORKER_SHORTCUTS and not settings.drafts
+            opened = worker_of(model, settings, encoder, whole=few > 1)
+            self.workers = Workers(self.threads, self.threads * least, opened, few, follows)
 
     @classmethod
     def from_bundle(
@@ -278,10 +284,10 @@ class OrtSession(Session):
         self.close()
 
 
-def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder) -> Callable[[], OrtSession]:
-    """Opens a single-threaded session with the same outputs, for parallel decodes."""
-    alone = dataclasses.replace(settings, threads=1, shortcut=model.precision in WORKER_SHORTCUTS)
-    return partial(OrtSession, model, alone, None if model.precision in WORKER_ENCODERS else encoder)
+def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:
+    """Opens a single-threaded session with the same outputs; `whole`: with all that this one has, as it is small."""
+    alone = dataclasses.replace(settings, threads=1, shortcut=whole or model.precision in WORKER_SHORTCUTS)
+    return partial(OrtSession, model, alone, None if whole or model.precision in WORKER_ENCODERS else encoder)
 
 
 def has_no_padding(model: OrtModel) -> bool:

@@ -135,7 +135,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         help="busy processes to start first, each on a core of its own (default: %(default)s)",
     )
     sub.add_argument("--rounds", type=int, default=10, help="timed rounds of every arm (default: %(default)s)")
-    add_threads(sub, "all cores, of every arm")
+    add_threads(sub, "as many as suit the model here, and all cores for other arms")
     sub.add_argument("--quick", action="store_true", help="skip the machine's ceiling and the arms' peak memory")
     sub.add_argument(
         "--export-times", action="store_true", help="export every precision again and note how long it took"

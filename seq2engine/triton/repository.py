@@ -36,7 +36,7 @@ from seq2engine.export.engines.memory import available_memory
 from seq2engine.runtime.defaults import defaults_of
 from seq2engine.runtime.encoder_inputs import check_takes_text
 from seq2engine.runtime.text.batching import BATCH
-from seq2engine.runtime.threads import sensible_threads, usable_cores
+from seq2engine.runtime.threads import derived_speed, threads_for, usable_cores
 from seq2engine.runtime.trt.selection import choose_engine
 
 from .config_text import Tensor, Warmup, decoding_config, graph_config
@@ -139,7 +139,7 @@ def plan_of(bundle: Bundle, options: TritonOptions, passport: Passport | None) -
     return plan_instances(
         sizes_from_bundle(bundle, options.precision, ranges),
         Machine(usable_cores(), memory, options.gpu),
-        sensible_threads(config) if options.threads is None else options.threads,
+        threads_for(config, derived_speed(usable_cores())) if options.threads is None else options.threads,
         BATCH if passport is None else passport.ranges.batch.max,
         options.rows,
         options.instances,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
@@ -25,7 +26,23 @@ from seq2engine.runtime.ort.session import WORKER_ROWS, OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
-from seq2engine.runtime.threads import EncoderLock, Workers, row_work, rows_per_worker, sensible_threads, usable_cores
+from seq2engine.runtime.threads import (
+    AGAIN,
+    MANY_ROWS,
+    SHARED,
+    TRIAL,
+    EncoderLock,
+    MachineSpeed,
+    OneThread,
+    Workers,
+    derived_speed,
+    row_work,
+    rows_for_threads,
+    rows_per_worker,
+    step_seconds,
+    threads_for,
+    usable_cores,
+)
 from seq2engine.runtime.torch_session import TorchSession
 
 MODEL = random_model("tiny", seed=5)
@@ -132,17 +149,51 @@ def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, limit
     assert usable_cores() == 8
 
 
-def test_threads_are_as_many_as_the_model_is_large(monkeypatch, bundle):
-    monkeypatch.setattr(threads_module, "usable_cores", lambda: 64)
-    assert sensible_threads(PRESETS["tiny"]) == 2
-    assert sensible_threads(PRESETS["base"]) == 64
-    monkeypatch.setattr(ort_session, "sensible_threads", sensible_threads)  # which tests do without otherwise
+TWO = MachineSpeed(2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9, 108e9), region=2e-6)
+
+
+def test_a_step_reads_its_weights_or_multiplies_by_them_and_its_threads_meet():
+    base = PRESETS["base"]
+    weights, meetings = row_work(base), SHARED * base.decoder_layers + 1
+    assert step_seconds(base, 1, 1, TWO) == 4 * weights / 30e9
+    assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * 2e-6
+    assert step_seconds(base, 1, 1, TWO, size=1) == weights / 30e9
+    assert step_seconds(base, 64, 1, TWO) == 64 * weights / 54e9
+    assert step_seconds(base, 64, 2, TWO) == 64 * weights / 108e9 + meetings * 2e-6
+    tiny = PRESETS["tiny"]
+    assert step_seconds(tiny, 1, 1, TWO) == 4 * row_work(tiny) / 64e9  # it stays in the caches
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 16, 32, 64])
+def test_large_models_have_many_threads_and_small_ones_few(cores):
+    speed = derived_speed(cores)
+    assert threads_for(PRESETS["tiny"], speed) == min(2, cores)
+    assert min(cores, 32) <= threads_for(PRESETS["base"], speed) <= cores
+
+
+def test_few_rows_of_a_small_model_have_one_thread():
+    assert rows_for_threads(PRESETS["base"], 2, TWO, 4) == 1
+    assert rows_for_threads(PRESETS["tiny"], 2, TWO, 4) == MANY_ROWS
+    quick_to_meet = dataclasses.replace(TWO, region=1e-7)
+    few, more = (rows_for_threads(PRESETS["tiny"], 2, quick_to_meet, size) for size in (4, 1))
+    assert 1 < few < more < MANY_ROWS
+
+
+def test_sessions_have_the_threads_that_suit_their_model_or_those_asked_for(monkeypatch, bundle):
+    monkeypatch.undo()
+    monkeypatch.setattr(ort_session, "sensible_threads", lambda config: 3)
+    monkeypatch.setattr(ort_session, "rows_of_threads", lambda config, threads, precision: 8)
+    sources, options = [[5, 6, 7, 2]] * 4, SearchOptions(max_length=6)
     with open_session(bundle) as session:
-        assert session.threads == 2
+        assert session.threads == 3
+        (worker,) = workers_for(session, 4, 4)
+        assert worker.threads == 1
+        assert workers_for(session, 8, 8) == (session,)
+        found = generate(session, sources, options)
     with open_session(bundle, threads=5) as session:
         assert session.threads == 5
-    monkeypatch.setattr(threads_module, "usable_cores", lambda: 1)
-    assert sensible_threads(PRESETS["base"]) == 1
+        assert workers_for(session, 4, 4) == (session,)
+        assert generate(session, sources, options) == found
 
 
 def test_no_worker_goes_on_while_another_waits_for_the_encoder():
@@ -226,3 +277,64 @@ def test_a_session_that_is_dropped_is_freed_at_once(bundle, precision):
         assert kept() is None
     finally:
         gc.enable()
+
+
+def decoded(choice, count, all_threads, one_thread, switches=10**6):
+    """Batches that take so many seconds each way; how many of them one thread decoded."""
+    alone = 0
+    for _ in range(count):
+        way = choice.next()
+        alone += way
+        choice.note(way, one_thread if way else all_threads, 1, switches)
+    return alone
+
+
+def test_one_thread_decodes_where_it_is_faster_and_all_threads_are_tried_again():
+    choice = OneThread()
+    assert decoded(choice, 1 + TRIAL, 2.0, 1.0) == TRIAL  # the first batch shows that the cores are shared
+    assert choice.chosen
+    again = round(AGAIN)
+    assert decoded(choice, again, 2.0, 1.0) == again
+    assert decoded(choice, TRIAL, 0.5, 1.0) == 0  # a trial of all threads: the neighbour has left
+    assert not choice.chosen
+
+
+def test_all_threads_stay_where_one_is_not_surely_faster():
+    choice = OneThread()
+    assert decoded(choice, 1 + TRIAL, 1.05, 1.0) == TRIAL
+    assert not choice.chosen
+    assert decoded(choice, round(AGAIN) - 1, 1.0, 1.0) == 0
+
+
+def test_one_thread_is_not_tried_where_threads_keep_their_cores():
+    assert decoded(OneThread(), 100, 2.0, 1.0, switches=0) == 0
+
+
+def test_only_sessions_of_two_threads_that_have_a_cheap_worker_follow_the_machine(bundle):
+    with open_session(bundle, precision="w8a8", threads=2) as session:
+        assert session.workers.follows
+    for precision, threads in (("fp32", 2), ("w8a8", 3)):
+        with open_session(bundle, precision=precision, threads=threads) as session:
+            assert not session.workers.follows
+
+
+def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch):
+    monkeypatch.undo()
+    sources, options = [[5, 6, 7 + number % 3, 2] for number in range(8)], SearchOptions(max_length=6, beam=2)
+    with open_session(bundle, precision="w8a8", threads=2) as session:
+        together = generate(session, sources, options)
+        choice = session.workers.choice(16)
+        choice.chosen, choice.trying = True, 0
+        (worker,) = workers_for(session, 8, 16)
+        assert worker is not session
+        assert worker.threads == 1
+        assert generate(session, sources, options) == together
+        assert workers_for(session, 2, 4) == (session,)  # few rows
+
+
+def test_a_new_size_of_batch_begins_with_the_latest_choice():
+    workers = Workers(2, 10**6, object, follows=True)
+    for _ in range(1 + TRIAL):
+        workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
+    assert workers.choice(8).chosen
+    assert workers.choice(64).chosen

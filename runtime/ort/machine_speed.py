@@ -1,0 +1,107 @@
+"""How fast the threads of this machine are, measured once with ONNX Runtime and kept in the user's cache folder.
+
+Three graphs of plain products are timed with one thread and with all: one row by a large weight and by a small one
+(bandwidth), many rows (products), and a chain of small products (what sharing costs). It takes some tenths of a second.
+While something else runs on the machine, nothing is kept, and the numbers are derived.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from seq2engine.common.measured import Measured, Value, default_folder
+from seq2engine.model.config import ModelConfig
+
+from ..threads import MachineSpeed, derived_speed, rows_for_threads, threads_for, usable_cores
+
+WIDTH, ROWS, CHAIN = 512, 256, 32  # of weights; rows where products bound; products in a chain
+LARGE, SMALL = 64 << 20, 4 << 20  # bytes of weights: more than caches hold, and less
+RUNS = 12  # of which the fastest counts
+SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
+
+
+def sensible_threads(config: ModelConfig) -> int:
+    """How many threads to decode this model with on this machine, if nobody says."""
+    cores = usable_cores()
+    return 1 if cores == 1 else threads_for(config, machine_speed(cores))
+
+
+def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
+    """Rows from which on so many threads decode this model faster than one on this machine."""
+    return rows_for_threads(config, threads, machine_speed(usable_cores()), 1 if precision == "w8a8" else 4)
+
+
+@cache
+def machine_speed(threads: int) -> MachineSpeed:
+    """The speed of one and of that many threads: kept, measured and kept, or derived where it cannot be kept."""
+    kept = Measured(default_folder(), {"what": "threads", "threads": threads})
+    found = speed_from_value(threads, kept.value())
+    if found is None:
+        found = measured_speed(threads)
+        if found is not None:
+            kept.keep({name: getattr(found, name) for name in ("memory", "cached", "products", "region")})
+    return found or derived_speed(threads)
+
+
+def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
+    if value is None:
+        return None
+    try:
+        pairs = [tuple(map(float, value[name])) for name in ("memory", "cached", "products")]
+        region = float(value["region"])
+    except (KeyError, TypeError, ValueError):  # damaged: measured again
+        return None
+    if any(len(pair) != 2 or min(pair) <= 0 for pair in pairs) or region < 0:
+        return None
+    return MachineSpeed(threads, pairs[0], pairs[1], pairs[2], region)
+
+
+def measured_speed(threads: int) -> MachineSpeed | None:
+    """None: the machine is busy, so that all threads are hardly faster than one."""
+    alone, together = product_session(1, 1), product_session(threads, 1)
+    square, row = weights(WIDTH), np.full((1, WIDTH), 0.01, np.float32)
+    rows = np.full((ROWS, WIDTH), 0.01, np.float32)
+    products = [rows.size * WIDTH / least_seconds(session, rows, square) for session in (alone, together)]
+    if products[1] < SCALES * threads * products[0]:
+        return None
+    chains = [least_seconds(product_session(count, CHAIN), row, square) / CHAIN for count in (1, threads)]
+    found = []
+    for size in (LARGE, SMALL):
+        wide = weights(size // 4 // WIDTH)
+        found.append([wide.nbytes / least_seconds(session, row, wide) for session in (alone, together)])
+    (memory, all_memory), (cached, all_cached) = found
+    region = max(0.0, chains[1] - chains[0] / threads)
+    return MachineSpeed(threads, (memory, all_memory), (cached, all_cached), (products[0], products[1]), region)
+
+
+def weights(columns: int) -> np.ndarray:
+    return np.full((WIDTH, columns), 1 / WIDTH, np.float32)
+
+
+def product_session(threads: int, count: int) -> ort.InferenceSession:
+    """y = x w, then y w and so on: `count` products."""
+    nodes = [helper.make_node("MatMul", [f"y{number}", "w"], [f"y{number + 1}"]) for number in range(count)]
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, axes)
+        for name, axes in (("y0", ["R", "D"]), ("w", ["D", "F"]), (f"y{count}", ["R", "F"]))
+    ]
+    graph = helper.make_graph(nodes, "products", tensors[:2], tensors[2:])
+    model = helper.make_model(graph, opset_imports=[onnx.OperatorSetIdProto(version=18)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def least_seconds(session: ort.InferenceSession, rows: np.ndarray, weight: np.ndarray) -> float:
+    given, times = {"y0": rows, "w": weight}, []
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        session.run(None, given)
+        times.append(time.perf_counter() - started)
+    return min(times)

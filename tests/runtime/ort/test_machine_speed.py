@@ -1,0 +1,63 @@
+"""The speed of a machine's threads: measured where they are free, kept, and derived otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from seq2engine.common.measured import Measured
+from seq2engine.model.config import PRESETS
+from seq2engine.runtime.ort import machine_speed as module
+from seq2engine.runtime.ort.machine_speed import machine_speed, measured_speed, sensible_threads, speed_from_value
+from seq2engine.runtime.threads import MachineSpeed, derived_speed
+
+FOUND = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), 2e-6)
+VALUE = {"memory": [30e9, 48e9], "cached": [64e9, 100e9], "products": [54e9, 108e9], "region": 2e-6}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "default_folder", lambda: tmp_path)
+    machine_speed.cache_clear()
+    yield tmp_path
+    machine_speed.cache_clear()
+
+
+def test_it_is_measured_once_for_a_machine(monkeypatch, folder):
+    monkeypatch.setattr(module, "measured_speed", lambda threads: FOUND)
+    assert machine_speed(2) == FOUND
+    machine_speed.cache_clear()
+    monkeypatch.setattr(module, "measured_speed", lambda threads: pytest.fail("it is kept"))
+    assert machine_speed(2) == FOUND
+    assert Measured(folder, {"what": "threads", "threads": 2}).value() == VALUE
+
+
+def test_a_busy_machine_keeps_nothing(monkeypatch, folder):
+    monkeypatch.setattr(module, "measured_speed", lambda threads: None)
+    assert machine_speed(2) == derived_speed(2)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"memory": [1.0]}, {"cached": [0, 1]}, {"products": "fast"}, {"region": -1}, {"region": None}, {"memory": 3}],
+)
+def test_damaged_values_are_measured_again(damage):
+    assert speed_from_value(2, VALUE) == FOUND
+    assert speed_from_value(2, {**VALUE, **damage}) is None
+    assert speed_from_value(2, {}) is None
+
+
+def test_one_core_is_not_measured(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(module, "measured_speed", lambda threads: pytest.fail("there is nothing to choose"))
+    assert sensible_threads(PRESETS["base"]) == 1
+
+
+def test_the_measurement_finds_positive_numbers(monkeypatch):
+    monkeypatch.setattr(module, "SCALES", 0.0)  # however busy this machine is
+    monkeypatch.setattr(module, "LARGE", 1 << 20)
+    monkeypatch.setattr(module, "RUNS", 2)
+    found = measured_speed(2)
+    assert found is not None
+    assert min(*found.memory, *found.cached, *found.products) > 0
+    assert found.region >= 0
