@@ -99,7 +99,7 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = row_products(model)
     if form.greedy:
         return model
-    model = candidate_graph(model, form.counted)
+    model = candidate_graph(model, form.counted, by_softmax=form.int8_products)
     if form.screened:
         model = screened_graph(model, folder)
     return gemm_projection(model) if form.gemm else model
