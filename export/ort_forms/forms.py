@@ -115,7 +115,8 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         model = row_products(model)
     if form.greedy:
         return model
-    model = candidate_graph(model, form.counted, form.invariant_sums)
+    by_softmax = form.int8_products and not form.invariant_sums
+    model = candidate_graph(model, form.counted, form.invariant_sums, by_softmax)
     if form.screened:
         model = screened_graph(model, folder, form.complete)
     return gemm_projection(model) if form.gemm else model

@@ -26,7 +26,7 @@ def step_of(bundle, precision="fp32", load_external_data=True):
 
 
 @cache
-def reducer(vocab, invariant=False, opset=20):
+def reducer(vocab, invariant=False, by_softmax=False, opset=20):
     """Logits [B,K,V] -> what the pass makes of them: of a decoder step that does nothing but pass them on."""
     values = {"tokens": (TensorProto.INT64, ["B", "K"]), "given": (TensorProto.FLOAT, ["B", "K", vocab])}
     graph = helper.make_graph(
@@ -36,7 +36,7 @@ def reducer(vocab, invariant=False, opset=20):
         [helper.make_tensor_value_info("logits", *values["given"])],
     )
     step = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    model = candidate_graph(step, invariant=invariant)
+    model = candidate_graph(step, invariant=invariant, by_softmax=by_softmax)
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -123,12 +123,25 @@ def test_partial_sums_divide_the_vocabulary_where_they_can(vocab, block):
     assert block_of(vocab) == block
 
 
+@pytest.mark.parametrize("vocab", [5, 20_011, 32_000])
+def test_a_sum_by_softmax_is_one_of_all_and_the_same_everywhere(vocab):
+    logits = np.random.default_rng(0).normal(0, 3, (5, 2, vocab)).astype(np.float32)
+    by_softmax = reducer(vocab, by_softmax=True)
+    exp_sum, *best = by_softmax(logits)
+    exact = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)).sum(axis=-1)
+    np.testing.assert_allclose(exp_sum, exact, rtol=exp_sum_error(vocab))
+    assert exp_sum.tolist() == [[by_softmax(row[None, k : k + 1])[0][0, 0] for k in range(2)] for row in logits]
+    for found, expected in zip(best, reducer(vocab)(logits)[1:], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("by_softmax", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("places", [slice(None), 0, 40, 299])
-def test_a_row_without_probabilities_has_no_sum(bad, places):
+def test_a_row_without_probabilities_has_no_sum(bad, places, by_softmax):
     logits = np.zeros((3, 1, 300), dtype=np.float32)
     logits[1, 0, places] = bad
-    exp_sum, _, _ = reducer(300)(logits)
+    exp_sum, _, _ = reducer(300, by_softmax=by_softmax)(logits)
     possible = bad == -np.inf and places != slice(None)
     assert np.isfinite(exp_sum[:, 0]).tolist() == [True, possible, True]
 
