@@ -16,8 +16,8 @@ values in a layout of its own, one copy launch for each. So:
       new_self_k.i, new_self_v.i ----------Concat--Split--> the same, once per layer, unless written late
 
     K beams over audio or     cross keys and values are so long (1,500 or 577 positions) that laying them out in every
-    images, K fixed           step takes longer than the launches it saves: grouped queries, as in fp32, which read them as
-                              they are; cross-attention of a narrow model has beams as rows (beam_rows.py)
+    images, K fixed           step takes longer than the launches it saves: grouped queries, as in fp32, which read
+                              them as they are; cross-attention of a narrow model has beams as rows (beam_rows.py)
     K beams in fp32, K fixed  the kernel for several queries does not exist (nor for heads of 8), so beams become extra
                               query heads over the source's shared key heads (grouped-query form) for that of one query
 

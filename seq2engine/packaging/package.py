@@ -108,8 +108,8 @@ def package_from_bundle(
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if opened.config.takes_features:
         raise BundleError(
-            f"{opened.root} takes {opened.config.source_kind}, and the scripts of a package take tokens; copy the bundle "
-            f"to the GPU machine and run there: seq2engine build {opened.root}"
+            f"{opened.root} takes {opened.config.source_kind}, and the scripts of a package take tokens; copy the "
+            f"bundle to the GPU machine and run there: seq2engine build {opened.root}"
         )
     options = options or PackageOptions()
     precision = options.precision or default_precision(opened, "tensorrt", options.engine)
