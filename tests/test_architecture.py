@@ -124,7 +124,8 @@ def test_serving_needs_no_exporter():
         assert exported <= SERVING_MAY, name
         modelled = {other for other in imports()[name] if other.startswith("model.")}
         assert all(
-            other.startswith(("model.config", "model.pairs", "model.speech", "model.tokenizers")) for other in modelled
+            other.startswith(("model.config", "model.images", "model.pairs", "model.speech", "model.tokenizers"))
+            for other in modelled
         ), name
 
 
