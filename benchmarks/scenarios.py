@@ -110,7 +110,7 @@ def run_scenarios(
 
 
 def ragged_sources(case: Case, config: ModelConfig, count: int, seed: int) -> Sources:
-    """Sources from a quarter of the case's length to all of it, the same everywhere; audio and images: one length."""
+    """Sources from a quarter of the case's length to all of it, the same everywhere; features have one length."""
     if config.takes_features:
         return random_sources(config, count, seed)
     ids, generator = ordinary_ids(config), np.random.default_rng([seed, case.source])

@@ -18,6 +18,7 @@ from seq2engine.errors import CheckpointError, ConfigError
 from ..checkpoint import model_from_weights
 from ..config import ModelConfig
 from ..tokenizers.importing import tokenizer_from_hugging_face
+from .conversion.image_processor import images_from_folder
 from .conversion.position_tables import m2m_positions
 from .conversion.renames import layer_renames, renamed_weights
 from .conversion.weight_fixes import zero_biases
@@ -25,7 +26,6 @@ from .files.weights import read_weights
 from .hugging_face import CONFIG, DECODER_LAYER, GENERATION, both
 from .hugging_face_config import ACTIVATIONS, read_json, single_token, start_field
 from .hugging_face_generation import FIELDS, generation_from_files
-from .image_processor import images_from_folder
 from .imported import Imported, tokenizer_or_note
 
 PREFIX = "decoder.model."  # of the decoder's weights; without it they have the names of the other families

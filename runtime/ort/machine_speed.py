@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from seq2engine.common.measured import Measured, Value, default_folder
+from seq2engine.common.measured import Measured, Value, user_cache
 from seq2engine.model.config import ModelConfig
 
 from ..threads import MachineSpeed, derived_speed, rows_for_threads, threads_for, usable_cores
@@ -40,7 +40,7 @@ def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
 @cache
 def machine_speed(threads: int) -> MachineSpeed:
     """The speed of one and of that many threads: kept, measured and kept, or derived where it cannot be kept."""
-    kept = Measured(default_folder(), {"what": "threads", "threads": threads})
+    kept = Measured(user_cache() / "measured", {"what": "threads", "threads": threads})
     found = speed_from_value(threads, kept.value())
     if found is None:
         found = measured_speed(threads)

@@ -1,1 +1,1 @@
-"""Conversion of weights: rename tables, position tables, fixes before a rename."""
+"""Conversion of weights and settings: rename tables, position tables, fixes before a rename, image processors."""

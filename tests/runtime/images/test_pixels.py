@@ -18,7 +18,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from seq2engine.errors import CheckpointError, MissingPackageError, RequestError
 from seq2engine.model.images import FILTERS
-from seq2engine.model.importers.image_processor import images_from_fields
+from seq2engine.model.importers.conversion.image_processor import images_from_fields
 from seq2engine.runtime.images import pixels as module
 from seq2engine.runtime.images.pixels import pixels_from
 
@@ -68,7 +68,7 @@ def test_every_step_may_be_left_out(changes: dict[str, Any]) -> None:
 
 def test_a_folder_of_the_library_has_the_same_settings(tmp_path: Path) -> None:
     """As it writes them, with its own defaults."""
-    from seq2engine.model.importers.image_processor import images_from_folder
+    from seq2engine.model.importers.conversion.image_processor import images_from_folder
 
     ViTImageProcessorPil(size={"height": HEIGHT, "width": WIDTH}).save_pretrained(tmp_path)
     images, notes = images_from_folder(tmp_path, CONFIG)

@@ -16,7 +16,7 @@ VALUE = {"memory": [30e9, 48e9], "cached": [64e9, 100e9], "products": [54e9, 108
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(module, "user_cache", lambda: tmp_path)
     machine_speed.cache_clear()
     yield tmp_path
     machine_speed.cache_clear()

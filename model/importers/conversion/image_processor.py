@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.json_files import read_object
 from seq2engine.errors import CheckpointError
 
-from ..config import ModelConfig
-from ..images import FILTERS, ImageConfig, problems_with_images
-from .hugging_face_config import read_json
+from ...config import ModelConfig
+from ...images import FILTERS, ImageConfig, problems_with_images
 
 OWN, OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # name without its ending -> the filter that the library takes where a file does not name one
@@ -33,12 +33,15 @@ def images_from_folder(source: Path, config: ModelConfig) -> tuple[ImageConfig |
 
 
 def processor_fields(source: Path) -> tuple[dict[str, Any] | None, str]:
-    if (source / OWN).is_file():
-        return read_json(source / OWN), str(source / OWN)
-    if not (source / OF_PROCESSOR).is_file():
+    path = next((source / name for name in (OWN, OF_PROCESSOR) if (source / name).is_file()), None)
+    if path is None:
         return None, ""
-    found = read_json(source / OF_PROCESSOR).get("image_processor")
-    return (found if isinstance(found, dict) else None), str(source / OF_PROCESSOR)
+    try:
+        values = read_object(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used ({error}); copy the model again") from error
+    found = values if path.name == OWN else values.get("image_processor")
+    return (found if isinstance(found, dict) else None), str(path)
 
 
 def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: str) -> ImageConfig:
