@@ -136,7 +136,7 @@ class ModelConfig:
     @property
     def encoder_config(self) -> ModelConfig:
         """What the encoder's layers are made by: this config, with sizes and variants of the encoder's own in it."""
-        own = {
+        own: dict[str, Any] = {
             "d_model": self.encoder_width,
             "heads": self.encoder_heads,
             "d_ff": self.encoder_d_ff,

@@ -58,7 +58,7 @@ class Reader:
     tokenizer: Coder
 
     @overload
-    def read(
+    def read(  # type: ignore[overload-overlap]
         self,
         images: ImageInput,
         options: SearchOptions | None = None,
