@@ -9,13 +9,14 @@
 # make kills  commands that write, killed at 200 random instants (KILLS=200)
 # make exports   random models in every precision, exported and compared with their reference: 500, or EXPORTS="--exports 50 --seed 3"
 # make measure-real     a real translation model on real sentences against CTranslate2, into benchmarks/results and README; 15 minutes
+# make measure-loading  from load() to the first token and peak memory of that model against CTranslate2; 5 minutes
 # make measure-speech   Whisper tiny.en from audio to text against CTranslate2 and Hugging Face; 3 minutes
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-speech fuzz kills exports readme docs pictures gpu-check gpu-present clean
+.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-loading measure-speech fuzz kills exports readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -117,6 +118,13 @@ measure-real: $(VENV)/installed .peers/transformers/installed
 	    --references out/opus/pairs.tsv --count $(SENTENCES) --natural 1x1 1x4 8x1 8x4 32x1 32x4 --neighbour $(NEIGHBOURS) --out out/opus/$(REAL_RESULT).json
 	cp out/opus/$(REAL_RESULT).json benchmarks/results/opus_zh_en_$(REAL_RESULT).json
 	$(MAKE) readme
+
+# Loading, in processes of their own: needs what measure-real fetches and exports.
+measure-loading: $(VENV)/installed
+	$(BIN)/python -m seq2engine.benchmarks.real.opus_zh_en out/opus
+	test -d out/opus/bundle || $(BIN)/seq2engine export out/opus/hf out/opus/bundle --precision fp32 w8a8
+	$(BIN)/python -m seq2engine.benchmarks.real.loading out/opus
+	cp out/opus/loading.json benchmarks/results/opus_zh_en_loading.json
 
 # From audio to text: Whisper tiny.en on 28 s of speech by espeak-ng, against CTranslate2 and Hugging Face.
 measure-speech: $(VENV)/installed

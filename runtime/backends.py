@@ -40,6 +40,7 @@ class SessionOptions:
     workload: Workload | None = None
     tokens_per_wait: int | None = None
     measured: Path | None = None
+    cache: Path | None = None
 
 
 def check_session(options: SessionOptions) -> None:

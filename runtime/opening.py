@@ -30,6 +30,7 @@ def open_session(
     workload: Workload | None = None,
     tokens_per_wait: int | None = None,
     measured: Path | None = None,
+    cache: Path | None = None,
 ) -> Session:
     """Opens a bundle's graphs on a backend, by default in the most precise of its precisions that the backend runs.
 
@@ -44,7 +45,8 @@ def open_session(
     request to come, as far as it is known: of several engines the one that suits it is opened. `tokens_per_wait` is
     for GPUs: greedy search runs that many tokens (8) there before the host reads them; with 1 they come one by one,
     which is slower. `measured` is a folder that keeps what precision "auto" and draft "auto" measured on this machine
-    for the next session of the same bundle; None: they measure every time.
+    for the next session of the same bundle; None: they measure every time. `cache` is a folder that keeps the graphs
+    that ONNX Runtime ran, and which files had their hash; None: graphs are made and files hashed every time.
     """
     options = SessionOptions(
         backend,
@@ -58,6 +60,7 @@ def open_session(
         workload,
         tokens_per_wait,
         measured,
+        cache,
     )
     check_session(options)
     return session_with(bundle if isinstance(bundle, Bundle) else open_bundle(bundle), options)
@@ -65,6 +68,8 @@ def open_session(
 
 def session_with(bundle: Bundle, options: SessionOptions) -> Session:
     """The session that checked options ask for."""
+    if options.cache is not None:
+        bundle = dataclasses.replace(bundle, kept=options.cache)
     if options.precision == "auto":
 
         def open_precision(precision: str) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -16,6 +17,15 @@ THREAD_WORK = 500_000  # multiplications per row for which a further thread pays
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """The results of two calls at the same time, for work that is mostly done outside of Python."""
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(second)
+        return first(), later.result()
 
 
 def usable_cores() -> int:

@@ -10,11 +10,11 @@ import dataclasses
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
-from seq2engine.common.measured import default_folder
+from seq2engine.common.measured import user_cache
 from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError, UsageError
 from seq2engine.export.artifact.bundle import Bundle, open_bundle
@@ -37,6 +37,7 @@ from .text.scoring import ScoredLine, TargetScore, score_lines, score_targets
 from .text.sources import coder_of
 from .text.streaming import TextStream
 from .text.translate import Translated, translate_lines, translate_texts
+from .threads import both
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,29 +63,31 @@ def load(
 ) -> Translator:
     """Opens a bundle for text: session, tokenizer and the model's own decoding defaults. All but `ids` is as in
     `open_session`, with speculative decoding where it is faster (`draft=None`: without). What is measured for that, or
-    for precision "auto", is kept in the user's cache folder (`remeasure`: measured again, and not kept).
+    for precision "auto", is kept in the user's cache folder, as are the graphs that ONNX Runtime runs (`remeasure`: all
+    of it is done again, and not kept).
 
     With `attention`, outputs can have alignments and a coverage penalty; a model whose own defaults ask for them gets
     it anyway. With `ids`, texts are lines of token ids such as "17 4 250", as they are where the bundle has no
     tokenizer.
     """
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    coder = coder_of(opened, ids)
-    attention = attention or defaults_of(opened).needs_attention
-    session = open_session(
+    opening = partial(
+        open_session,
         opened,
         backend,
         precision,
         threads,
         engine,
-        attention,
+        attention or defaults_of(opened).needs_attention,
         deterministic,
         provider,
         draft,
         workload,
         tokens_per_wait,
-        None if remeasure else default_folder(),
+        None if remeasure else user_cache() / "measured",
+        None if remeasure else user_cache(),
     )
+    coder, session = both(partial(coder_of, opened, ids), opening)
     return Translator(opened, session, coder, threads)
 
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from seq2engine.model.tokenizers.base import FOLDER as TOKENIZER
 from seq2engine.model.tokenizers.base import Tokenizer
 
 from ..contract import CACHE_FORMS, GRAPHS, PRECISIONS, Census, GraphSpec, check_choices, graph_specs
+from .checked_files import CheckedFiles
 from .from_hub import bundle_folder_from_hub
 
 FORMAT = 4
@@ -92,10 +93,15 @@ class ManifestFields:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder and its manifest."""
+    """An opened bundle: its folder and its manifest.
+
+    `kept` is a folder of the user for what is made from the bundle's files when they are used, such as the graphs that
+    ONNX Runtime runs; None: it is made every time.
+    """
 
     root: Path
     manifest: Manifest
+    kept: Path | None = field(default=None, compare=False)
 
     @property
     def config(self) -> ModelConfig:
@@ -175,7 +181,8 @@ class Bundle:
         if not path.is_file():
             lost = "is not a regular file" if path.exists() else "is missing"
             raise BundleError(f"{path} {lost}, though the manifest lists it; {repair}")
-        if sha256_of(path) != expected:
+        known = None if self.kept is None else CheckedFiles(self.kept / "checked")
+        if not (sha256_of(path) == expected if known is None else known.has_hash(path, expected)):
             raise BundleError(f"{path} is not the file the manifest describes (its hash differs); {repair}")
 
     def inside(self, relative: str) -> Path:

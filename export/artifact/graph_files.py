@@ -132,9 +132,13 @@ def raw_bytes(weight: TensorProto, folder: Path) -> bytes:
 
 
 def array_of(weight: TensorProto, folder: Path) -> np.ndarray:
-    """The numbers of a weight that was checked."""
+    """The numbers of a weight that was checked; those of a file are mapped, not copied, and cannot be written to."""
     if weight.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(weight)
+    if weight.data_type not in PACKED and math.prod(weight.dims):
+        location, offset, _ = external_of(weight)
+        dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
+        return np.memmap(folder / location, dtype, "r", offset, tuple(weight.dims)).view(np.ndarray)
     held = TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)
     held.raw_data = raw_bytes(weight, folder)
     return numpy_helper.to_array(held)

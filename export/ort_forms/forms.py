@@ -26,7 +26,7 @@ from .draft_step import draft_graph
 from .flash_attention import flash_attention
 from .gemm_projection import gemm_projection
 from .int8_matmul import row_products
-from .screened_argmax import screened_graph
+from .screened_argmax import MOST, screened_graph
 from .shortlist import shortlist_graph
 from .top_candidates import candidate_graph
 from .transposed_keys import specs_with_transposed_keys, transposed_keys
@@ -44,6 +44,7 @@ class OrtForm:
     cross_rows: bool = False  # a source without padding: beams attend to it one by one
     shortlist: tuple[int, ...] | None = None  # the only tokens that have logits
     screened: bool = False  # a further input: how many candidates to output instead of logits; 0: logits
+    complete: bool = True  # a screened step outputs all logits as well, where 0 candidates are asked for
     drafts: bool = False  # weights in 8 and 4 bits, the best token is the only output: drafts for the fp32 session
     gemm: bool = False  # the output projection and its bias are one node, in fp32
     counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
@@ -62,6 +63,20 @@ class OrtForm:
     def with_shortlist(self, tokens: Sequence[int]) -> OrtForm:
         """The same with a shortlist; without screening, which would not make it faster."""
         return dataclasses.replace(self, shortlist=tuple(tokens), screened=False)
+
+    def for_candidates(self, count: int) -> OrtForm:
+        """The form of steps that output so many candidates (0: all logits) and nothing else.
+
+        In int8 one graph does both. In fp32 screening reads a table of its own, and all logits a packed copy of the
+        output table, so there is a graph for each: few searches need both.
+        """
+        if not self.screened or self.int8_products:
+            return self
+        return (
+            dataclasses.replace(self, complete=False)
+            if 0 < count <= MOST
+            else dataclasses.replace(self, screened=False)
+        )
 
     @property
     def outputs_candidates(self) -> bool:
@@ -102,5 +117,5 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
         return model
     model = candidate_graph(model, form.counted, form.invariant_sums)
     if form.screened:
-        model = screened_graph(model, folder)
+        model = screened_graph(model, folder, form.complete)
     return gemm_projection(model) if form.gemm else model

@@ -6,6 +6,10 @@
 Gemm adds the bias where it sums the products; Add reads and writes all logits once more. Gemm also reads the table as
 it is stored: while a session opens there is no transposed copy of it. ONNX Runtime fuses the two itself only in 2-D.
 The output `logits` stays in 2-D: a Reshape to an output copies it, one to the nodes that reduce the logits does not.
+
+ONNX Runtime packs the table for Gemm and then unmaps the stored one, unless another node reads that: an embedding looks
+up some rows. So an external table that others read has a second name, for Gemm alone; both name the same place in the
+file, and of the other only the pages that are looked up are ever in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ LOGITS = ("logits", "all/logits")  # in the graph, and in the branch of a screen
 BEST_LOGITS = "best/logits"  # in its other branch: of candidates alone
 FLAT = "projection/flat"  # [-1, D]
 WIDTH = "projection/vocab"  # [V]
+PACKED = "/packed"  # after the name of a table: its second name
 
 
 def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -46,7 +51,7 @@ def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
             others = [node for node in part.node if node not in (product, last)]
             for node in others:
                 node.input[:] = [of_projection(logits, "by_beam") if name == logits else name for name in node.input]
-            gemm = projection(product.input[0], table, bias, logits, int(by_rows))
+            gemm = projection(product.input[0], packed_name(graph, table), bias, logits, int(by_rows))
             replace_nodes(part, [*others[:before], *gemm, *others[before:]])
             declare_flat(graph, vocab)
             sizes = {FLAT: [-1, width], WIDTH: [vocab]}
@@ -54,6 +59,17 @@ def gemm_projection(model: onnx.ModelProto) -> onnx.ModelProto:
     read = names_read(graph.node).union(*(names_read(part.node) for part in branches_of(graph)))
     replace_nodes(graph, [node for node in graph.node if node.output[0] not in transposed or node.output[0] in read])
     return made
+
+
+def packed_name(graph: onnx.GraphProto, table: str) -> str:
+    """The name of a table for Gemm alone: a second one of the same place in the file, if it is in a file."""
+    (weight,) = [weight for weight in graph.initializer if weight.name == table]
+    if weight.data_location != TensorProto.EXTERNAL:
+        return table
+    second = graph.initializer.add()
+    second.CopyFrom(weight)
+    second.name = f"{table}{PACKED}"
+    return second.name
 
 
 def matmul_of(

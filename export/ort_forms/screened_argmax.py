@@ -42,11 +42,11 @@ ULP = 2.0**-24
 BLOCK = 2048  # tokens whose rows are rounded at a time
 
 
-def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+def screened_graph(model: onnx.ModelProto, folder: Path, complete: bool = True) -> onnx.ModelProto:
     """A decoder step of `candidate_graph`, in fp32 or with int8 products -> the same with an input `wanted`.
 
     Where `wanted` is not 0, `logits` are those of the best `wanted` tokens of every beam, and `exp_sum` is over
-    candidates alone. Weights that are not loaded are in `folder`.
+    candidates alone. If not `complete`, `wanted` is never 0. Weights that are not loaded are in `folder`.
     """
     made = copy_of(model)
     graph = made.graph
@@ -73,7 +73,8 @@ def screened_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     # Not in their branch: ONNX Runtime would hold them twice.
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     every = node("Equal", [WANTED.name, path("first")], [path("every")])
-    replace_nodes(graph, [*before, every, node("If", [path("every")], outputs, **sides)])
+    chosen = [every, node("If", [path("every")], outputs, **sides)] if complete else shortcut
+    replace_nodes(graph, [*before, *chosen])
     (logits,) = [value for value in graph.output if value.name == "logits"]
     logits.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "K", "W"]))
     graph.input.append(helper.make_tensor_value_info(WANTED.name, TensorProto.INT64, WANTED.axes))

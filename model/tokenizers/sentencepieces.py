@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class PieceTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "processor", processor_from_bytes(self.model))
         object.__setattr__(self, "pieces", {i: piece for piece, i in self.ids.items()})
-        object.__setattr__(self, "sentinels", frozenset(filter(SENTINEL.fullmatch, self.ids)))
+        object.__setattr__(self, "sentinels", frozenset(sentinels_among(self.ids)))
 
     def encode(self, text: str) -> list[int]:
         return [self.ids.get(piece, self.unknown) for piece in self.cut(text)]
@@ -141,6 +141,10 @@ class SentencePieceTokenizer:
             (folder / f"{name}.spm").write_bytes(table.model)
             (folder / f"{name}.json").write_text(json.dumps(table.ids, ensure_ascii=False) + "\n", encoding="utf-8")
         (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def sentinels_among(pieces: Iterable[str]) -> list[str]:
+    return [piece for piece in pieces if piece.startswith("<extra_id_") and SENTINEL.fullmatch(piece)]
 
 
 def processor_from_bytes(model: bytes) -> Any:

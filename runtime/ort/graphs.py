@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -25,8 +25,11 @@ from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
 from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
 
+from ..defaults import defaults_of
 from ..search.step_output import Shortlist
+from ..session import EVERYTHING, StepForm
 from .device import Replays
+from .graph_cache import GraphCache
 from .memory import HELD, share_arena
 from .providers import PROVIDERS, arguments_for, check_assignment
 
@@ -49,13 +52,19 @@ RUN_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *ORT_ERRORS)  # with bo
 
 @dataclass(frozen=True)
 class OrtModel:
-    """The portable graphs of a model in one precision."""
+    """The portable graphs of a model in one precision.
+
+    `fingerprints` are hashes of graphs and their weights, by which `kept` has them in the forms that were run before.
+    """
 
     graphs: Mapping[str, Path]
     specs: dict[str, GraphSpec]
     config: ModelConfig
     precision: str
     cache_form: str
+    beam: int = 1  # of the model's own decoding defaults
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    kept: GraphCache | None = None
 
 
 def model_from_bundle(bundle: Bundle, precision: str) -> OrtModel:
@@ -65,10 +74,19 @@ def model_from_bundle(bundle: Bundle, precision: str) -> OrtModel:
             "seq2engine build BUNDLE --precision bf16"
         )
     specs = bundle.specs(precision)
-    with ThreadPoolExecutor(len(specs)) as pool:  # each is hashed, which takes a third of the loading time
+    with ThreadPoolExecutor(len(specs)) as pool:  # each is hashed, unless that was done before
         paths = pool.map(partial(bundle.graph_path, precision), specs)
         graphs = dict(zip(specs, paths, strict=True))
-    return OrtModel(graphs, specs, bundle.config, precision, bundle.cache_form)
+    return OrtModel(
+        graphs,
+        specs,
+        bundle.config,
+        precision,
+        bundle.cache_form,
+        defaults_of(bundle).values.get("beam", 1),
+        {name: bundle.graph(precision, name).fingerprint for name in specs},
+        None if bundle.kept is None else GraphCache(bundle.kept / "graphs"),
+    )
 
 
 @dataclass(frozen=True)
@@ -114,23 +132,35 @@ class Decoder:
 
 
 class Decoders:
-    """A model's decoder steps: the one with all logits, and the one of the latest shortlist.
+    """A model's decoder steps: one for all searches so far, and the one of the latest shortlist.
 
-    Opening one may take as long as opening a session, so the latest is kept; earlier ones live as long as states that
-    are decoded with them. Workers may ask at the same time.
+    Opening one takes as long as opening a session. So the first has what its search needs, all logits or the best
+    candidates alone; where both are asked for, one that has both takes its place. An earlier one lives as long as
+    states that are decoded with it. Workers may ask at the same time.
     """
 
     def __init__(self, model: OrtModel, form: OrtForm, placement: Placement):
         self.model, self.form, self.placement = model, form, placement
-        self.whole = self.opened(form)
         self.latest: tuple[Shortlist, Decoder] | None = None
         self.chooser: Decoder | None = None
         self.opening = threading.Lock()
+        self.first: Decoder | None = self.opened(form.for_candidates(1 if model.beam == 1 else 0))
+        # Of every step; what ONNX Runtime returns would keep its session alive.
+        self.output_types = {output.name: str(output.type) for output in self.first.session.get_outputs()}
 
-    def of(self, shortlist: Shortlist | None) -> Decoder:
-        if shortlist is None:
-            return self.whole
+    @property
+    def whole(self) -> Decoder:
+        """The step with all logits."""
+        return self.of(EVERYTHING)
+
+    def of(self, step: StepForm) -> Decoder:
+        shortlist = step.shortlist
         with self.opening:
+            if shortlist is None:
+                if self.first is None or self.first.form not in (self.form, self.form.for_candidates(step.candidates)):
+                    self.first = None  # first free its memory
+                    self.first = self.opened(self.form)
+                return self.first
             if self.latest is None or self.latest[0] != shortlist:
                 self.latest = None  # first free its memory
                 self.latest = shortlist, self.opened(self.form.with_shortlist(shortlist.tokens))
@@ -155,7 +185,22 @@ def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) 
     HELD.forget()
     is_step = name == "decoder_step"
     kind = GraphKind(name in placement.resting, is_step, is_step and model.cache_form == "static", model.precision)
-    return inference_session(path, placement, kind, graph_bytes(name, path, form))
+    return inference_session(path, placement, kind, kept_graph(model, name, form))
+
+
+def kept_graph(model: OrtModel, name: str, form: OrtForm) -> bytes | None:
+    """As `graph_bytes`, and kept for the next session where the model has a folder for that."""
+    make = partial(graph_bytes, name, model.graphs[name], form)
+    if model.kept is None or (name == "encoder" and not form.changes_encoder):
+        return make()
+
+    def made() -> bytes:
+        graph = make()
+        assert graph is not None
+        return graph
+
+    about = {"graph": name, "hash": model.fingerprints[name], "form": dataclasses.asdict(form)}
+    return model.kept.graph(about, made)
 
 
 def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placement) -> ort.InferenceSession:

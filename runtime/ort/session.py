@@ -27,7 +27,7 @@ from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
-from ..threads import EncoderLock, Workers, rows_per_worker, sensible_threads
+from ..threads import EncoderLock, Workers, both, rows_per_worker, sensible_threads
 from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .chain import BannedTokens, Chain
 from .device import Device
@@ -128,8 +128,9 @@ class OrtSession(Session):
         self.kept = (specs["encoder"].input("source_mask"), *specs["encoder"].outputs)
         placement = Placement(self.threads, settings.provider, settings.resting, settings.profiled)
         self.device = None if settings.host else Device(PROVIDERS[settings.provider].device)
+        opening = partial(Decoders, model, self.form, placement)
         if encoder is None:
-            opened = open_graph(model, "encoder", self.form, placement)
+            opened, decoders = both(partial(open_graph, model, "encoder", self.form, placement), opening)
             if self.device is None:
                 lock = EncoderLock() if self.threads > 1 else None
                 window = config.max_source if config.takes_features else 0
@@ -137,10 +138,12 @@ class OrtSession(Session):
             else:
                 moves = Moves(self.device, partial(open_tiny_graph, model, placement=placement))
                 encoder = DeviceEncoder(opened, specs["encoder"], moves)
+        else:
+            decoders = opening()
         self.encoder: AnyEncoder | None = encoder
         self.bans: BannedTokens | None = None
-        self.decoders: Decoders | None = Decoders(model, self.form, placement)
-        self.layout = self.step_layout(self.decoders)
+        self.decoders: Decoders | None = decoders
+        self.layout = self.step_layout(decoders)
         if settings.host and self.threads > 1 and not self.deterministic:
             least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
             self.workers = Workers(self.threads, self.threads * least, worker_of(model, settings, encoder))
@@ -162,7 +165,7 @@ class OrtSession(Session):
 
     def step_layout(self, decoders: Decoders) -> StepLayout:
         spec = self.form.specs(self.model.specs)["decoder_step"]
-        types = {output.name: output.type for output in decoders.whole.session.get_outputs()}
+        types = decoders.output_types
         names = [attention_name(layer) for layer in range(self.form.attention_layers)]
         attention = {name: "float16" if types[name] == "tensor(float16)" else "float32" for name in names}
         grows = self.cache_form == "growing"
@@ -189,7 +192,7 @@ class OrtSession(Session):
         """Binds a state to this session's step in that form."""
         if self.decoders is None:
             raise closed()
-        state.form, state.decoder = form, self.decoders.of(form.shortlist)
+        state.form, state.decoder = form, self.decoders.of(form)
 
     def step(
         self,

@@ -45,7 +45,7 @@ def add_parser(commands: Commands) -> None:
         default=None,
         help="print position-output pairs after each output, from cross-attention: where in the image a token is",
     )
-    sub.set_defaults(ids=False, no_profile=False, target_language=None)
+    sub.set_defaults(ids=False, remeasure=False, target_language=None)
 
 
 def run_read(args: argparse.Namespace) -> int:

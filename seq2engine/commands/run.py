@@ -58,8 +58,8 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remeasure",
         action="store_true",
-        help="measure auto choices (precision, draft) again; neither read nor write what was measured before on this "
-        "machine (~/.cache/seq2engine/measured)",
+        help="measure auto choices (precision, draft), hash files and make graphs again; neither read nor write what "
+        "was kept before on this machine (~/.cache/seq2engine)",
     )
     sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")

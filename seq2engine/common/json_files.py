@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -169,6 +169,8 @@ def converted(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
         return converted_sequence(kind, value, where, problems)
     if origin is dict and isinstance(value, dict):
         of_key, of_value = get_args(kind)
+        if all_plain(of_key, value) and all_plain(of_value, value.values()):
+            return value
         return {
             converted(of_key, key, f"a name in {where}", problems): converted(
                 of_value, each, inside(where, key), problems
@@ -200,6 +202,8 @@ def converted_sequence(kind: Any, value: Any, where: str, problems: list[str]) -
             return value
         kinds = arguments
     else:
+        if all_plain(arguments[0], value):
+            return origin(value)
         kinds = (arguments[0],) * len(value)
     pairs = enumerate(zip(kinds, value, strict=True))
     return origin(converted(each, one, f"{where}[{place}]", problems) for place, (each, one) in pairs)
@@ -245,6 +249,13 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is str:
         return isinstance(value, str) and is_text(value)
     return isinstance(kind, type) and not is_record(kind) and isinstance(value, kind)
+
+
+def all_plain(kind: Any, values: Collection[Any]) -> bool:
+    """Whether all values are of a kind that is checked for all of them at once: a vocabulary has 65,000 of them."""
+    if kind is int:
+        return set(map(type, values)) <= {int}
+    return kind is str and set(map(type, values)) <= {str} and is_text("".join(values))
 
 
 def is_record(kind: Any) -> bool:

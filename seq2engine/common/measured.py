@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from .json_files import read_json
 
 LIBRARIES = ("seq2engine", "onnxruntime", "onnxruntime-gpu", "torch", "numpy")
 LISTING = Path("/proc/cpuinfo")
+VERSION = re.compile("^Version: (.+)$", re.MULTILINE)
 OF_CPU = ("model name", "flags", "Features", "cache size")
 
 Value = dict[str, Any]
 
 
-def default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seq2engine" / "measured"
+def user_cache() -> Path:
+    """The folder for what is kept on this machine for the user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seq2engine"
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ def machine_facts() -> Value:
 
 
 def versions() -> dict[str, str]:
+    """Of the libraries that are installed. Their metadata are not parsed as a whole, which takes 20 ms."""
     found = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
+            named = VERSION.search(distribution(name).read_text("METADATA") or "")
+            found[name] = named[1] if named else ""
     return found

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from seq2engine.errors import BuildError, ExportError, GraphError
 from seq2engine.export.artifact.bundle import Bundle
@@ -20,6 +21,7 @@ from seq2engine.export.artifact.engines import engine_names, open_passport
 from seq2engine.export.contract import FOR_CPUS, GRAPHS, Census
 from seq2engine.export.engines.to_engine import graph_for_tensorrt
 from seq2engine.export.ort_forms import int8_matmul
+from seq2engine.export.ort_forms.gemm_projection import PACKED
 from seq2engine.export.ort_forms.screened_argmax import MOST
 from seq2engine.export.precision.census import check_engine
 
@@ -114,9 +116,25 @@ def added_faults(graph: str, added: list[str], have: StoredGraph, file: StoredGr
         problems, explained = folded_problems(folded, have, file)
         known |= explained
         yield from (fault_of(graph, name, have, problem) for name, problem in problems)
+    aliases = [name for name in added if name.endswith(PACKED)]
+    known |= set(aliases)
+    yield from (
+        fault_of(graph, name, have, "it is not another name of its tensor in the file")
+        for name in aliases
+        if place_of(have.tensors[name]) != place_of(file.tensors.get(name.removesuffix(PACKED)))
+    )
     for name in added:
         if name not in known and (problem := constant_problem(name, have)):
             yield fault_of(graph, name, have, problem)
+
+
+def place_of(tensor: TensorProto | None) -> bytes:
+    """A tensor of a file but for its name: type, shape, and where its numbers are."""
+    nameless = TensorProto()
+    if tensor is not None:
+        nameless.CopyFrom(tensor)
+    nameless.name = ""
+    return nameless.SerializeToString()
 
 
 def row_constants() -> dict[str, np.ndarray]:

@@ -12,9 +12,11 @@ import pytest
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import PRESETS
+from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, HeldMemory, resized, rows_of, zeros
 from seq2engine.runtime.parallel import workers_for
+from seq2engine.runtime.search.options import SearchOptions
 
 VOCAB, SOURCES, BEAM = 40_000, 64, 4
 WIDE = dataclasses.replace(
@@ -73,6 +75,69 @@ def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, prec
         assert (worker.encoder is session.encoder) is (precision == "fp32")
         assert (worker.encoder.lock is None) is (precision == "w8a8")
         assert worker.decoders.whole.session is not session.decoders.whole.session
+
+
+TIED = dataclasses.replace(WIDE, d_model=256, d_ff=64, source_vocab=VOCAB, share_embeddings=True, tie_output=True)
+OPENS = """
+import sys
+from pathlib import Path
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.memory import trim
+from seq2engine.runtime.search.options import SearchOptions
+
+def resident():
+    trim()
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) * 1024
+
+kept = Path(sys.argv[3])
+with open_session(sys.argv[2], threads=1, cache=kept) as session:  # libraries are in memory from here on
+    generate(session, [[5, 6, 7]], SearchOptions(max_length=4))
+before, found = resident(), []
+with open_session(sys.argv[1], threads=1, cache=kept) as session:
+    for beam in map(int, sys.argv[4:]):
+        generate(session, [[5, 6, 7]], SearchOptions(max_length=4, beam=beam, scores=False))
+        found.append(resident() - before)
+print(*found)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
+@pytest.mark.parametrize(
+    ("beams", "tables"),
+    [
+        ([1], [0.75]),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
+        ([2], [1.75]),  # beam search reads a packed copy
+        ([1, 2, 1], [0.75, 1.75, 1.75]),
+    ],
+)
+def test_no_table_is_held_twice(beams, tables, tmp_path):
+    """The vocabulary is nearly all of the model: 40,000 x 256 numbers, for source, target and output alike."""
+    large = onnx_from_model(random_model(TIED, seed=0), tmp_path / "large", ("fp32",))
+    tiny = dataclasses.replace(TIED, source_vocab=64, target_vocab=64)
+    small = onnx_from_model(random_model(tiny, seed=0), tmp_path / "small", ("fp32",))
+    command = [sys.executable, "-c", OPENS, large.root, small.root, tmp_path / "kept", *map(str, beams)]
+    for _ in range(2):  # what making graphs takes is not counted
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    table = VOCAB * TIED.d_model * 4
+    held = [int(number) / table for number in done.stdout.split()]
+    assert all(each < most for each, most in zip(held, tables, strict=True)), held
+
+
+def test_a_session_opens_the_step_that_is_asked_for(tmp_path):
+    bundle = onnx_from_model(random_model(TIED, seed=0), tmp_path / "bundle", ("fp32", "w8a8"))
+
+    def forms(precision: str, *beams: int) -> list[tuple[bool, bool]]:
+        with open_session(bundle, precision=precision, threads=1) as session:
+            decoders, found = session.decoders, []
+            for beam in beams:
+                generate(session, [[5, 6, 7]], SearchOptions(max_length=3, beam=beam, scores=False))
+                found.append((decoders.first.form.screened, decoders.first.form.complete))
+            return found
+
+    assert forms("fp32", 1, 1) == [(True, False), (True, False)]
+    assert forms("fp32", 1, 2, 1) == [(True, False), (True, True), (True, True)]
+    assert forms("w8a8", 1, 2) == [(True, True), (True, True)], "one graph does both"
 
 
 def test_memory_is_given_back_before_batches_unlike_those_before():

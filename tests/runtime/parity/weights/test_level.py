@@ -209,6 +209,22 @@ class TestForms:
             assert [fault.tensor for fault in faults] == [name]
             assert message in faults[0].detail
 
+    def test_the_second_name_of_the_output_table_is_the_same_place_of_the_file(self, wide, monkeypatch):
+        from seq2engine.export.ort_forms import gemm_projection
+
+        right = gemm_projection.packed_name
+
+        def elsewhere(graph, table):
+            name = right(graph, table)
+            (weight,) = [weight for weight in graph.initializer if weight.name == name]
+            next(entry for entry in weight.external_data if entry.key == "offset").value = "4096"
+            return name
+
+        monkeypatch.setattr(gemm_projection, "packed_name", elsewhere)
+        faults = [f for result in weights_of(wide, "fp32", backend="onnxruntime") for f in result.faults]
+        assert [fault.tensor.endswith("/packed") for fault in faults] == [True]
+        assert "not another name of its tensor" in faults[0].detail
+
     @pytest.mark.parametrize("beams", [1, 4, None])
     def test_a_folded_query_is_held_against_the_query(self, wide, beams):
         from seq2engine.export.trt_forms.step import step_for_tensorrt
