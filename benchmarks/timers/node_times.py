@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,11 +91,13 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
     """Profiles steps in the middle of a decode, of greedy search without scores or of beam search."""
     with tempfile.TemporaryDirectory() as folder:
         settings = OrtSettings(profiled=Path(folder) / "nodes")
-        with OrtSession(model_from_bundle(bundle, precision), settings) as session:
+        session = OrtSession(model_from_bundle(bundle, precision), settings)
+        with session:
             seconds = run_steps(session, case)
             assert session.decoders is not None
             events = json.loads(Path(session.decoders.whole.session.end_profiling()).read_text(encoding="utf-8"))
-    milliseconds, counts = Counter[str](), Counter[str]()
+    milliseconds: defaultdict[str, float] = defaultdict(float)
+    counts = Counter[str]()
     for kind, ms in node_times(events):
         milliseconds[kind] += ms / (STEPS + WARM_UP)
         counts[kind] += 1
