@@ -28,7 +28,7 @@ from .levels.result import ParityResult, Sampled, Stopped
 from .levels.sanity import decode_doubt
 from .levels.step_patterns import compare_step_patterns
 from .levels.tensors import compare_tensors, usual_spread
-from .options import ParityOptions
+from .options import ParityOptions, beam_of
 from .sessions import Compared
 
 
@@ -69,14 +69,15 @@ def plan_of(
     everyone = [*(one.candidate for one in compared), baseline]
     most = min(session.limits.target for session in everyone) - len(candidate.defaults.prompt)
     longest = longest_of(most, options.max_length)
-    searches = searches_of(candidate, longest, options.beam, forced_bos)
+    beam = beam_of(options.beam, candidate.defaults)
+    searches = searches_of(candidate, longest, beam, forced_bos)
     rows, batch = listed_sources(sources, candidate.config), options.batch
     for session in everyone:
         check_request(dataclasses.replace(session.limits, batch=None), session.config, rows, searches[-1])
         batch = min(batch, session.limits.batch or batch)
     limit = min(session.limits.source for session in everyone)
     sample, lasting = compared_sources(rows, candidate.config, limit)
-    return Plan(rows, sample, lasting, searches, longest, options.beam, batch)
+    return Plan(rows, sample, lasting, searches, longest, beam, batch)
 
 
 def parity_of_sessions(

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..defaults import Defaults
 from ..quality.metrics import References
 from .levels.baseline import Against
+
+BEAM = 4  # of models that decode greedily by themselves
 
 
 @dataclass(frozen=True)
 class ParityOptions:
     """`sources` are token ids; without them, `count` random sources are drawn with `seed`.
 
-    `beam` is that of the beam decodes, `max_length` the most tokens of a decode (None: 64, or the model's maximum if
-    that is less), `batch` the number of sources decoded together. `threads`, `engine`, `deterministic` and `provider`
-    open the candidate's session.
+    `beam` is that of the beam decodes (None: the model's own, or 4 if it decodes greedily), `max_length` the most
+    tokens of a decode (None: 64, or the model's maximum if that is less), `batch` the number of sources decoded
+    together. `threads`, `engine`, `deterministic` and `provider` open the candidate's session.
 
     With `references` (source texts and their right outputs) these texts are the sources, and both sides are scored with
     these `metrics`; `source_language` is theirs, as the model names it. `target_language` chooses the first token of
@@ -26,7 +29,7 @@ class ParityOptions:
     sources: Sequence[Sequence[int]] | None = None
     count: int = 64
     seed: int = 0
-    beam: int = 4
+    beam: int | None = None
     max_length: int | None = None
     batch: int = 32
     threads: int | None = None
@@ -40,3 +43,9 @@ class ParityOptions:
     command_line: str = ""  # as it was given, for the report
     source_language: str | None = None
     target_language: str | None = None
+
+
+def beam_of(beam: int | None, defaults: Defaults) -> int:
+    """The beams of the beam decodes: as asked for, else the model's own, or 4 if it decodes greedily."""
+    own = int(defaults.values.get("beam", 1))
+    return beam if beam is not None else own if own > 1 else BEAM

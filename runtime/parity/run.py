@@ -25,6 +25,7 @@ from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.export.artifact.default_precision import default_precision
 from seq2engine.export.artifact.profiles import Workload
 
+from ..defaults import defaults_of
 from ..model_options import first_token
 from ..ort.session import OrtSettings
 from ..quality.intervals import check_metrics
@@ -38,7 +39,7 @@ from .levels.graphs import graphs_of
 from .levels.result import ParityResult
 from .locate.debug_engine import debug_engines
 from .locate.locate import finding_of
-from .options import ParityOptions
+from .options import ParityOptions, beam_of
 from .reference_quality import with_quality
 from .report.samples import samples_of
 from .sessions import Compared, Sessions
@@ -112,7 +113,8 @@ def compared_group(
             session = sessions.baseline(baseline)
             threads = sessions.take_quickest_threads(compared[0], sources)
             found, outputs = parities_of_sessions(compared, session, baseline.name, sources, options, progress, first)
-            searches = searches_of(compared[0].candidate, found[0].max_length, options.beam, first)
+            beam = beam_of(options.beam, defaults_of(bundle))
+            searches = searches_of(compared[0].candidate, found[0].max_length, beam, first)
             found = [dataclasses.replace(result, torch_threads=threads) for result in found]
     found += [dataclasses.replace(result, sources=len(sources), baseline=baseline.name) for result in stopped]
     corpus = Corpus(bundle, sources, searches, outputs, references, options.metrics, options.batch, options.threads)
@@ -165,11 +167,11 @@ def with_finding(
 ) -> ParityResult:
     """`baseline` is the one that `--against` names."""
     progress("parity: locating the fault", 0.0)
-    bundle, workload = corpus.bundle, Workload(beam=options.beam, target=options.max_length)
+    bundle = corpus.bundle
+    beam = beam_of(options.beam, defaults_of(bundle))
+    workload = Workload(beam=beam, target=options.max_length)
     with debug_engines(bundle, result.backend, result.precision, options.engine, workload) as engines:
-        finding = finding_of(
-            bundle, result, corpus.sources, options.beam, options.threads, options.command, baseline, engines
-        )
+        finding = finding_of(bundle, result, corpus.sources, beam, options.threads, options.command, baseline, engines)
     progress("parity: locating the fault", 1.0)
     return dataclasses.replace(result, finding=finding)
 

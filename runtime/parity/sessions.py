@@ -13,12 +13,13 @@ from seq2engine.export.artifact.profiles import Workload
 from seq2engine.export.contract import oracle_of
 
 from ..backends import with_defaults
+from ..defaults import defaults_of
 from ..encoder_inputs import listed_sources
 from ..opening import open_session
 from ..session import Session
 from ..text.sources import FEWEST_SOURCES, sample_of
 from .levels.baseline import Baseline
-from .options import ParityOptions
+from .options import ParityOptions, beam_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Sessions(ExitStack):
                 options.engine,
                 deterministic=options.deterministic,
                 provider=options.provider,
-                workload=Workload(beam=options.beam, target=options.max_length),
+                workload=Workload(beam=beam_of(options.beam, defaults_of(self.bundle)), target=options.max_length),
             )
         )
         own = (oracle_of(precision), precision)

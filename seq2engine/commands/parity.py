@@ -49,7 +49,7 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
         "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
     )
     sub.add_argument("--seed", type=int, default=0, help="seed of the random sources (default: %(default)s)")
-    sub.add_argument("--beam", type=int, default=4, help="beam size of the beam decodes (default: %(default)s)")
+    sub.add_argument("--beam", type=int, help="beams of the beam decodes (default: the model's own if above 1, else 4)")
     sub.add_argument("--max-length", type=int, help="maximum output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
     sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
@@ -204,9 +204,11 @@ def files_from_args(
 def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     """Locates a fault in the graphs, as after a failed parity run, but without that run."""
     from seq2engine.export.artifact.profiles import Workload
+    from seq2engine.runtime.defaults import defaults_of
     from seq2engine.runtime.parity.compare import longest_of
     from seq2engine.runtime.parity.locate.debug_engine import debug_engines
     from seq2engine.runtime.parity.locate.locate import LocateOptions, locate, locate_sources
+    from seq2engine.runtime.parity.options import beam_of
     from seq2engine.runtime.text.sources import sources_of
 
     precision, *others = precisions_from_args(args, bundle)
@@ -219,10 +221,11 @@ def run_locate(args: argparse.Namespace, bundle: Bundle) -> int:
     rows = locate_sources(bundle.config, sources_of(bundle, texts, count, args.seed, language=language), args.row)
     longest = longest_of(bundle.config.max_target, args.max_length)
     command = f"{command_of(args)} --precision={precision}"
+    beam = beam_of(args.beam, defaults_of(bundle))
     options = LocateOptions(
-        precision, rows, args.beam, longest, threads=args.threads, only=args.locate or None, command=command
+        precision, rows, beam, longest, threads=args.threads, only=args.locate or None, command=command
     )
-    workload = Workload(beam=args.beam, target=args.max_length)
+    workload = Workload(beam=beam, target=args.max_length)
     with debug_engines(bundle, args.backend, precision, args.engine, workload) as engines:
         found = locate(bundle, options, engines=engines)
     if args.json:

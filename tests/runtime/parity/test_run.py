@@ -10,6 +10,8 @@ import pytest
 from support.parity_cases import SMALL, bundle_of, changed, parity_with
 
 from seq2engine.errors import ConfigError, RequestError
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.levels.tensors import FEWEST_ROWS
@@ -206,3 +208,14 @@ class TestRefusals:
     def test_more_tokens_than_the_model_has_positions(self, bundle):
         with pytest.raises(RequestError, match="max length 25, at most 24"):
             parity_of(bundle, options=ParityOptions(max_length=25, threads=1))
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "searches"), [({"beam": 3}, None, 3), ({"beam": 1}, None, 4), ({"beam": 3}, 2, 2)]
+)
+def test_beam_decodes_have_the_model_s_own_beams(tmp_path, own, asked, searches):
+    (tmp_path / "generation.json").write_text(json.dumps(own))
+    model = random_model(SMALL, 3)
+    bundle = onnx_from_model(model, tmp_path / "bundle", ("fp32",), companions=tmp_path)
+    result = parity_of(bundle, options=ParityOptions(count=2, beam=asked, max_length=4, threads=1))
+    assert [decode.search for decode in result.decodes] == ["greedy", f"beam {searches}"]
