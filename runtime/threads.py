@@ -154,8 +154,8 @@ class OneThread:
         self.seconds[alone].append(seconds / tokens)
         self.waited += seconds
         if self.trying:
-            self.trying -= 1
-            if not self.trying:
+            self.trying -= alone != self.chosen
+            if not self.trying and all(self.seconds.values()):
                 now, other = (median(self.seconds[way]) for way in (self.chosen, not self.chosen))
                 self.chosen, self.waited = self.chosen != (other * SURE < now), 0.0
         elif self.waited >= AGAIN and (self.chosen or switches > INTERRUPTED * seconds):
@@ -210,7 +210,7 @@ class Workers(Generic[Opened]):
 
     def note(self, rows: int, alone: bool, seconds: float, tokens: int, switches: int) -> None:
         """What a batch took that was not divided."""
-        if self.follows and rows >= FEW_ROWS:
+        if self.follows and rows >= max(FEW_ROWS, self.thread_rows):
             choice = self.choice(rows)
             choice.note(alone, seconds, tokens, switches)
             self.latest = choice.chosen

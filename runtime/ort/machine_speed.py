@@ -53,13 +53,15 @@ def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
     if value is None:
         return None
     try:
-        pairs = [tuple(map(float, value[name])) for name in ("memory", "cached", "products")]
+        (one, many), (cached, all_cached), (single, shared) = (value[name] for name in ("memory", "cached", "products"))
+        numbers = [float(number) for number in (one, many, cached, all_cached, single, shared)]
         region = float(value["region"])
     except (KeyError, TypeError, ValueError):  # damaged: measured again
         return None
-    if any(len(pair) != 2 or min(pair) <= 0 for pair in pairs) or region < 0:
+    if min(numbers) <= 0 or region < 0:
         return None
-    return MachineSpeed(threads, pairs[0], pairs[1], pairs[2], region)
+    one, many, cached, all_cached, single, shared = numbers
+    return MachineSpeed(threads, (one, many), (cached, all_cached), (single, shared), region)
 
 
 def measured_speed(threads: int) -> MachineSpeed | None:

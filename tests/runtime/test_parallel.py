@@ -338,3 +338,19 @@ def test_a_new_size_of_batch_begins_with_the_latest_choice():
         workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
     assert workers.choice(8).chosen
     assert workers.choice(64).chosen
+
+
+def test_batches_that_have_one_thread_for_their_few_rows_are_no_trial():
+    workers = Workers(2, 10**6, object, thread_rows=14, follows=True)
+    for _ in range(10):
+        assert len(workers.for_batch(9, 9)) == 1
+        workers.note(9, True, 5.0, 1, 10**6)
+    assert not workers.choice(9).chosen
+
+
+def test_batches_of_other_threads_do_not_end_a_trial():
+    choice = OneThread()
+    choice.note(False, 1.0, 1, 10**6)
+    for _ in range(10):
+        choice.note(False, 1.0, 1, 10**6)  # decodes that had begun before it
+    assert choice.next()
