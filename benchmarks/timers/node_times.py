@@ -93,7 +93,8 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
         settings = OrtSettings(profiled=Path(folder) / "nodes")
         with OrtSession(model_from_bundle(bundle, precision), settings) as session:
             seconds = run_steps(session, case)
-            assert session.decoders is not None and session.decoders.first is not None
+            assert session.decoders is not None
+            assert session.decoders.first is not None
             events = json.loads(Path(session.decoders.first.session.end_profiling()).read_text(encoding="utf-8"))
     milliseconds, counts = Counter[str](), Counter[str]()
     for kind, ms in node_times(events):
