@@ -95,7 +95,8 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
         with session:
             seconds = run_steps(session, case)
             assert session.decoders is not None
-            events = json.loads(Path(session.decoders.whole.session.end_profiling()).read_text(encoding="utf-8"))
+            assert session.decoders.first is not None
+            events = json.loads(Path(session.decoders.first.session.end_profiling()).read_text(encoding="utf-8"))
     milliseconds: defaultdict[str, float] = defaultdict(float)
     counts = Counter[str]()
     for kind, ms in node_times(events):

@@ -90,7 +90,8 @@ def code_of_forms() -> str:
     """A hash of the modules that make forms: a graph of an older version of them is of no use."""
     digest = hashlib.sha256()
     folder = Path(ort_forms.__path__[0]).parent
-    folders = (folder, *(folder / name for name in ("ort_forms", "device_graphs", "precision")), Path(__file__).parent)
+    inner = ("artifact", "device_graphs", "ort_forms", "precision")
+    folders = (folder, *(folder / name for name in inner), Path(__file__).parent)
     for path in (path for each in folders for path in sorted(each.glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

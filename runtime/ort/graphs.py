@@ -306,5 +306,7 @@ def inference_session(
         raise GraphError(
             f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}", path.stem, node_in(reason)
         ) from error
+    if changed is not None:
+        session._model_bytes = b""  # it would keep the graph for `set_providers`, which is never called
     check_assignment(session, placement.provider, path, kind.strict)
     return session
