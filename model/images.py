@@ -45,7 +45,8 @@ def problems_with_images(images: ImageConfig, config: ModelConfig) -> list[str]:
         found.append(f"images have {config.channels} channels, supported are {' and '.join(map(str, CHANNELS))}")
     for name, least in (("height", config.image_height), ("width", config.image_width)):
         if not least <= getattr(images, name) <= LARGEST[f"image_{name}"]:
-            found.append(f"{name} is {getattr(images, name)}, expected at least the model's {least}")
+            most = LARGEST[f"image_{name}"]
+            found.append(f"{name} is {getattr(images, name)}, expected the model's {least}, or more up to {most}")
     if images.filter not in FILTERS:
         found.append(f"filter is {shortened(images.filter)}, expected one of {', '.join(FILTERS)}")
     for name in ("mean", "std"):

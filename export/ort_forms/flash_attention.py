@@ -1,11 +1,11 @@
-"""Self-attention of an audio encoder by ONNX Runtime's MultiHeadAttention, which never stores all scores.
+"""Self-attention of an encoder of audio or images by ONNX Runtime's MultiHeadAttention, which never stores all scores.
 
     q|k|v [B,S,3D] -> heads -> q * scale @ k^T -> Where -> Softmax -> @ v -> merged heads [B,S,D]      becomes
     q|k|v [B,S,3D] -> Split -> MultiHeadAttention -> [B,S,D]
 
-A window of audio has 1,500 positions and no padding. So the mask hides nothing and is left out, and the operator goes
-through keys and values in blocks that fit the processor's cache, instead of writing 1,500 x 1,500 scores of every head
-and reading them three times. A form for ONNX Runtime on the CPU.
+A window of audio has 1,500 positions, an image 577, and no padding. So the mask hides nothing and is left out, and the
+operator goes through keys and values in blocks that fit the processor's cache, instead of writing 1,500 x 1,500 scores
+of every head and reading them three times. A form for ONNX Runtime on the CPU.
 """
 
 from __future__ import annotations

@@ -13,9 +13,15 @@ from ...config import ModelConfig
 from ...images import FILTERS, ImageConfig, problems_with_images
 
 OWN, OF_PROCESSOR = "preprocessor_config.json", "processor_config.json"
-# name without its ending -> the filter that the library takes where a file does not name one
-CLASSES = {"ViTImageProcessor": "bilinear", "ViTFeatureExtractor": "bilinear"}
-CLASSES |= {"DeiTImageProcessor": "bicubic", "DeiTFeatureExtractor": "bicubic"}
+# Class of the library, without its ending -> what it takes where a file does not name it
+VIT = {"resample": 2, "size": 224, "do_center_crop": False}
+DEIT = {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224}
+CLASSES: dict[str, dict[str, Any]] = {
+    "ViTImageProcessor": VIT,
+    "DeiTImageProcessor": DEIT,
+    "ViTFeatureExtractor": VIT,  # of older files, and the next
+    "DeiTFeatureExtractor": DEIT,
+}
 KINDS = ("image_processor_type", "feature_extractor_type")
 REQUIRED = {"do_resize": True, "do_pad": False}  # where a file has them
 MEAN = STD = 0.5
@@ -44,21 +50,22 @@ def processor_fields(source: Path) -> tuple[dict[str, Any] | None, str]:
     return (found if isinstance(found, dict) else None), str(path)
 
 
-def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: str) -> ImageConfig:
+def images_from_fields(given: Mapping[str, Any], config: ModelConfig, where: str) -> ImageConfig:
     """The settings; everything that cannot be ours is listed."""
+    kind = next((given[name] for name in KINDS if isinstance(given.get(name), str)), "ViTImageProcessor")
+    kind = kind.removesuffix("Fast").removesuffix("Pil")
+    values = {**CLASSES.get(kind, VIT), **{name: value for name, value in given.items() if value is not None}}
     problems = [
         f"{name} is {values[name]!r}, supported is {wanted!r}"
         for name, wanted in REQUIRED.items()
-        if values.get(name) not in (None, wanted)
+        if values.get(name, wanted) != wanted
     ]
-    kind = next((values[name] for name in KINDS if isinstance(values.get(name), str)), "ViTImageProcessor")
-    kind = kind.removesuffix("Fast").removesuffix("Pil")
     if kind not in CLASSES:
-        problems.append(f"the image processor is {kind}, supported are {' and '.join(list(CLASSES)[::2])}")
-    size = size_of(values.get("size"))
+        problems.append(f"the image processor is {kind}, supported are {' and '.join(list(CLASSES)[:2])}")
+    size = size_of(values["size"])
     if size is None:
-        problems.append(f"size is {values.get('size')!r}, expected a number or height and width")
-    crop = size_of(values.get("crop_size")) if values.get("do_center_crop") else size
+        problems.append(f"size is {values['size']!r}, expected a number or height and width")
+    crop = size_of(values.get("crop_size")) if values["do_center_crop"] else size
     wanted_size = (config.image_height, config.image_width)
     if crop is not None and crop != wanted_size:
         problems.append(
@@ -66,8 +73,8 @@ def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: st
         )
     elif crop is None and size is not None:
         problems.append(f"crop_size is {values.get('crop_size')!r}, expected a number or height and width")
-    resample = values.get("resample")
-    if resample is not None and (type(resample) is not int or not 0 <= resample < len(FILTERS)):
+    resample = values["resample"]
+    if type(resample) is not int or not 0 <= resample < len(FILTERS):
         problems.append(f"resample is {resample!r}, expected a number from 0 to {len(FILTERS) - 1}")
     scale = values.get("rescale_factor", 1 / 255) if values.get("do_rescale") is not False else 1.0
     normalises = values.get("do_normalize") is not False
@@ -77,8 +84,7 @@ def images_from_fields(values: Mapping[str, Any], config: ModelConfig, where: st
         problems.append("image_mean, image_std or rescale_factor is not a number, or not one for each channel")
     if problems or size is None or mean is None or std is None:
         raise CheckpointError(f"{where}: " + "; ".join(problems))
-    named = CLASSES[kind] if resample is None else FILTERS[resample]
-    return ImageConfig(size[0], size[1], mean, std, named, float(scale))
+    return ImageConfig(size[0], size[1], mean, std, FILTERS[resample], float(scale))
 
 
 def size_of(value: Any) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from seq2engine.errors import CheckpointError, MissingPackageError, RequestError
 from seq2engine.model.images import FILTERS
-from seq2engine.model.importers.conversion.image_processor import images_from_fields
+from seq2engine.model.importers.conversion.image_processor import images_from_fields, images_from_folder
 from seq2engine.runtime.images import pixels as module
 from seq2engine.runtime.images.pixels import pixels_from
 
@@ -67,12 +67,20 @@ def test_every_step_may_be_left_out(changes: dict[str, Any]) -> None:
 
 
 def test_a_folder_of_the_library_has_the_same_settings(tmp_path: Path) -> None:
-    """As it writes them, with its own defaults."""
-    from seq2engine.model.importers.conversion.image_processor import images_from_folder
-
+    """As it writes them, with its own defaults; also where a file names none."""
     ViTImageProcessorPil(size={"height": HEIGHT, "width": WIDTH}).save_pretrained(tmp_path)
     images, notes = images_from_folder(tmp_path, CONFIG)
     assert (images, notes) == (SETTINGS, [])
+    short = {"feature_extractor_type": "ViTFeatureExtractor", "size": [HEIGHT, WIDTH]}
+    assert images_from_fields(short, CONFIG, "here") == SETTINGS
+    square = image_config(image_height=224, image_width=224, max_source=1 + 28 * 28)
+    for theirs, kind in (
+        (ViTImageProcessorPil, "ViTImageProcessor"),
+        (DeiTImageProcessorPil, "DeiTImageProcessorFast"),
+    ):
+        ours = pixels_from(picture(), images_from_fields({"image_processor_type": kind}, square, "here"), square)
+        expected = theirs()(Image.fromarray(picture()), return_tensors="np")["pixel_values"][0]
+        np.testing.assert_array_equal(ours, expected)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,11 @@ def test_a_folder_of_the_library_has_the_same_settings(tmp_path: Path) -> None:
         ({"size": {"shortest_edge": 32}}, "size is .*, expected a number or height and width"),
         ({"size": 384}, "pixels would be 384x384, expected the encoder's 32x48"),
         ({"do_center_crop": True}, "crop_size is None, expected"),
+        ({"size": None}, "pixels would be 224x224, expected the encoder's 32x48"),
+        (
+            {"image_processor_type": "DeiTImageProcessor"},  # which cuts, unless a file says that it does not
+            "pixels would be 224x224, expected the encoder's 32x48",
+        ),
         ({"resample": 9}, "resample is 9, expected a number from 0 to 5"),
         ({"image_mean": [0.5]}, "not one for each channel"),
         ({"image_std": "x"}, "not one for each channel"),

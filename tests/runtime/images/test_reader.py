@@ -131,7 +131,10 @@ def test_a_bundle_without_settings_for_pictures_names_what_is_missing(theirs: An
     [
         ("{", "cannot be used .* import the checkpoint again"),
         ("{}", "cannot be used .* import the checkpoint again"),
-        ('{"height": 1, "width": 48, "mean": [0], "std": [0]}', "height is 1, .*mean has 1 numbers, .*std has a 0"),
+        (
+            '{"height": 1, "width": 48, "mean": [0], "std": [0]}',
+            "height is 1, expected the model's 32, .*mean has 1 numbers, .*std has a 0",
+        ),
         ('{"height": 32, "width": 48, "mean": [0, 0, 0], "std": [1, 1, 1], "filter": "x"}', "filter is 'x', expected"),
     ],
 )
