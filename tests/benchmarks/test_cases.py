@@ -26,7 +26,7 @@ TINY = PRESETS["tiny"]
 
 def test_default_cases_fit_every_preset():
     for config in PRESETS.values():
-        assert config.takes_audio or cases_for(config) == CASES
+        assert config.takes_features or cases_for(config) == CASES
         assert case_problems(cases_for(config), config) == []
 
 

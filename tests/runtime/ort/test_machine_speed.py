@@ -28,7 +28,7 @@ def test_it_is_measured_once_for_a_machine(monkeypatch, folder):
     machine_speed.cache_clear()
     monkeypatch.setattr(module, "measured_speed", lambda threads: pytest.fail("it is kept"))
     assert machine_speed(2) == FOUND
-    assert Measured(folder, {"what": "threads", "threads": 2}).value() == VALUE
+    assert Measured(folder / "measured", {"what": "threads", "threads": 2}).value() == VALUE
 
 
 def test_a_busy_machine_keeps_nothing(monkeypatch, folder):
