@@ -14,7 +14,10 @@ from typing import Any
 from seq2engine.common.json_files import read_object, typed_from_json
 from seq2engine.errors import CheckpointError, RequestError
 
+from .config import ModelConfig
+
 SPEECH = "speech.json"  # inside a checkpoint and inside a bundle
+SINGLE_TOKENS = ("transcribe", "translate", "start_of_previous", "no_speech", "no_timestamps")
 SECONDS_PER_TIMESTAMP = 0.02  # one position of the encoder, and the step between two timestamp tokens
 
 
@@ -79,3 +82,25 @@ def read_speech(root: Path) -> SpeechConfig:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be used ({error}); import the checkpoint again") from error
     return speech_from_dict(values, str(path))
+
+
+def check_speech(speech: SpeechConfig, config: ModelConfig, where: Path) -> None:
+    """Refuses token ids that the model's vocabulary does not have, and heads that its decoder does not have."""
+    tokens = {
+        **{name: getattr(speech, name) for name in SINGLE_TOKENS},
+        **{f"language {code!r}": token for code, token in speech.languages.items()},
+        **{f"suppressed {token}": token for token in (*speech.suppressed, *speech.first_suppressed)},
+    }
+    problems = [
+        f"{name} is token {token}, the vocabulary has {config.target_vocab}"
+        for name, token in tokens.items()
+        if not 0 <= token < config.target_vocab
+    ]
+    problems += [
+        f"alignment head {layer}, {head}: the decoder has {config.decoder_layers} layers of {config.heads} heads"
+        for layer, head in speech.alignment_heads
+        if not (0 <= layer < config.decoder_layers and 0 <= head < config.heads)
+    ]
+    if problems:
+        named = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(f"{where / SPEECH}: {named}; import the checkpoint again")

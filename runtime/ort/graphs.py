@@ -283,7 +283,7 @@ def inference_session(
     options = ort.SessionOptions()
     if changed is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # its errors are raised as well: one line is enough
     if placement.provider == "cpu":
         share_arena(options)
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(WAIT))

@@ -9,7 +9,7 @@ from seq2engine.common.progress import Progress, silent
 from seq2engine.errors import RequestError, UsageError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.model.images import command_for
-from seq2engine.model.speech import read_speech
+from seq2engine.model.speech import check_speech, read_speech
 from seq2engine.model.tokenizers.base import Coder
 
 from ..session import Session
@@ -69,4 +69,5 @@ class Transcriber:
             raise RequestError(f"this model takes images; {command_for(self.session.config, self.bundle.root)}")
         opened = [audio_from(audio, rate) for audio in audios]
         speech = read_speech(self.bundle.root)
+        check_speech(speech, self.bundle.config, self.bundle.root)
         return transcripts_of(self.session, self.tokenizer, speech, opened, asked, batch, progress)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seq2engine.errors import CheckpointError, RequestError
-from seq2engine.model.speech import SPEECH, SpeechConfig, read_speech
+from seq2engine.model.config import PRESETS
+from seq2engine.model.speech import SPEECH, SpeechConfig, check_speech, read_speech
 from seq2engine.model.whisper_tokens import layout_of, speech_from_layout
 
 LAYOUT = layout_of(51865)
@@ -51,3 +53,20 @@ def test_a_model_of_one_language_has_none_in_its_prompt() -> None:
     speech = SpeechConfig(transcribe=1, translate=2, start_of_previous=3, no_speech=4, no_timestamps=5)
     assert not speech.multilingual
     assert (speech.prompt("fr"), speech.prompt(timestamps=True)) == ([5], [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"no_speech": 51865}, "no_speech is token 51865, the vocabulary has 51865"),
+        ({"languages": {"en": -1}}, "language 'en' is token -1"),
+        ({"suppressed": (7, 60000)}, "suppressed 60000 is token 60000"),
+        ({"alignment_heads": ((4, 0),)}, "alignment head 4, 0: the decoder has 4 layers of 6 heads"),
+        ({"suppressed": tuple(range(51865, 51875))}, "and 5 more; import the checkpoint again"),
+    ],
+)
+def test_tokens_and_heads_that_the_model_does_not_have_are_refused(changed: dict[str, Any], message: str) -> None:
+    config = dataclasses.replace(PRESETS["whisper-tiny.en"], target_vocab=51865)
+    check_speech(SPEECH_OF_TINY, config, Path("bundle"))
+    with pytest.raises(CheckpointError, match=message):
+        check_speech(dataclasses.replace(SPEECH_OF_TINY, **changed), config, Path("bundle"))
