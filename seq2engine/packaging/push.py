@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seq2engine.common.atomic_folders import new_file
-from seq2engine.common.hub import HubName, hub_errors, hub_name, hub_package, hub_progress, is_hub_name
+from seq2engine.common.hub import REVISION, HubName, hub_errors, hub_name, hub_package, hub_progress, is_hub_name
 from seq2engine.common.progress import Progress, silent
-from seq2engine.errors import BundleError, RequestError
+from seq2engine.errors import BundleError, RequestError, UsageError
 from seq2engine.export.artifact.bundle import MANIFEST, Bundle, open_bundle, repair_of
 from seq2engine.export.artifact.files import CONFIG, engine_folders, file_problems, listed_files
 from seq2engine.export.artifact.passport import PASSPORT
@@ -54,7 +54,7 @@ def push_bundle(
     Every file is checked against its hash before. The reports that the card cites go along.
     """
     options = options or PushOptions()
-    asked = target_name(name)
+    asked = target_name(name, options.revision)
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     progress("push: checking files", 0.0)
     if problems := file_problems(opened, hashed=True):
@@ -72,7 +72,9 @@ def push_bundle(
     return PushResult(f"{asked}", tuple(files), size, card, commit, url)
 
 
-def target_name(name: str) -> HubName:
+def target_name(name: str, revision: str | None = None) -> HubName:
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise UsageError(f"--revision {revision!r}, expected the name of a branch, such as main or v2")
     asked = hub_name(name) if is_hub_name(name) else None
     if asked is None or asked.revision is not None or "/" not in asked.repo:
         raise RequestError(f"{name!r} is not hf:OWNER/NAME, such as hf:me/opus-mt-en-de; a branch goes to --revision")

@@ -12,8 +12,10 @@ from support.text_bundle import text_bundle
 
 import seq2engine
 from seq2engine.common.reports import report_files
+from seq2engine.errors import UsageError
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.packaging.model_card import evidence_of, model_card
+from seq2engine.packaging.push import PushOptions, push_bundle
 
 # The client's own upload without xet calls its HTTP library in an old way.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
@@ -109,6 +111,13 @@ def test_a_dry_run_writes_the_card_only(hub, bundle, cli):
 @pytest.mark.parametrize("name", ["letters", "hf:letters", "hf:me/letters@main", "hf:a/b/c"])
 def test_a_name_that_cannot_be_written_to(hub, bundle, cli, name):
     assert "is not hf:" in refused(cli, "push", bundle.root, name)
+
+
+@pytest.mark.parametrize("branch", ["a b", "", "a\udcffb", "-x"])
+def test_a_branch_that_cannot_be_one(hub, bundle, cli, branch):
+    with pytest.raises(UsageError, match=r"--revision '.*', expected the name of a branch"):
+        push_bundle(bundle, "hf:me/letters", PushOptions(revision=branch))
+    assert hub.requests == []
 
 
 def test_without_a_token(hub, bundle, cli, monkeypatch):

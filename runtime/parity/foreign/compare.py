@@ -30,7 +30,7 @@ from ..levels.findings import Finding
 from ..levels.result import ParityResult, Stopped
 from ..levels.weights import stored_fault, structure_fault
 from ..weights.structure import finding
-from .roles import ForeignGraph, foreign_graph
+from .roles import NUMPY, ForeignGraph, foreign_graph
 from .weights import matched_weights
 
 SOURCES = 16
@@ -188,20 +188,11 @@ def given_step(
     return fed(graph, feeds)[:, -1]
 
 
-NUMPY: dict[str, Any] = {
-    "int64": np.int64,
-    "int32": np.int32,
-    "bool": np.bool_,
-    "float": np.float32,
-    "float16": np.float16,
-}
-
-
 def fed(graph: ForeignGraph, feeds: dict[str, np.ndarray]) -> np.ndarray:
     """The graph's output; every input in the type that it has."""
     given = {}
     for name, kind in graph.inputs.items():
-        dtype = NUMPY[graph.types[name].removeprefix("tensor(").removesuffix(")")]
+        dtype = NUMPY[graph.types[name]]
         array: np.ndarray = feeds[kind].astype(dtype)
         rank = len(next(value for value in graph.session.get_inputs() if value.name == name).shape)
         if kind == "positions" and rank == 2:

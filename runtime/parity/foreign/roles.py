@@ -14,7 +14,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from seq2engine.errors import ConfigError
@@ -26,6 +28,13 @@ from ...ort.graphs import Placement, inference_session
 BRANCH = "use_cache_branch"
 PAST = re.compile("^past_key_values?")  # in front of keys as of values
 LAYER = re.compile(r"(?:^|[^0-9])([0-9]+)(?:[^0-9]|$)")
+NUMPY: dict[str, Any] = {  # ONNX Runtime's names of the types that inputs may have
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ def foreign_graph(path: Path, config: ModelConfig, threads: int | None = None) -
             f"{config.state_width} states or {config.target_vocab} logits"
         )
     types = {name: value.type for name, value in given.items()}
+    if odd := [f"{name} {kind}" for name, kind in types.items() if kind not in NUMPY]:
+        raise ConfigError(f"{path} takes {', '.join(odd)}, expected inputs of {', '.join(NUMPY)}")
     kinds = {value.name: value.type for value in session.get_outputs()}
     half = "float16" in kinds[output] or any("float16" in kind for kind in types.values())
     return ForeignGraph(path, role, session, inputs, types, output, "fp16" if half else "fp32")

@@ -116,6 +116,20 @@ def test_a_graph_that_is_none_of_the_model_is_refused(made, tmp_path):
         foreign_graph(tmp_path / "nothing.onnx", bundle.config, 1)
 
 
+def test_an_input_of_a_type_that_nothing_can_be_fed_as_is_refused(made, tmp_path):
+    """A mask that nothing reads may be of any type, strings too."""
+    bundle, paths = made
+    model = onnx.load(paths["encoder"])
+    mask = next(value for value in model.graph.input if "mask" in value.name)
+    unread = onnx.ValueInfoProto()
+    unread.CopyFrom(mask)
+    unread.name, unread.type.tensor_type.elem_type = "attention_mask_2", onnx.TensorProto.STRING
+    model.graph.input.append(unread)
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(ConfigError, match=r"takes attention_mask_2 tensor\(string\), expected inputs of tensor"):
+        foreign_graph(tmp_path / "odd.onnx", bundle.config, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
