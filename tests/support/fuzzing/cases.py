@@ -230,7 +230,7 @@ def mutated_file(rng: Random, file: Path, outside: Path) -> str:
         change: Callable[[Random, bytes], bytes] = mutated_json
     elif file.suffix in (".jsonl", ".problems") and content and rng.random() < 0.7:
         change = mutated_json_line
-    elif file.suffix in (".pt", ".bin") and rng.random() < 0.25:  # an index of shards is JSON
+    elif (file.suffix == ".pt" or file.match("pytorch_model*.bin")) and rng.random() < 0.25:
         from .pickle_mutations import mutated_pickle as change
     else:
         change = mutated_bytes
