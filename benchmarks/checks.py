@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from seq2engine.errors import Seq2EngineError, SessionError, UsageError
 from seq2engine.export.contract import PRECISIONS
-from seq2engine.runtime.backends import BACKENDS, QUANTISED
+from seq2engine.runtime.backends import BACKENDS, MOST_THREADS, QUANTISED
 
 from .cases import case_problems, size_problems
 from .machine import usable_cores
@@ -43,6 +43,7 @@ def usage_problems(options: BenchOptions) -> list[str]:
     problems += [] if options.cases is None or (options.natural and not options.cases) else size_problems(options.cases)
     counts = (("rounds", options.rounds), ("threads", threads))
     problems += [f"{name} {count}, expected at least 1" for name, count in counts if count < 1]
+    problems += [f"threads {threads}, expected at most {MOST_THREADS}"] if threads > MOST_THREADS else []
     problems += scenario_problems(options.scenarios, options.bound_ms)
     problems += peer_problems(options.peers, threads, options.environments)
     if options.neighbours < 0:

@@ -22,6 +22,7 @@ BACKENDS = {  # name -> the module whose `session_from_bundle` opens it
 }
 AUTO = "auto"  # speculative decoding in fp32, as long as it is faster
 QUANTISED = "quantised"  # the draft is the fp32 model itself with its weights in 8 and 4 bits
+MOST_THREADS = 4096  # of one session; what is more than any machine has is a mistake
 WITH_ATTENTION = ("torch", "onnxruntime")  # those that can output their cross-attention weights
 
 
@@ -57,8 +58,9 @@ def check_session(options: SessionOptions) -> None:
         raise SessionError(
             f"tokens_per_wait {options.tokens_per_wait} of {backend}, expected at least 1, and a GPU; leave it out"
         )
-    if threads is not None and threads < 1:
-        raise SessionError(f"threads {threads}, expected at least 1; leave --threads out for the backend's own choice")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        expected = "at least 1" if threads < 1 else f"at most {MOST_THREADS}"
+        raise SessionError(f"threads {threads}, expected {expected}; leave --threads out for the backend's own choice")
     if options.draft not in (None, AUTO):
         check_speculative(options)
     if options.attention and backend not in WITH_ATTENTION:

@@ -65,6 +65,12 @@ def problems_of_numbers(args: argparse.Namespace, options: Collection[str]) -> I
             if isinstance(value, int) and value < least:
                 expected = f"at least {least}" if least else "0 or more"
                 yield f"--{option.replace('_', '-')} {value}, expected {expected}"
+    if "threads" in options:
+        from seq2engine.runtime.backends import MOST_THREADS
+
+        for value in given(args, "threads"):
+            if isinstance(value, int) and value > MOST_THREADS:
+                yield f"--threads {value}, expected at most {MOST_THREADS}"
 
 
 def serving(args: argparse.Namespace) -> Iterator[str]:

@@ -164,6 +164,12 @@ def test_no_threads(refused, name, threads):
     assert f"threads {threads}, expected at least 1" in refused((*COMMANDS[name], "--threads", threads), code=2)
 
 
+@pytest.mark.parametrize("name", ["run", "score", "parity", "attention", "torch", "bench"])
+def test_more_threads_than_any_machine_has(refused, name):
+    many = "9" * 20
+    assert f"threads {many}, expected at most 4096" in refused((*COMMANDS[name], "--threads", many), code=2)
+
+
 @pytest.mark.parametrize("name", ["run", "score", "parity"])
 def test_an_engine_for_a_backend_that_has_none(refused, name):
     assert "an engine is an option of tensorrt, not of onnxruntime" in refused(
