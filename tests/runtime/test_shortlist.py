@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,8 +59,12 @@ def session(request: pytest.FixtureRequest, bundle: Bundle) -> Any:
         yield opened
 
 
-def hidden(session: Session, tokens: tuple[int, ...] = TOKENS) -> Any:
-    """The session as if it knew nothing of shortlists: it makes all logits, and all others are -inf."""
+@contextmanager
+def hidden(session: Session, tokens: tuple[int, ...] = TOKENS) -> Iterator[None]:
+    """The session as if it knew nothing of shortlists: it makes all logits, and all others are -inf.
+
+    It decodes by itself: a worker of one thread, which few rows go to where there are two, would hide nothing.
+    """
     step = session.step
     others = np.delete(np.arange(session.config.target_vocab), [*tokens, END])
 
@@ -67,7 +73,8 @@ def hidden(session: Session, tokens: tuple[int, ...] = TOKENS) -> Any:
         logits[..., others] = -np.inf
         return StepOutput(logits)
 
-    return mock.patch.object(session, "step", hiding)
+    with mock.patch.object(session, "step", hiding), mock.patch.object(session, "workers", None):
+        yield
 
 
 def same(
