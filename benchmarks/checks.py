@@ -22,8 +22,9 @@ def check_bench(plan: Plan) -> None:
     if problems := [*usage_problems(plan.options), *bundle_problems(plan)]:
         raise UsageError(f"cannot benchmark {plan.bundle.root}: " + "; ".join(dict.fromkeys(problems)))
     if "onnxruntime" in plan.options.backends:
-        draft = plan.options.draft
-        plan.bundle.check_graphs(*plan.precisions, *([] if draft is None else [draft]))
+        # the quantised draft has no graphs of its own: it is made from those of fp32
+        drafts = [plan.options.draft] if plan.options.draft in PRECISIONS else []
+        plan.bundle.check_graphs(*plan.precisions, *drafts)
 
 
 def usage_problems(options: BenchOptions) -> list[str]:

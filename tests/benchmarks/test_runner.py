@@ -115,7 +115,8 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
     assert {stage for stage, fraction in reports if fraction == 1} == {stage for stage, _ in reports}
 
 
-def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_path):
+@pytest.mark.parametrize("draft", ["w8a8", "quantised"])
+def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_path, draft):
     drafted = onnx_from_model(random_model(SMALL, 3), tmp_path / "b", ("fp32", "w8a8"))
     asked = BenchOptions(
         ["onnxruntime"],
@@ -124,12 +125,12 @@ def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_
         rounds=1,
         threads=1,
         quick=False,
-        draft="w8a8",
+        draft=draft,
     )
     result = bench_bundle(drafted, asked)
-    name = "onnxruntime fp32 draft w8a8"
+    name = f"onnxruntime fp32 draft {draft}"
     assert list(result.arms) == ["onnxruntime fp32", "onnxruntime w8a8", name]
-    assert result.arms[name].draft == "w8a8"
+    assert result.arms[name].draft == draft
     assert result.arms[name].peak_bytes > 0
     assert [name in case.arms for case in result.cases] == [False, True]
     assert result.cases[1].same(name)

@@ -145,8 +145,9 @@ def test_decodes_without_a_shortlist_are_as_before_and_the_latest_is_kept(sessio
 
 
 def kept_after(session: Any, tokens: tuple[int, ...]) -> object:
-    """What the session keeps for a shortlist that it was given."""
-    generate(session, SOURCES, SearchOptions(max_length=2, shortlist=tokens))
+    """What the session keeps for a shortlist that it was given (by itself, not by a worker of one thread)."""
+    with mock.patch.object(session, "workers", None):
+        generate(session, SOURCES, SearchOptions(max_length=2, shortlist=tokens))
     return (session.latest if session.backend == "torch" else session.decoders.latest)[1]
 
 
