@@ -10,13 +10,14 @@
 # make exports   random models in every precision, exported and compared with their reference: 500, or EXPORTS="--exports 50 --seed 3"
 # make measure-real     a real translation model on real sentences against CTranslate2, into benchmarks/results and README; 15 minutes
 # make measure-loading  from load() to the first token and peak memory of that model against CTranslate2; 5 minutes
+# make measure-families   the shapes of T5-small and FLAN-T5-base and Whisper tiny.en against CTranslate2 and Hugging Face; 15 minutes
 # make measure-speech   Whisper tiny.en from audio to text against CTranslate2 and Hugging Face; 3 minutes
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-loading measure-speech fuzz kills exports readme docs pictures gpu-check gpu-present clean
+.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-loading measure-families measure-speech fuzz kills exports readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -125,6 +126,21 @@ measure-loading: $(VENV)/installed
 	test -d out/opus/bundle || $(BIN)/seq2engine export out/opus/hf out/opus/bundle --precision fp32 w8a8
 	$(BIN)/python -m seq2engine.benchmarks.real.loading out/opus
 	cp out/opus/loading.json benchmarks/results/opus_zh_en_loading.json
+
+# T5 with random weights, Whisper with OpenAI's on random features; output lengths are forced.
+FAMILY_PEERS ?= "ctranslate2 float32" "ctranslate2 int8" transformers
+T5_CASES ?= 1x1x32x32 8x4x32x32
+SPEECH_CASES ?= 1x1x1500x32 8x4x1500x32
+measure-families: $(VENV)/installed .peers/transformers/installed
+	$(BIN)/seq2engine export random:t5-small out/families/t5_small --precision fp32 w8a8 --force
+	$(BIN)/seq2engine export random:flan-t5-base out/families/flan_t5_base --precision fp32 w8a8 --force
+	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en
+	$(BIN)/seq2engine export out/tiny_en/tiny.en.pt out/families/tiny_en --precision fp32 w8a8 --force
+	for model in t5_small flan_t5_base tiny_en; do \
+	    $(BIN)/seq2engine bench out/families/$$model --backend onnxruntime --precision fp32 w8a8 --peers $(FAMILY_PEERS) --rounds 6 \
+	        --case $$(if [ $$model = tiny_en ]; then echo $(SPEECH_CASES); else echo $(T5_CASES); fi) --out out/families/$$model.json || exit 1; \
+	    cp out/families/$$model.json benchmarks/results/$$model.json; done
+	$(MAKE) readme
 
 # From audio to text: Whisper tiny.en on 28 s of speech by espeak-ng, against CTranslate2 and Hugging Face.
 measure-speech: $(VENV)/installed

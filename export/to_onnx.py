@@ -149,15 +149,13 @@ def onnx_from_model(
     fp16 cannot hold stay in fp32. Without it, only weights are checked, and a model with RMS norms is refused. For w8a8
     it finds the channels that are smoothed; without it, none is.
     """
-    if not precisions:
-        raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")
-    for precision in precisions:
-        check_choices(precision, cache_form)
-    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
-        raise ExportError("only a model in float32 can be exported; precision is chosen with --precision")
+    check_request(model, precisions, cache_form)
     target = Path(folder)
     there = None if force else bundle_of(model, target, cache_form)
-    if there is not None and any(precision not in there.precisions for precision in precisions):
+    if there is not None:
+        if set(precisions) <= set(there.precisions):
+            held = " and ".join(precisions)
+            raise BundleError(f"{target} holds {held} of this model already; add --force to write it anew")
         return added(there, model, precisions, progress, calibrate)
 
     def keep(beside: Path) -> None:
@@ -169,19 +167,27 @@ def onnx_from_model(
         copied = [] if companions is None else copy_companions(companions, beside)
         progress("export: reference weights", 1.0)
         made = graphs_in(model, precisions, cache_form, progress, calibrate)
-        entries = {precision: made.write(precision, beside / "onnx" / precision) for precision in made.precisions}
         manifest = Manifest(
             config=model.config,
             cache_form=cache_form,
             checkpoint_sha256=sha256_of(beside / REFERENCE),
             companions={path.relative_to(beside).as_posix(): sha256_of(path) for path in copied},
-            graphs=entries,
+            graphs={precision: made.write(precision, beside / "onnx" / precision) for precision in made.precisions},
             calibration=made.calibration,
             made_by=versions(),
             origin=read_origin(companions),
         )
         (beside / MANIFEST).write_text(manifest.to_json())
     return open_bundle(target)
+
+
+def check_request(model: Transformer, precisions: Sequence[str], cache_form: str) -> None:
+    if not precisions:
+        raise ExportError(f"no precision asked for; name at least one of {', '.join(PRECISIONS)}")
+    for precision in precisions:
+        check_choices(precision, cache_form)
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        raise ExportError("only a model in float32 can be exported; precision is chosen with --precision")
 
 
 def add_precisions(

@@ -25,8 +25,9 @@ from seq2engine.common.atomic_folders import new_folder
 from seq2engine.common.json_files import read_json, read_object, shortened, typed_from_json
 from seq2engine.errors import CheckpointError, ConfigError
 
-from .config import PRESETS, ModelConfig, config_from_dict
+from .config import ModelConfig, config_from_dict
 from .images import IMAGES
+from .presets import PRESETS
 from .speech import SPEECH
 from .tokenizers.base import FOLDER as TOKENIZER
 from .transformer import DecoderLayer, EncoderLayer, ImagePatches, Transformer

@@ -213,6 +213,27 @@ class ModelConfig:
 
 def _problems(config: ModelConfig) -> list[str]:
     """Everything that is wrong with a config, so that a user fixes it in one go."""
+    if found := _type_problems(config):
+        return found  # the checks below would report the same values again
+    found = [*_size_problems(config), *_position_problems(config), *_encoder_problems(config)]
+    if config.share_embeddings and config.source_vocab != config.target_vocab:
+        found.append(
+            f"share_embeddings needs equal vocabularies, got source {config.source_vocab}, target {config.target_vocab}"
+        )
+    if not 0 <= config.dropout < 1:
+        found.append(f"dropout is {config.dropout}, expected 0 to below 1")
+    if not 0 < config.norm_epsilon < 1:
+        found.append(f"norm_epsilon is {config.norm_epsilon}, expected between 0 and 1")
+    if not 0 <= config.encoder_norm_epsilon < 1:
+        found.append(f"encoder_norm_epsilon is {config.encoder_norm_epsilon}, expected 0 to below 1")
+    for name in ("pad_id", "start_id", "end_id"):
+        token = getattr(config, name)
+        if not 0 <= token < config.target_vocab:
+            found.append(f"{name} {token} is outside the target vocabulary of {config.target_vocab}")
+    return found + (_features_problems(config) if config.takes_features else _padding_problems(config))
+
+
+def _type_problems(config: ModelConfig) -> list[str]:
     found = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -221,9 +242,12 @@ def _problems(config: ModelConfig) -> list[str]:
             continue
         if type(value) is not wanted:
             found.append(f"{field.name} is {shortened(value)}, expected {wanted.__name__}")
-    if found:
-        return found  # the checks below would report the same values again
+    return found
 
+
+def _size_problems(config: ModelConfig) -> list[str]:
+    """Sizes that are too small or too large, and names that are none of their choices."""
+    found = []
     for name in ("encoder_layers", "decoder_layers", "heads", "d_model", "d_ff", "max_source", "max_target"):
         if getattr(config, name) < 1:
             found.append(f"{name} is {getattr(config, name)}, expected at least 1")
@@ -242,6 +266,12 @@ def _problems(config: ModelConfig) -> list[str]:
     for name, least in (("d_kv", 0), ("max_distance", 1), *((f"encoder_{n}", 0) for n in ("width", "heads", "d_ff"))):
         if getattr(config, name) < least:
             found.append(f"{name} is {getattr(config, name)}, expected at least {least}")
+    return found
+
+
+def _position_problems(config: ModelConfig) -> list[str]:
+    """Widths that heads or positions do not fit."""
+    found = []
     if config.heads >= 1 and not config.d_kv and config.d_model % config.heads:
         found.append(f"d_model {config.d_model} is not divisible by heads {config.heads}")
     elif config.positions == "rotary" and config.heads >= 1 and config.head_dim % 2:
@@ -249,24 +279,7 @@ def _problems(config: ModelConfig) -> list[str]:
     if config.positions == "sinusoidal" and (config.d_model % 2 or config.encoder_width % 2):
         width = config.d_model if config.d_model % 2 else config.encoder_width
         found.append(f"sinusoidal positions need an even d_model, got {width}")
-    found += _encoder_problems(config)
-    if config.share_embeddings and config.source_vocab != config.target_vocab:
-        found.append(
-            f"share_embeddings needs equal vocabularies, got source {config.source_vocab}, target {config.target_vocab}"
-        )
-    if not 0 <= config.dropout < 1:
-        found.append(f"dropout is {config.dropout}, expected 0 to below 1")
-    if not 0 < config.norm_epsilon < 1:
-        found.append(f"norm_epsilon is {config.norm_epsilon}, expected between 0 and 1")
-    if not 0 <= config.encoder_norm_epsilon < 1:
-        found.append(f"encoder_norm_epsilon is {config.encoder_norm_epsilon}, expected 0 to below 1")
-    for name in ("pad_id", "start_id", "end_id"):
-        token = getattr(config, name)
-        if not 0 <= token < config.target_vocab:
-            found.append(f"{name} {token} is outside the target vocabulary of {config.target_vocab}")
-    if not config.takes_features:
-        return found + _padding_problems(config)
-    return found + _features_problems(config)
+    return found
 
 
 def _encoder_problems(config: ModelConfig) -> list[str]:
@@ -343,111 +356,3 @@ def config_from_dict(values: dict[str, Any], where: str = "config") -> ModelConf
 def config_problem(where: object, error: ConfigError) -> CheckpointError:
     """Problems of a config as those of the checkpoint that it was read from."""
     return CheckpointError(f"{where}: " + str(error).removeprefix("config: "))
-
-
-T5_SMALL = ModelConfig(
-    d_kv=64,
-    source_vocab=32128,
-    target_vocab=32128,
-    norm="pre",
-    norm_kind="rms",
-    positions="relative",
-    biases=False,
-    scale_attention=False,
-    scale_embeddings=False,
-    scale_output=True,
-    norm_epsilon=1e-6,
-    start_id=0,
-    end_id=1,
-)
-TROCR_BASE = ModelConfig(
-    encoder_layers=12,
-    decoder_layers=12,
-    heads=16,
-    d_model=1024,
-    d_ff=4096,
-    source_vocab=0,
-    target_vocab=50265,
-    positions="learned",
-    activation="gelu",
-    share_embeddings=False,
-    tie_output=False,
-    scale_embeddings=False,
-    embedding_norm=True,
-    encoder_width=768,
-    encoder_heads=12,
-    encoder_d_ff=3072,
-    encoder_norm="pre",
-    encoder_activation="gelu",
-    encoder_norm_epsilon=1e-12,
-    front_end="image",
-    max_source=577,
-    max_target=512,
-    pad_id=1,
-    start_id=2,
-    end_id=2,
-)
-PRESETS = {  # the paper's sizes, and the shapes of models that are widely used
-    "tiny": ModelConfig(
-        encoder_layers=2,
-        decoder_layers=2,
-        heads=4,
-        d_model=64,
-        d_ff=128,
-        source_vocab=256,
-        target_vocab=256,
-        tie_output=False,  # so that random weights give varied outputs
-        max_source=64,
-        max_target=64,
-    ),
-    "base": ModelConfig(),
-    "big": ModelConfig(heads=16, d_model=1024, d_ff=4096),
-    "t5-small": T5_SMALL,
-    "flan-t5-base": dataclasses.replace(
-        T5_SMALL,
-        encoder_layers=12,
-        decoder_layers=12,
-        heads=12,
-        d_model=768,
-        activation="gelu_tanh",
-        gated=True,
-        tie_output=False,
-        scale_output=False,
-    ),
-    "whisper-tiny.en": ModelConfig(
-        encoder_layers=4,
-        decoder_layers=4,
-        heads=6,
-        d_model=384,
-        d_ff=1536,
-        source_vocab=0,
-        target_vocab=51864,
-        norm="pre",
-        positions="learned",
-        activation="gelu",
-        share_embeddings=False,
-        scale_embeddings=False,
-        front_end="mel",
-        max_source=1500,
-        max_target=448,
-        pad_id=50256,
-        start_id=50257,
-        end_id=50256,
-    ),
-    "trocr-base": TROCR_BASE,
-    "trocr-small": dataclasses.replace(
-        TROCR_BASE,
-        decoder_layers=6,
-        heads=8,
-        d_model=256,
-        d_ff=1024,
-        target_vocab=64044,
-        activation="relu",
-        scale_embeddings=True,
-        encoder_width=384,
-        encoder_heads=6,
-        encoder_d_ff=1536,
-        class_tokens=2,
-        max_source=578,
-    ),
-}

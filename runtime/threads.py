@@ -26,6 +26,7 @@ FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
 AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried once more
 INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
 MANY_ROWS = 32  # where products bound, not reading the weights
+OUTWEIGHS = 2  # times as long as reading its weights a worker multiplies them: all threads are faster below that
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
@@ -124,12 +125,16 @@ def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, siz
     return MANY_ROWS
 
 
-def rows_per_worker(config: ModelConfig, least: int) -> int:
-    """Rows from which on a worker pays: `least` for a large model, more for a small one.
+def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
+    """Rows of each worker from which on parallel decodes are faster than all threads together.
 
-    Workers share Python's lock, which the loop around a small model's step holds most of the time.
+    Every worker reads all weights, from a memory that they share: multiplying them must take OUTWEIGHS times as long.
+    All share Python's lock as well, which the loop around a small model's step holds most of the time.
     """
-    return max(least, -(-WORKER_WORK // row_work(config)))
+    weights = row_work(config)
+    reading = threads * size * weights / speed.bandwidth(threads, size * weights)
+    multiplying = weights / speed.multiplications(1) / (2 if size == 1 else 1)
+    return max(math.ceil(OUTWEIGHS * reading / multiplying), -(-WORKER_WORK // weights))
 
 
 class OneThread:

@@ -13,7 +13,7 @@ import torch
 import seq2engine
 from seq2engine.errors import ConfigError
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=20, max_target=24)
 ROOT = Path(seq2engine.__file__).parent

@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput
 from seq2engine.runtime.session import State

@@ -28,7 +28,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 from ..trt_forms import beam_rows
 from ..trt_forms.fold_query import WIDEST

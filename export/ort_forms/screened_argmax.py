@@ -135,40 +135,65 @@ def tables(table: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.nd
 
 
 def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
+    """All stages; with a bias, the sums of products get it where they would else be the logits."""
     u = path("x")
-    step, zero = row_products.path("step"), row_products.path("zero")
-    rough, known, exact = "rough", "known", "exact"
-    if bias is not None:
-        rough, known, exact = "rough_products", "known_products", "exact_products"
-    factors = [path("length"), path("missed_length"), path("below"), *([] if bias is None else [path("inverse")])]
     return [
         node("Reshape", [x, path("rows")], [u]),  # [B, K, D] -> [R, D]
+        *rough_logits(u, biased=bias is not None),
+        *known_logits(u, table, biased=bias is not None),
+        *margins(u, biased=bias is not None),
+        *candidates_by_margin(u),
+        *exact_logits(u, table, bias),
+    ]
+
+
+def rough_logits(u: str, biased: bool) -> list[NodeProto]:
+    """Logits by int8 products."""
+    step, zero = row_products.path("step"), row_products.path("zero")
+    return [
         *row_products.rounding(u),
         helper.make_node(
             "MatMulIntegerToFloat",
             [f"{u}/uint8", path("int8"), step, path("scale"), zero],
-            [path(rough)],
+            [path("rough_products" if biased else "rough")],
             name=path("rough/MatMulIntegerToFloat"),
             domain=row_products.CONTRIB,
         ),
-        *([] if bias is None else rough_with_bias(f"{u}/scale")),
-        # t: as many exact logits as there are best ones to be found, of which none will be lower than the lowest
+        *(rough_with_bias(f"{u}/scale") if biased else []),
+    ]
+
+
+def known_logits(u: str, table: str, biased: bool) -> list[NodeProto]:
+    """As many exact logits as there are best ones to be found, of which none will be lower than their lowest, t."""
+    return [
         node("TopK", [path("rough"), WANTED.name], [path("roughly_best"), path("likely")], axis=-1),
         node("Gather", [table, path("likely")], [path("likely_rows")]),  # [R, C, D]
         node("Unsqueeze", [f"{u}/unit", LAST], [path("columns")]),
         node("MatMul", [path("likely_rows"), path("columns")], [path("likely_logits")]),
-        node("Squeeze", [path("likely_logits"), LAST], [path(known)]),
-        *([] if bias is None else known_with_bias()),
+        node("Squeeze", [path("likely_logits"), LAST], [path("known_products" if biased else "known")]),
+        *(known_with_bias() if biased else []),
         node("ReduceMin", [path("known"), LAST], [path("least")], keepdims=1),
         node("Neg", [path("least")], [path("below")]),
-        # rough + bound - t
+    ]
+
+
+def margins(u: str, biased: bool) -> list[NodeProto]:
+    """Rough logits + bound - t."""
+    step, zero = row_products.path("step"), row_products.path("zero")
+    factors = [path("length"), path("missed_length"), path("below"), *([path("inverse")] if biased else [])]
+    return [
         node("DequantizeLinear", [f"{u}/uint8", step, zero], [path("rounded")]),
         node("Sub", [f"{u}/unit", path("rounded")], [path("missed")]),
         node("ReduceL2", [path("rounded"), LAST], [path("length")], keepdims=1),
         node("ReduceL2", [path("missed"), LAST], [path("missed_length")], keepdims=1),
         node("Concat", factors, [path("factors")], axis=1),
         node("Gemm", [path("factors"), path("bounds"), path("rough")], [path("margin")]),
-        # in any row: the sum is a matmul, several times faster here than a maximum over rows
+    ]
+
+
+def candidates_by_margin(u: str) -> list[NodeProto]:
+    """Tokens above t in any row: the sum is a matmul, several times faster here than a maximum over rows."""
+    return [
         node("Relu", [path("margin")], [path("above")]),
         node("Shape", [u], [path("row_count")], start=0, end=1),
         node("Expand", [path("plus"), path("row_count")], [path("each")]),
@@ -178,9 +203,14 @@ def screening(x: str, table: str, bias: str | None = None) -> list[NodeProto]:
         node("Not", [path("out")], [path("in")]),
         node("NonZero", [path("in")], [path("places")]),
         node("Squeeze", [path("places"), path("first")], [path("candidates")]),
-        # the exact ones
+    ]
+
+
+def exact_logits(u: str, table: str, bias: str | None) -> list[NodeProto]:
+    """The candidates' exact logits, and the best of them."""
+    return [
         node("Gather", [table, path("candidates")], [path("candidate_rows")]),
-        node("Gemm", [u, path("candidate_rows")], [path(exact)], transB=1),
+        node("Gemm", [u, path("candidate_rows")], [path("exact" if bias is None else "exact_products")], transB=1),
         *([] if bias is None else exact_with_bias(bias)),
         node("TopK", [path("exact"), WANTED.name], [path("best"), path("spots")], axis=-1),
         node("Gather", [path("candidates"), path("spots")], [path("best_ids")]),

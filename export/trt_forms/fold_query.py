@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,18 +185,9 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
     Statistics are made over [H,E], the shape the query has afterwards: TensorRT makes y and the query in one kernel
     only if it sees both in the same shape.
     """
-
-    def own(name: str) -> str:
-        return f"trt/{path.layer}/{name[1:]}" if name.startswith(".") else name
-
-    def node(op: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
-        made = [own(name) for name in outputs]
-        return helper.make_node(op, [own(name) for name in inputs], made, name=f"{made[0]}/{op}", **attributes)
-
-    fp32 = TensorProto.FLOAT
-    x, a, s, y = path.qkv.input[0], path.out.input[0], path.norm.input[0], path.norm.output[0]
+    node = partial(node_of_layer, path.layer)
     qkv = [
-        node("MatMul", [x, ".qkv_and_q"], ".qkv_and_xw"),
+        node("MatMul", [path.qkv.input[0], ".qkv_and_q"], ".qkv_and_xw"),
         node("Slice", [".qkv_and_xw", "trt/from_q", "trt/to_q", "trt/axis_2"], ".xw"),
         node("Reshape", [".qkv_and_xw", "trt/all_heads"], ".all_heads"),
         node("Transpose", [".all_heads"], ".all_transposed", perm=[0, 2, 1, 3]),
@@ -203,12 +195,26 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
         node("Add", [".qkv", ".qkv_bias"], path.transposed.output[0]),
     ]
     out = [
-        node("MatMul", [a, ".out_and_q"], ".out_and_aw"),
+        node("MatMul", [path.out.input[0], ".out_and_q"], ".out_and_aw"),
         node("Split", [".out_and_aw"], path.out.output[0], ".aw", axis=2, num_outputs=2),
     ]
-    norm = [
-        node("Reshape", [s, "trt/heads"], ".sum_heads"),
-        node("Cast", [".sum_heads"], ".sum", to=fp32),
+    norm, q = folded_norm(path, element, node), folded_query(path, element, node)
+    qkv[0].name, out[0].name = path.qkv.name, path.out.name  # a product is found under its module's name
+    return {path.qkv.name: qkv, path.out.name: out, path.norm.name: norm, path.q_bias.name: q}
+
+
+def node_of_layer(layer: str, op: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
+    def own(name: str) -> str:
+        return f"trt/{layer}/{name[1:]}" if name.startswith(".") else name
+
+    made = [own(name) for name in outputs]
+    return helper.make_node(op, [own(name) for name in inputs], made, name=f"{made[0]}/{op}", **attributes)
+
+
+def folded_norm(path: QueryPath, element: int, node: Callable[..., onnx.NodeProto]) -> list[onnx.NodeProto]:
+    return [
+        node("Reshape", [path.norm.input[0], "trt/heads"], ".sum_heads"),
+        node("Cast", [".sum_heads"], ".sum", to=TensorProto.FLOAT),
         node("ReduceMean", [".sum", "trt/head_axes"], ".mean"),
         node("Sub", [".sum", ".mean"], ".centred"),
         node("Mul", [".centred", ".centred"], ".square"),
@@ -219,17 +225,18 @@ def folded_nodes(path: QueryPath, element: int) -> dict[str, list[onnx.NodeProto
         node("Cast", [".normal_fp32"], ".normal", to=element),
         node("Mul", [".normal", ".gain"], ".gained"),
         node("Add", [".gained", ".bias"], ".y"),
-        node("Reshape", [".y", "trt/width"], y),
+        node("Reshape", [".y", "trt/width"], path.norm.output[0]),
     ]
-    q = [
+
+
+def folded_query(path: QueryPath, element: int, node: Callable[..., onnx.NodeProto]) -> list[onnx.NodeProto]:
+    return [
         node("Add", [".xw", ".aw"], ".sw"),
         node("Reshape", [".sw", "trt/heads"], ".sw_heads"),
-        node("Cast", [".sw_heads"], ".sw_fp32", to=fp32),
+        node("Cast", [".sw_heads"], ".sw_fp32", to=TensorProto.FLOAT),
         node("Add", [".sw_fp32", ".q_inside"], ".sw_whole"),
         node("Div", [".sw_whole", ".deviation"], ".q_fp32"),
         node("Cast", [".q_fp32"], ".q_heads", to=element),
         node("Add", [".q_heads", ".q_outside"], ".q"),
         node("Reshape", [".q", "trt/width"], path.q_bias.output[0]),
     ]
-    qkv[0].name, out[0].name = path.qkv.name, path.out.name  # a product is found under its module's name
-    return {path.qkv.name: qkv, path.out.name: out, path.norm.name: norm, path.q_bias.name: q}

@@ -11,6 +11,7 @@ from typing import Any
 
 # Bytes that stand for themselves in such a vocabulary; all others get letters from U+0100 on, in their order.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+LONGEST_TOKEN = 1024  # bytes; finding the merges of a token takes the square of them
 
 
 def tokenizer_json(
@@ -77,7 +78,10 @@ def vocabulary_from_tiktoken(path: Path) -> tuple[dict[str, int], list[tuple[str
     for line in path.read_text(encoding="ascii").splitlines():
         if line.strip():
             encoded, number = line.split()
-            ranks[base64.b64decode(encoded)] = int(number)
+            token = base64.b64decode(encoded)
+            if len(token) > LONGEST_TOKEN:
+                raise ValueError(f"it has a token of {len(token)} bytes, expected at most {LONGEST_TOKEN}")
+            ranks[token] = int(number)
     letters = letters_of_bytes()
 
     def text(token: bytes) -> str:

@@ -18,11 +18,14 @@ from onnx import TensorProto, helper
 from seq2engine.common.measured import Measured, Value, user_cache
 from seq2engine.model.config import ModelConfig
 
-from ..threads import MachineSpeed, derived_speed, rows_for_threads, threads_for, usable_cores
+from ..threads import MachineSpeed, derived_speed, rows_for_threads, rows_per_worker, threads_for, usable_cores
 
 WIDTH, ROWS, CHAIN = 512, 256, 32  # of weights; rows where products bound; products in a chain
 LARGE, SMALL = 64 << 20, 4 << 20  # bytes of weights: more than caches hold, and less
 RUNS = 12  # of which the fastest counts
+# Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
+WORKER_SHORTCUTS = ("w8a8",)
+WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
 
 
@@ -34,7 +37,18 @@ def sensible_threads(config: ModelConfig) -> int:
 
 def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
     """Rows from which on so many threads decode this model faster than one on this machine."""
-    return rows_for_threads(config, threads, machine_speed(usable_cores()), 1 if precision == "w8a8" else 4)
+    return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision))
+
+
+def rows_of_worker(config: ModelConfig, threads: int, precision: str) -> int:
+    """Rows of each of so many workers from which on they decode this model faster than all threads together."""
+    rows = rows_per_worker(config, threads, machine_speed(usable_cores()), weight_size(precision))
+    return rows if precision in WORKER_SHORTCUTS else max(WHOLE_ROWS, rows)
+
+
+def weight_size(precision: str) -> int:
+    """Bytes of a weight as it is multiplied."""
+    return 1 if precision == "w8a8" else 4
 
 
 @cache

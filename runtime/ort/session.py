@@ -27,27 +27,22 @@ from ..fitting import fitted
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
-from ..threads import EncoderLock, Workers, both, rows_per_worker
+from ..threads import EncoderLock, Workers, both
 from .binding import OrtState, StepBinding, StepLayout, cache_of
 from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
 from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
-from .machine_speed import rows_of_threads, sensible_threads
+from .machine_speed import WORKER_SHORTCUTS, rows_of_threads, rows_of_worker, sensible_threads
 from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
 
 EVEN = 8  # columns; with lengths that are multiples of this, sums over sources are bitwise independent of the padding
-# Rows per thread from which on parallel decodes pay (docs/LOG.md). Each worker reads all weights, and the
-# memory bus is shared: with enough rows, compute and not memory bandwidth bounds it.
-WORKER_ROWS, MOST_WORKER_ROWS = {"w8a8": 64}, 128
 # Precisions whose workers have their own encoder. An int8 encoder is many small nodes, which threads cannot share; in
 # fp32 it is a few large ones, which they can, and a second copy of its weights takes four times the memory.
 WORKER_ENCODERS = ("w8a8",)
-# Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
-WORKER_SHORTCUTS = ("w8a8",)
 
 
 @dataclass(frozen=True)
@@ -146,13 +141,7 @@ class OrtSession(Session):
         self.decoders: Decoders | None = decoders
         self.layout = self.step_layout(decoders)
         if settings.host and self.threads > 1 and not self.deterministic:
-            least = rows_per_worker(config, WORKER_ROWS.get(model.precision, MOST_WORKER_ROWS))
-            # Few rows of a small model have one thread, unless a number of threads is asked for.
-            few = rows_of_threads(config, self.threads, model.precision) if settings.threads is None else 1
-            # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
-            follows = self.threads == 2 and model.precision in WORKER_SHORTCUTS and not settings.drafts
-            opened = worker_of(model, settings, encoder, whole=few > 1)
-            self.workers = Workers(self.threads, self.threads * least, opened, few, follows)
+            self.workers = workers_of(model, settings, self.threads, encoder)
 
     @classmethod
     def from_bundle(
@@ -282,6 +271,17 @@ class OrtSession(Session):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def workers_of(model: OrtModel, settings: OrtSettings, threads: int, encoder: AnyEncoder) -> Workers[Session]:
+    """For batches that workers of one thread decode faster than all threads together."""
+    config, precision = model.config, model.precision
+    least = rows_of_worker(config, threads, precision)
+    # Few rows of a small model have one thread, unless a number of threads is asked for.
+    few = rows_of_threads(config, threads, precision) if settings.threads is None else 1
+    # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
+    follows = threads == 2 and precision in WORKER_SHORTCUTS and not settings.drafts
+    return Workers(threads, threads * least, worker_of(model, settings, encoder, whole=few > 1), few, follows)
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from seq2engine.common.tensorrt_module import load_tensorrt
 from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.passport import Passport
-from seq2engine.export.artifact.profiles import Workload
+from seq2engine.export.artifact.profiles import ShapeRanges, Workload
 from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
 from seq2engine.model.config import ModelConfig
 
@@ -74,17 +74,7 @@ class TrtSession(Session):
         ranges = [profile.ranges for profile in self.profiles]
         self.fewest_rows, self.most_rows = min(r.batch.min for r in ranges), max(r.batch.max for r in ranges)
         self.fewest_columns = 0 if config.takes_features else min(r.source.min for r in ranges)
-        self.limits = Limits(
-            batch=self.most_rows,
-            beam=max(r.beam.max for r in ranges),
-            source=max(r.source.max for r in ranges),
-            target=max(r.target.max for r in ranges),
-            slots=passport.slots if self.static else None,
-            # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
-            # would keep it.
-            least_beams=passport.ranges.beam.min if self.static else 1,
-            larger=partial(larger_build, folder, passport),
-        )
+        self.limits = limits_of(folder, passport, ranges)
         self.most = [profile.most for profile in self.profiles]
         encoder, step = passport.engines["encoder"], passport.engines["decoder_step"]
         self.kept = [*encoder.outputs, next(t for t in encoder.inputs if t.name == "source_mask")]
@@ -101,11 +91,7 @@ class TrtSession(Session):
         self.spare: list[Memory] = []  # for moves
         self.indices_sent = False
         try:
-            for name, entry in passport.engines.items():
-                repeats, grows = self.static and name in REPEATING, not self.static and name == "decoder_step"
-                self.engines[name] = Engine(
-                    trt, device, folder / entry.file, entry, self.profiles, repeats, grows, fix(folder, passport)
-                )
+            self.open_engines(trt)
             self.allocate_shared()
         except BaseException:
             self.close()
@@ -113,6 +99,12 @@ class TrtSession(Session):
         if self.ahead_memory and tokens_per_wait > 1:
             candidates = passport.reductions[SCORED].candidates
             self.ahead = RunAhead(tokens_per_wait, candidates, self.ahead_memory[0].length)
+
+    def open_engines(self, trt: Any) -> None:
+        for name, entry in self.passport.engines.items():
+            repeats, grows = self.static and name in REPEATING, not self.static and name == "decoder_step"
+            file, remedy = self.folder / entry.file, fix(self.folder, self.passport)
+            self.engines[name] = Engine(trt, self.device, file, entry, self.profiles, repeats, grows, remedy)
 
     def allocate_shared(self) -> None:
         """Memory on both sides for tensors that are copied in every call and that no state keeps."""
@@ -402,6 +394,22 @@ def engine_on_this_machine(
     trt = load_tensorrt(passport.flavour)
     check_machine(folder, passport, trt, device)
     return Opening(trt, device, folder, passport)
+
+
+def limits_of(folder: Path, passport: Passport, ranges: Sequence[ShapeRanges]) -> Limits:
+    """The largest request that one of the engine's profiles takes."""
+    static = passport.cache_form == "static"
+    return Limits(
+        batch=max(r.batch.max for r in ranges),
+        beam=max(r.beam.max for r in ranges),
+        source=max(r.source.max for r in ranges),
+        target=max(r.target.max for r in ranges),
+        slots=passport.slots if static else None,
+        # A decode with fewer beams is padded: what its spare beams write, the next step overwrites. A growing cache
+        # would keep it.
+        least_beams=passport.ranges.beam.min if static else 1,
+        larger=partial(larger_build, folder, passport),
+    )
 
 
 def session_from_bundle(bundle: Bundle, precision: str, options: SessionOptions) -> Session:

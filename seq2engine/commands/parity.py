@@ -40,11 +40,13 @@ def add_parser(commands: Commands) -> None:
     add_bundle(sub)
     add_backend(sub, several=True)
     add_references(sub, "decode these instead of random sources, and count both sides' error rates")
-    add_parity_flags(sub)
+    add_decodes(sub)
+    add_comparison(sub)
     add_json(sub)
 
 
-def add_parity_flags(sub: argparse.ArgumentParser) -> None:
+def add_decodes(sub: argparse.ArgumentParser) -> None:
+    """What both sides decode, and how."""
     sub.add_argument(
         "--count", type=int, help=f"sources to decode (default: {RANDOM_SOURCES} random ones, or all references)"
     )
@@ -53,6 +55,10 @@ def add_parity_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--max-length", type=int, help="maximum output tokens (default: the model's maximum, at most 64)")
     add_languages(sub)
     sub.add_argument("--batch", type=int, default=32, help="sources decoded together (default: %(default)s)")
+
+
+def add_comparison(sub: argparse.ArgumentParser) -> None:
+    """What is compared, by which measure, and where the report goes."""
     sub.add_argument(
         "--against",
         metavar="OTHER",

@@ -117,7 +117,9 @@ def keep_files(old: Path, new: Path, replaced: Callable[[Path], bool]) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path, place, follow_symlinks=False)
-        except OSError:  # a file system without hard links
+        except OSError as error:  # a file system without hard links
+            if not path.is_symlink() and not path.is_file():
+                raise BundleError(f"{path} is neither a file nor a link, so it cannot be kept; remove it") from error
             shutil.copy2(path, place, follow_symlinks=False)
 
 

@@ -106,11 +106,7 @@ def package_from_bundle(
 ) -> PackageResult:
     """Writes the folder `out`; with `force` it replaces a package that is there."""
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
-    if opened.config.takes_features:
-        raise BundleError(
-            f"{opened.root} takes {opened.config.source_kind}, and the scripts of a package take tokens; copy the "
-            f"bundle to the GPU machine and run there: seq2engine build {opened.root}"
-        )
+    check_takes_tokens(opened)
     options = options or PackageOptions()
     precision = options.precision or default_precision(opened, "tensorrt", options.engine)
     form = form_of(opened, precision, options.engine, options.ranges, options.slots)
@@ -149,6 +145,14 @@ def package_from_bundle(
         (beside / PACKAGE).write_text(json.dumps(values, indent=1) + "\n")
         size = sum(path.stat().st_size for path in beside.rglob("*") if path.is_file())
     return PackageResult(target, precision, brought, len(recording.budgets) + 1, round(size / 1e6, 1))
+
+
+def check_takes_tokens(bundle: Bundle) -> None:
+    if bundle.config.takes_features:
+        raise BundleError(
+            f"{bundle.root} takes {bundle.config.source_kind}, and the scripts of a package take tokens; copy the "
+            f"bundle to the GPU machine and run there: seq2engine build {bundle.root}"
+        )
 
 
 def form_of(bundle: Bundle, precision: str, engine: str | None, ranges: ShapeRanges | None, slots: int | None) -> Form:

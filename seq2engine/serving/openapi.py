@@ -48,51 +48,50 @@ EVENTS = (
 )
 
 
+TEXTS = {
+    "oneOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS},
+    ],
+    "description": "A text, or a list of texts.",
+}
+REQUEST = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {"text": TEXTS, **{name: field.schema for name, field in FIELDS.items()}},
+    "additionalProperties": False,
+}
+ATTENTION_REQUEST = {
+    "type": "object",
+    "required": ["text", "tokens"],
+    "properties": {
+        "text": {"type": "string"},
+        "tokens": {"type": "array", "items": {"type": "integer"}, "description": "Of one output, from /translate."},
+        "source_language": FIELDS["source_language"].schema,
+    },
+    "additionalProperties": False,
+}
+ATTENTION_ANSWER = {
+    "type": "object",
+    "properties": {
+        "source": {"type": "array", "items": {"type": "string"}},
+        "target": {"type": "array", "items": {"type": "string"}},
+        "weights": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "html": {"type": "string", "description": "The same as a heat map."},
+    },
+}
+
+
 def openapi(name: str, version: str, protected: bool) -> dict[str, Any]:
-    texts = {
-        "oneOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS},
-        ],
-        "description": "A text, or a list of texts.",
-    }
-    request = {
-        "type": "object",
-        "required": ["text"],
-        "properties": {"text": texts, **{name: field.schema for name, field in FIELDS.items()}},
-        "additionalProperties": False,
-    }
-    attention = {
-        "type": "object",
-        "required": ["text", "tokens"],
-        "properties": {
-            "text": {"type": "string"},
-            "tokens": {"type": "array", "items": {"type": "integer"}, "description": "Of one output, from /translate."},
-            "source_language": FIELDS["source_language"].schema,
-        },
-        "additionalProperties": False,
-    }
-    weights = {
-        "type": "object",
-        "properties": {
-            "source": {"type": "array", "items": {"type": "string"}},
-            "target": {"type": "array", "items": {"type": "string"}},
-            "weights": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-            "html": {"type": "string", "description": "The same as a heat map."},
-        },
-    }
-    translate = operation("Decode texts.", EVENTS, request, ANSWER)
+    translate = operation("Decode texts.", EVENTS, REQUEST, ANSWER)
+    about = ("Cross-attention weights of one output.", "Mean of all layers and heads.")
     translate["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": f"seq2engine: {name}", "version": version},
         "paths": {
             "/translate": {"post": translate},
-            "/attention": {
-                "post": operation(
-                    "Cross-attention weights of one output.", "Mean of all layers and heads.", attention, weights
-                )
-            },
+            "/attention": {"post": operation(*about, ATTENTION_REQUEST, ATTENTION_ANSWER)},
             "/health/live": {"get": plain("The process runs.", "text/plain")},
             "/health/ready": {"get": {**plain("The server accepts requests.", "text/plain")}},
             "/metrics": {"get": plain("Prometheus metrics.", "text/plain")},

@@ -19,7 +19,8 @@ from seq2engine.benchmarks.cases import (
     sources_for,
 )
 from seq2engine.errors import UsageError
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]
 

@@ -11,7 +11,8 @@ from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.ceiling import WIDTHS, Ceiling, ceiling_of, encoder_work, least_ms, step_work
 from seq2engine.export.contract import PRECISIONS
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 MODEL = dataclasses.asdict(ModelConfig(encoder_layers=2, decoder_layers=3, d_model=10, heads=2, d_ff=20))
 CASE = Case("case", batch=2, beam=3, source=4, target=8)

@@ -30,7 +30,7 @@ from seq2engine.benchmarks.timing import Samples
 from seq2engine.errors import UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 CASE = Case("scenario", batch=1, beam=2, source=8, target=5)
 SMALL = dataclasses.replace(

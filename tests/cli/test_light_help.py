@@ -11,7 +11,7 @@ from seq2engine.cli.main import COMMANDS, make_parser
 from seq2engine.cli.summaries import SUMMARIES
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 MOST = 75  # modules beside those that the interpreter itself has loaded; argparse alone takes twenty
 MOST_OF_ALL = 50  # where no command is named, and none is imported

@@ -14,7 +14,7 @@ from seq2engine.cli.main import main
 from seq2engine.common.reports import latest_report
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 
 SMALL = dataclasses.replace(

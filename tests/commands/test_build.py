@@ -13,7 +13,7 @@ from seq2engine.export.contract import DEVICE_GRAPHS, GRAPHS
 from seq2engine.export.engines import jobs as build_jobs
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from seq2engine.common.about import PACKAGES, about_rows, first_version, installed_versions, machine_text
 from seq2engine.common.page import about_html
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 NOON = datetime(2026, 5, 4, 12, 30, 1)
 

@@ -417,3 +417,23 @@ def test_a_folder_that_was_cleaned_away_before_it_was_locked_is_made_again(
     make(target)
     assert content(target) == whole("new")
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_without_hard_links_files_are_copied_and_a_pipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    fill(old, "one")
+    (old / "link").symlink_to("nowhere")
+    monkeypatch.setattr(os, "link", refuse_links)
+    folders.keep_files(old, new, lambda path: path.name == MARK)
+    assert content(new) == {"graphs/one": "one"}
+    assert os.readlink(new / "link") == "nowhere"
+    os.mkfifo(old / "pipe")
+    with pytest.raises(BundleError, match="pipe is neither a file nor a link, so it cannot be kept; remove it"):
+        folders.keep_files(old, new, lambda path: path.name == MARK)
+
+
+def refuse_links(*places: object, **options: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")

@@ -23,8 +23,9 @@ from seq2engine.export.artifact.profiles import Range, ShapeRanges
 from seq2engine.export.engines.to_engine import name_of
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
 from seq2engine.model.layers import append_slots, write_slots
+from seq2engine.model.presets import PRESETS
 
 CONFIGS = {
     "tiny": PRESETS["tiny"],

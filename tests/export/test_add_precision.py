@@ -158,8 +158,11 @@ def test_other_weights_are_not_added(bundle):
         onnx_from_model(random_model("tiny", seed=2), bundle, ("fp32", "fp16"))
     with pytest.raises(BundleError, match="exists; name another folder, or add --force to replace it"):
         onnx_from_model(random_model("tiny", seed=1), bundle, ("fp32", "fp16"), "growing")
-    with pytest.raises(BundleError, match="exists"):
-        onnx_from_model(random_model("tiny", seed=1), bundle, ("fp32",))  # nothing it lacks
+
+
+def test_precisions_that_are_there_are_not_written_again(bundle):
+    with pytest.raises(BundleError, match="holds fp32 of this model already; add --force to write it anew"):
+        onnx_from_model(random_model("tiny", seed=1), bundle, ("fp32",))
 
 
 def test_precisions_are_added_from_the_command_line(cli, bundle, tmp_path):

@@ -15,7 +15,7 @@ from seq2engine.export.contract import graph_specs
 from seq2engine.export.precision.passes import fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]
 CACHE_FORMS = ("static", "growing")

@@ -20,7 +20,8 @@ from seq2engine.export.contract import graph_specs
 from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import build_model, load_checkpoint, random_model
-from seq2engine.model.config import CHOICES, PRESETS, ModelConfig
+from seq2engine.model.config import CHOICES, ModelConfig
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 

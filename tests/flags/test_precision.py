@@ -8,7 +8,7 @@ import json
 import pytest
 
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 SMALL = dataclasses.replace(PRESETS["tiny"], source_vocab=64, target_vocab=64, max_source=16, max_target=12)
 

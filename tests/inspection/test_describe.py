@@ -12,7 +12,7 @@ from seq2engine.export.contract import GRAPHS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.inspection.describe import tensors_text
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 
 @pytest.fixture(scope="module")

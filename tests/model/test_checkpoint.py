@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from seq2engine.errors import BundleError, CheckpointError, ConfigError
 from seq2engine.model import checkpoint
 from seq2engine.model.checkpoint import load_checkpoint, model_from_weights, random_model, save_checkpoint
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.transformer import Transformer
 
 SMALL = {

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.errors import ConfigError
-from seq2engine.model.config import CHOICES, PRESETS, ModelConfig, config_from_dict
+from seq2engine.model.config import CHOICES, ModelConfig, config_from_dict
+from seq2engine.model.presets import PRESETS
 
 FIELDS = [field.name for field in dataclasses.fields(ModelConfig)]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.rounded import BLOCK, model_at, rounded
 
 IDS = torch.tensor([[5, 9, 11], [7, 2, 0]])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seq2engine.errors import CheckpointError, RequestError
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.speech import SPEECH, SpeechConfig, check_speech, read_speech
 from seq2engine.model.whisper_tokens import layout_of, speech_from_layout
 

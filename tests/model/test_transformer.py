@@ -28,8 +28,8 @@ from support.small_transformers import (
 )
 from torch import nn
 
-from seq2engine.model.config import PRESETS
 from seq2engine.model.layers import sinusoids, write_slots
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.transformer import Embedding, Residual, Transformer
 
 # Embeddings

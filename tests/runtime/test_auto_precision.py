@@ -11,7 +11,7 @@ import pytest
 from seq2engine.errors import SessionError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime import auto_precision
 from seq2engine.runtime.auto_precision import CANDIDATES, candidates_of, decode_times
 from seq2engine.runtime.generate import generate

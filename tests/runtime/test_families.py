@@ -15,9 +15,9 @@ from support.whisper_models import audio_config
 
 import seq2engine
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
 from seq2engine.model.importers.trocr import checkpoint_from_trocr
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.attention.view import attention_view
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

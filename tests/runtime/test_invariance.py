@@ -19,7 +19,7 @@ from support.rounding import rounding_from_session
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import load_checkpoint, random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.shipped import TEST_SPLIT, shipped_checkpoint
 from seq2engine.model.tokenizers.reading import read_tokenizer
 from seq2engine.runtime.encoder_inputs import padded

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.search.beam import beam_search
 from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions

@@ -17,12 +17,13 @@ from support.workers import FEW_ROWS, workers_for_few_rows
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import session as ort_session
-from seq2engine.runtime.ort.session import WORKER_ROWS, OrtSession
+from seq2engine.runtime.ort.machine_speed import WHOLE_ROWS, rows_of_worker
+from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parallel import in_parallel, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
@@ -110,12 +111,25 @@ def test_a_small_model_has_workers_only_for_many_rows(bundle, monkeypatch):
     """Two loops in Python hold each other up where the graph is quick."""
     monkeypatch.undo()
     with open_session(bundle, precision="w8a8", threads=2) as session:
-        rows = 2 * rows_per_worker(session.config, WORKER_ROWS["w8a8"])
+        rows = 2 * rows_of_worker(session.config, 2, "w8a8")
         assert rows > 1000
         assert workers_for(session, 64, rows - 1) == (session,)
         assert len(workers_for(session, 64, rows)) == 2
-    assert rows_per_worker(PRESETS["base"], 2) == 2
-    assert rows_per_worker(PRESETS["base"], 32) == 32
+
+
+def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
+    """Of a large model; twice as fast a memory halves the rows, and further workers that share it need more each."""
+    base, memory, products = PRESETS["base"], 50e9, 50e9
+
+    def rows(threads=2, size=1, memory=memory, products=products):
+        speed = MachineSpeed(threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), 1e-6)
+        return rows_per_worker(base, threads, speed, size)
+
+    assert rows() == 8  # 2 readers, of twice the int8 products for each byte, times 2
+    assert rows(size=4) == 16
+    assert rows(memory=2 * memory) == 4
+    assert rows(threads=8) == 4 * rows()
+    assert rows_of_worker(base, 2, "fp32") >= WHOLE_ROWS
 
 
 def test_row_work_is_the_weights_of_all_products():

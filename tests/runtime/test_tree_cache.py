@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seq2engine.benchmarks.timed_decode import CountedSession
 from seq2engine.errors import RequestError
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Limits
 from seq2engine.runtime.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, TreeStep, rounded, slack

@@ -11,7 +11,7 @@ import torch
 from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.timed_decode import fixed_decode
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.torch_session import TorchSession
 from seq2engine.runtime.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, slack

@@ -9,7 +9,7 @@ from seq2engine.benchmarks.machine import Environment
 from seq2engine.benchmarks.result import PARTS, Arm, ArmResult, BenchResult, CaseResult, Measure
 from seq2engine.benchmarks.timed_decode import CacheCounts
 from seq2engine.benchmarks.timing import Samples, ratio_interval
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.quality.metrics import ErrorRates, Quality
 
 SPLIT = {"encoder": 1, "step": 4, "search": 2, "compaction": 1, "copies": 0}  # eighths

@@ -8,7 +8,7 @@ from pathlib import Path
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.sentencepieces import PieceTable, SentencePieceTokenizer
 from support.tokenizer_cases import pieces, processor
 

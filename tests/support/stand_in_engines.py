@@ -23,7 +23,7 @@ from seq2engine.export.device_graphs.of_engine import graphs_of_engine, reductio
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.trt.device import Device
 from seq2engine.runtime.trt.session import TrtSession

@@ -12,7 +12,8 @@ import torch
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.session import Session

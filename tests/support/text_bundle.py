@@ -9,7 +9,7 @@ from pathlib import Path
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 
 LETTERS = "abcdefghij é\u2028😀"  # a line separator and an emoji are letters like any other

@@ -17,8 +17,9 @@ from seq2engine.benchmarks.peers.ids import ids_of
 from seq2engine.benchmarks.peers.processes import Peer, PeerKind, open_worker, peer_kinds, peers_from_names
 from seq2engine.errors import RequestError, SessionError, UsageError
 from seq2engine.model.checkpoint import build_model, fill_randomly, random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
 from seq2engine.model.importers.hugging_face import checkpoint_from_hugging_face
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.transformer import Transformer
 from seq2engine.runtime.encoder_inputs import FeatureSource
 from seq2engine.runtime.generate import generate

@@ -9,7 +9,7 @@ from seq2engine.benchmarks.real.loading_process import MARKS, SENTENCES
 from seq2engine.errors import SessionError, UsageError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.artifact.checked_files import CheckedFiles
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.opening import open_session
 
 WEIGHTS = b"weights" * 1000

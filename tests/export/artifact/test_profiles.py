@@ -19,7 +19,7 @@ from seq2engine.export.artifact.profiles import (
     sizes_from_ranges,
 )
 from seq2engine.export.contract import graph_specs
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]  # sources and targets of up to 64
 forms = st.sampled_from(["static", "growing"])

@@ -19,7 +19,7 @@ from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 AUDIO = dataclasses.replace(
     PRESETS["whisper-tiny.en"],

@@ -19,7 +19,8 @@ from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 SMALL, BASE = PRESETS["trocr-small"], PRESETS["trocr-base"]
 FEW = {"encoder_layers": 2, "decoder_layers": 2, "target_vocab": 200, "max_target": 64}

@@ -26,7 +26,8 @@ from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import step_for_tensorrt
 from seq2engine.inspection.describe import engine_text, engine_values
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 BASE = PRESETS["base"]
 TWO_LAYERS = dataclasses.replace(BASE, encoder_layers=2, decoder_layers=2)  # as the bundle "base" of conftest.py has

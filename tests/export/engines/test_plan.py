@@ -13,7 +13,8 @@ from seq2engine.export.artifact.profiles import Range, check_profiles, shapes_fr
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.engines import plan as planning
 from seq2engine.export.engines.plan import buckets_of, cost_of, edges_from_buckets, histogram_text, plan_from_lengths
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 CONFIG = PRESETS["tiny"]  # sources and outputs of up to 64
 requests = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 64)), min_size=1, max_size=30)

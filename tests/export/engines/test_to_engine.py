@@ -26,7 +26,8 @@ from seq2engine.export.device_graphs.of_engine import graphs_of_engine
 from seq2engine.export.engines import jobs as build_jobs
 from seq2engine.export.engines.targets import check_targets, target_groups
 from seq2engine.export.engines.to_engine import check_slots, default_ranges, engine_name, name_of
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 # --- what is built ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from seq2engine.export.ort_forms.attention_outputs import attention_graph
 from seq2engine.export.ort_forms.cross_rows import MOST_BEAMS, cross_rows
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.ort.session import OrtSession
 
 SMALL = dataclasses.replace(

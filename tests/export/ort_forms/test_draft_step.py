@@ -19,7 +19,7 @@ from seq2engine.export.ort_forms import draft_step
 from seq2engine.export.ort_forms.draft_step import draft_graph, packed
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 SIZES = {"B": 1, "K": 1, "S": 5, "L": 16, "M": 16}
 

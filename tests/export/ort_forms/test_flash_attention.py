@@ -15,7 +15,7 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.ort_forms.flash_attention import flash_attention
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.ort.session import OrtSession
 
 SMALL = dataclasses.replace(

@@ -17,7 +17,7 @@ from seq2engine.export.precision.fp32_nodes import LARGEST, MARGIN, fp32_nodes_o
 from seq2engine.export.precision.passes import PASSES, fp16_from_fp32
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

@@ -19,7 +19,7 @@ from seq2engine.errors import ExportError, RequestError
 from seq2engine.export import to_onnx
 from seq2engine.export.precision.passes import PASSES
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.numerics.error_scale import EPSILON
 from seq2engine.runtime.opening import open_session

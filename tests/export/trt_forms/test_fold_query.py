@@ -17,7 +17,7 @@ from seq2engine.export.trt_forms import fold_query as trt_fold
 from seq2engine.export.trt_forms.fold_query import fold_queries, query_paths
 from seq2engine.export.trt_forms.step import heads_of
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]
 PARTS = (

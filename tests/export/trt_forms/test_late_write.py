@@ -14,7 +14,7 @@ from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.late_write import write_late
 from seq2engine.export.trt_forms.step import frozen_axes
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]
 RELATIVE = dataclasses.replace(TINY, positions="relative", max_distance=9)

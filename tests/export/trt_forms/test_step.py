@@ -15,7 +15,8 @@ from seq2engine.export.precision.passes import PASSES
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.export.trt_forms.step import frozen_axes, heads_of, step_for_tensorrt
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS, ModelConfig
+from seq2engine.model.config import ModelConfig
+from seq2engine.model.presets import PRESETS
 
 TINY = PRESETS["tiny"]
 ROTARY = ModelConfig(

@@ -94,3 +94,10 @@ def test_all_bytes_have_letters_of_their_own() -> None:
 def test_merges_of_a_file_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
     assert merges_from_file(tmp_path / "merges.txt") == [("t", "h"), ("th", "e")]
+
+
+def test_a_token_of_a_megabyte_is_refused_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text() + f"{base64.b64encode(b'a' * 2**20).decode()} {LAYOUT.end}\n")
+    with pytest.raises(CheckpointError, match="a token of 1048576 bytes, expected at most 1024"):
+        tokenizer_from_tiktoken(tmp_path, LAYOUT)

@@ -16,7 +16,7 @@ from support.rounding import FP16, attention_error, exp_sum_error, sum_error
 from seq2engine.errors import ConfigError, RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model, save_checkpoint
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.symbols import SymbolTokenizer, table_from_texts
 from seq2engine.runtime.attention.view import AttentionView, LayerCheck, checks_of, weights_of
 from seq2engine.runtime.encoder_inputs import padded

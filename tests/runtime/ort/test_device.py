@@ -19,7 +19,7 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.ort_forms.forms import OrtForm, step_form
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.encoder_inputs import padded
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.ort.binding import OrtState

@@ -11,7 +11,7 @@ from support.workers import workers_for_few_rows
 from seq2engine.common.measured import Measured
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import AUTO
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

@@ -14,7 +14,7 @@ from seq2engine.errors import SessionError
 from seq2engine.export.ort_forms import screened_argmax as screened_graph
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.calibration import CalibrationSession

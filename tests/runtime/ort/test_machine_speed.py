@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seq2engine.common.measured import Measured
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.ort import machine_speed as module
 from seq2engine.runtime.ort.machine_speed import machine_speed, measured_speed, sensible_threads, speed_from_value
 from seq2engine.runtime.threads import MachineSpeed, derived_speed

@@ -15,7 +15,7 @@ from seq2engine.errors import SessionError
 from seq2engine.export.ort_forms import draft_step
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

@@ -18,7 +18,7 @@ from support.parity_cases import SMALL
 
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.numerics.teacher_forcing import ForcedRun
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.compare import parity_of_sessions

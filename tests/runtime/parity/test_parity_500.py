@@ -8,7 +8,8 @@ import pytest
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import CHOICES, PRESETS
+from seq2engine.model.config import CHOICES
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from seq2engine.errors import ConfigError
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.options import SearchOptions

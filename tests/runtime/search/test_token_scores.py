@@ -17,7 +17,7 @@ from seq2engine.errors import RequestError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.attention.view import weights_of
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

@@ -12,7 +12,7 @@ from support.workers import workers_for_few_rows
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import form_from_options, generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.binding import candidates_of

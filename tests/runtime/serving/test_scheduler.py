@@ -18,7 +18,7 @@ from support.stand_in_engines import BEAMS, MODEL, copied, exported, put_engines
 from seq2engine.errors import BusyError, DeadlineError, RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.graphs import model_from_bundle

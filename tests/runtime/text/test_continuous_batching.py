@@ -16,7 +16,7 @@ from support.workers import workers_for_few_rows
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.encoder_inputs import CALL, padded
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.text.sources import FEWEST_SOURCES, STEP_LOGITS, TENSOR_SOURCES, tensor_sources
 
 

@@ -12,7 +12,7 @@ from support.rounding import rounding_from_session
 from support.text_bundle import CONFIG, LETTERS, TOKENIZER, text_bundle
 
 from seq2engine.errors import RequestError
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.symbols import END
 from seq2engine.runtime.generate import generate

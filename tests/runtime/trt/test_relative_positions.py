@@ -14,7 +14,7 @@ from seq2engine.export.artifact.profiles import ShapeRanges
 from seq2engine.export.contract import CACHE_FORMS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many

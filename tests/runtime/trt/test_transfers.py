@@ -19,7 +19,7 @@ from seq2engine.export.contract import FOR_CPUS, PRECISIONS, GraphSpec, graph_sp
 from seq2engine.export.device_graphs.of_engine import graphs_of_engine, reductions_of_engine
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted

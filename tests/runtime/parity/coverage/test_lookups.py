@@ -12,7 +12,7 @@ from support.weight_mutations import WEIGHT_MUTATIONS
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import PRESETS
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.coverage.branches import branch_results
 from seq2engine.runtime.parity.coverage.lookups import lookup_results, source_parts, target_parts

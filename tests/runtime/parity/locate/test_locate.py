@@ -22,7 +22,8 @@ from seq2engine.common.reports import latest_report
 from seq2engine.errors import RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import CHOICES, PRESETS
+from seq2engine.model.config import CHOICES
+from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.parity.locate.locate import PLACES, LocateOptions, Locator, locate, locate_sources
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
