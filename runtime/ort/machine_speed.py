@@ -22,11 +22,12 @@ from ..threads import MachineSpeed, derived_speed, rows_for_threads, rows_per_wo
 
 WIDTH, ROWS, CHAIN = 512, 256, 32  # of weights; rows where products bound; products in a chain
 LARGE, SMALL = 64 << 20, 4 << 20  # bytes of weights: more than caches hold, and less
-RUNS = 12  # of which the fastest counts
+RUNS, PASSES = 12, 4  # of a product in a pass, and passes, of which the fastest count
 # Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
 WORKER_SHORTCUTS = ("w8a8",)
 WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
+READS = 1.0  # times as much as one thread, all read at least: one may do all that a memory can
 
 
 def sensible_threads(config: ModelConfig) -> int:
@@ -54,7 +55,7 @@ def weight_size(precision: str) -> int:
 @cache
 def machine_speed(threads: int) -> MachineSpeed:
     """The speed of one and of that many threads: kept, measured and kept, or derived where it cannot be kept."""
-    kept = Measured(user_cache() / "measured", {"what": "threads", "threads": threads})
+    kept = Measured(user_cache() / "measured", {"what": "threads", "threads": threads, "passes": PASSES})
     found = speed_from_value(threads, kept.value())
     if found is None:
         found = measured_speed(threads)
@@ -79,7 +80,21 @@ def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
 
 
 def measured_speed(threads: int) -> MachineSpeed | None:
-    """None: the machine is busy, so that all threads are hardly faster than one."""
+    """The best of several passes, as another process may disturb one of them. None: the machine is busy."""
+    found = [speed for speed in (speed_of_pass(threads) for _ in range(PASSES)) if speed is not None]
+    if not found:
+        return None
+
+    def best(name: str) -> tuple[float, float]:
+        one, every = zip(*(getattr(speed, name) for speed in found), strict=True)
+        return max(one), max(every)
+
+    least = min(speed.region for speed in found)
+    return MachineSpeed(threads, best("memory"), best("cached"), best("products"), least)
+
+
+def speed_of_pass(threads: int) -> MachineSpeed | None:
+    """None: all threads are hardly faster than one, or slower where both read memory."""
     alone, together = product_session(1, 1), product_session(threads, 1)
     square, row = weights(WIDTH), np.full((1, WIDTH), 0.01, np.float32)
     rows = np.full((ROWS, WIDTH), 0.01, np.float32)
@@ -92,6 +107,8 @@ def measured_speed(threads: int) -> MachineSpeed | None:
         wide = weights(size // 4 // WIDTH)
         found.append([wide.nbytes / least_seconds(session, row, wide) for session in (alone, together)])
     (memory, all_memory), (cached, all_cached) = found
+    if all_memory < READS * memory:
+        return None
     region = max(0.0, chains[1] - chains[0] / threads)
     return MachineSpeed(threads, (memory, all_memory), (cached, all_cached), (products[0], products[1]), region)
 
