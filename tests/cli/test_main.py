@@ -182,7 +182,7 @@ def test_export_refusals(cli, checkpoint, tmp_path):
     assert_refused(cli("export", wrong, out), "d_model 32 is not divisible by heads 5", "norm is 'middle'", "end_id 99")
     assert not out.exists()
     assert cli("export", checkpoint, out)[0] == 0
-    assert_refused(cli("export", checkpoint, out), "exists", "--force")
+    assert_refused(cli("export", checkpoint, out), "holds fp32 and fp16 of this model already", "--force")
     before = (out / "manifest.json").read_bytes()
     assert cli("export", checkpoint, out, "--force")[0] == 0
     assert (out / "manifest.json").read_bytes() == before
