@@ -28,8 +28,8 @@ from seq2engine.errors import SessionError, UsageError
 from seq2engine.runtime.threads import usable_cores
 
 from ..machine import environment, load_average
-from ..scripts import exit_code_of
 from .loading_process import MARKS
+from .scripts import exit_code_of
 
 PROCESS = Path(__file__).with_name("loading_process.py")
 CACHE, RESULT = "cache", "loading.json"

