@@ -107,7 +107,7 @@ def bench_html(result: BenchResult) -> str:
         "explanation": explanation(result),
         "ceiling": ceiling_text(result),
         # As words, because the table would take a value that begins with a digit for a number and set it right.
-        "environment": [(what, words_html(value, long=False)) for what, value in environment_rows(result)],
+        "environment": [(what, words_html(value)) for what, value in environment_rows(result)],
         "quality": (),
     }
     if result.quality:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from seq2engine.common.about import HASH_LENGTH
+from seq2engine.model.config import config_from_dict
 from seq2engine.runtime.quality.metrics import quality_head, quality_row
 
 from ..intervals import COVERAGE, fewest_rounds
@@ -291,9 +293,7 @@ def busy_text(result: BenchResult) -> str:
 
 
 def model_text(result: BenchResult) -> str:
-    model = result.model
-    layers = f"{model['encoder_layers']}+{model['decoder_layers']} layers, d_model {model['d_model']}"
-    return f"{layers}, vocabulary {model['target_vocab']}, {result.cache_form} cache"
+    return f"{config_from_dict(result.model).shape}, {result.cache_form} cache"
 
 
 def about_rows(result: BenchResult) -> list[tuple[str, str]]:
@@ -302,7 +302,7 @@ def about_rows(result: BenchResult) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
     return [
         ("model", f"{Path(result.bundle).name}, {model_text(result)}"),
-        ("checkpoint", result.checkpoint_sha256[:16]),
+        ("checkpoint", result.checkpoint_sha256[:HASH_LENGTH]),
         ("date", when(result)),
         ("versions", versions + (f", commit {machine.commit}" if machine.commit else "")),
         ("machine", f"{machine.cpu}, {machine.threads} of {machine.cores} cores, Python {machine.python}"),
@@ -323,7 +323,7 @@ def environment_rows(result: BenchResult) -> list[tuple[str, str]]:
         ("Python", machine.python),
         *machine.libraries.items(),
         ("model", model_text(result)),
-        ("checkpoint", f"sha256 {result.checkpoint_sha256[:16]}"),
+        ("checkpoint", f"sha256 {result.checkpoint_sha256[:HASH_LENGTH]}"),
         ("commit", machine.commit or "unknown"),
         ("rounds, warm-up, seed", f"{result.rounds}, {result.warmup}, {result.seed}"),
         ("measured at", when(result)),

@@ -74,7 +74,9 @@ def test_the_latest_report_is_the_one_written_last(tmp_path):
 
 
 def rows_of(page):
-    cells = r'<a href="([^"]*)">([^<]*)</a>.*?</td><td[^>]*><span>([^<]*)</span></td>(?:<td[^>]*>(.*?)</td>)?'
+    cells = (
+        r'<a href="([^"]*)">([^<]*)</a>.*?</td><td[^>]*><span class="short">([^<]*)</span></td>(?:<td[^>]*>(.*?)</td>)?'
+    )
     return re.findall(cells, page)
 
 
