@@ -137,7 +137,7 @@ measure-families: $(VENV)/installed .peers/transformers/installed
 	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en
 	$(BIN)/seq2engine export out/tiny_en/tiny.en.pt out/families/tiny_en --precision fp32 w8a8 --force
 	for model in t5_small flan_t5_base tiny_en; do \
-	    $(BIN)/seq2engine bench out/families/$$model --backend onnxruntime --precision fp32 w8a8 --peers $(FAMILY_PEERS) --rounds 6 \
+	    $(BIN)/seq2engine bench out/families/$$model --backend onnxruntime --precision fp32 w8a8 --draft quantised --peers $(FAMILY_PEERS) --rounds 6 \
 	        --case $$(if [ $$model = tiny_en ]; then echo $(SPEECH_CASES); else echo $(T5_CASES); fi) --out out/families/$$model.json || exit 1; \
 	    cp out/families/$$model.json benchmarks/results/$$model.json; done
 	$(MAKE) readme
