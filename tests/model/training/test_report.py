@@ -42,7 +42,7 @@ def test_one_short_epoch_has_no_training_curve():
 
 def test_decodes_of_the_delivered_weights_are_shown_as_text():
     page = training_html(HISTORY, "x", ModelConfig(), TrainOptions(), DELIVERED)
-    cells = re.findall(r"<td[^>]*><span>(.*?)</span></td>", page)
+    cells = re.findall(r"<td[^>]*><span[^>]*>(.*?)</span></td>", page)
     assert cells[:3] == ["12 &lt;a&gt;", "x", "x"]
     assert re.findall(r'class="badge \w+">(\w+)<', page) == ["right", "wrong"]
 

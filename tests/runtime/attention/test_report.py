@@ -56,7 +56,7 @@ def test_the_title_is_source_and_output():
 
 def test_source_tokens_with_the_most_weight_are_listed():
     last = VIEW.weights[-1].mean(axis=0)
-    rows = re.findall(r"<tr><td[^>]*><span>(K|AH|&lt;/s&gt;)</span></td>(.*?)</tr>", PAGE)
+    rows = re.findall(r"<tr><td[^>]*><span[^>]*>(K|AH|&lt;/s&gt;)</span></td>(.*?)</tr>", PAGE)
     assert len(rows) == 3
     for (_, cells), weights in zip(rows, last, strict=True):
         places = [int(place) - 1 for place in re.findall(r'class="place">(\d+)<', cells)]
