@@ -25,7 +25,6 @@ from .int8_matmul import CONTRIB
 from .top_candidates import CANDIDATES, vocab_of
 
 BLOCKS = (128, 64, 32, 16)  # inputs that share a scale: the first that divides their number
-FINE_BLOCKS = (32, 16)  # the same with 4 bits
 LEAST = 16_384  # numbers of a weight; a smaller one stays as it is
 REFINED = 16  # roughly best tokens that are multiplied again
 ROWS = 2048  # of a weight that are packed at a time: what is in between would be larger than the weight
@@ -85,7 +84,7 @@ def projection_of(graph: onnx.GraphProto, stored: set[str]) -> tuple[NodeProto, 
 def packed_product(graph: onnx.GraphProto, node: NodeProto, rows: np.ndarray, bits: int) -> list[NodeProto]:
     """The product with weights [out, in] in so many bits; the product as it is, where no block divides its inputs."""
     outputs, inputs = rows.shape
-    block = next((size for size in (FINE_BLOCKS if bits == 4 else BLOCKS) if inputs % size == 0), None)
+    block = next((size for size in BLOCKS if inputs % size == 0), None)
     if block is None:
         return [node]
     names = [path(f"{node.name}/{part}") for part in ("numbers", "scales")]

@@ -1,13 +1,14 @@
-"""Decides whether speculative decoding pays, from the measured time per token with and without drafts.
+"""Decides whether speculative decoding pays and how many tokens to draft, from measured times.
 
 What a draft costs depends on the machine, on what else runs there, and on how many drafts are right. So it is measured
 while tokens are decoded: some tokens without drafts, some with, then the faster way, and from time to time a few in
-the other.
+the other. The number of tokens that one step verifies follows from the same measurements.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from seq2engine.common.measured import Measured
 
@@ -15,6 +16,9 @@ TRIAL = 8  # steps of the target, in each way, before they are compared
 REMEMBERED = 32  # latest steps of each way that count
 AGAIN = 256  # steps after which the other way is tried once more
 MARGIN = 1.05  # the other way must be this many times as fast to be taken
+FIRST, LONGEST = 5, 16  # tokens of one step: before anything is measured, and at most
+EXPECTED = (19.0, 1.0)  # right and wrong drafts, before any was verified
+FADES = 0.99  # weight of earlier drafts for every new one: about the latest hundred count
 
 
 class StepStatistics:
@@ -87,3 +91,42 @@ class Drafting:
         """Keeps what was measured for the next session."""
         if self.kept is not None and self.speedup is not None:
             self.kept.keep({"speedup": self.speedup})
+
+
+class DraftLength:
+    """How many tokens one step verifies: as many as take the least time per token, by what was measured so far.
+
+    A step of n tokens needs n - 1 drafts. It gives 1 + p + ... + p^(n-1) tokens where a draft is right with
+    probability p, as those behind a wrong one are lost.
+    """
+
+    def __init__(self) -> None:
+        self.drafts: deque[float] = deque(maxlen=REMEMBERED)  # seconds of one draft
+        self.steps: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # tokens of a verifying step, its seconds
+        self.right, self.wrong = EXPECTED
+        self.most = FIRST
+
+    def note_draft(self, right: bool) -> None:
+        """Whether the search chose a drafted token."""
+        self.right, self.wrong = FADES * self.right + right, FADES * self.wrong + (not right)
+
+    def note_step(self, tokens: int, drafting: float, verifying: float) -> None:
+        """A step of so many tokens, the seconds of its drafts together and its own."""
+        self.drafts.append(drafting / (tokens - 1))
+        self.steps.append((tokens, verifying))
+        self.most = min(range(2, LONGEST + 1), key=self.seconds_per_token)
+
+    def seconds_per_token(self, tokens: int) -> float:
+        probability = self.right / (self.right + self.wrong)
+        expected = sum(probability**place for place in range(tokens))
+        return ((tokens - 1) * median(self.drafts) + self.seconds_of_step(tokens)) / expected
+
+    def seconds_of_step(self, tokens: int) -> float:
+        """On the line through the shortest and the longest step that were seen; it never falls."""
+        counts = [count for count, _ in self.steps]
+        (least, short), (most, long) = (
+            (count, median(seconds for other, seconds in self.steps if other == count))
+            for count in (min(counts), max(counts))
+        )
+        slope = max(0.0, long - short) / max(1, most - least)
+        return long + slope * (tokens - most)

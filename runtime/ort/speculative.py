@@ -1,8 +1,8 @@
 """Speculative decoding: a cheaper step drafts the next tokens of a single source, and one step verifies them all.
 
 A step with one row reads every weight to make one token; with five rows it reads them once as well. So the draft
-session decodes four tokens ahead, and the target session's step takes the latest token together with the four drafted
-ones, each at its own position:
+session decodes some tokens ahead, say four, and the target session's step takes the latest token together with the
+drafted ones, each at its own position:
 
     slots      ... | w    w+1  w+2  w+3  w+4      written by the draft, then again by the target
     latest         | t    .    .    .    .        the output that is returned now
@@ -10,11 +10,13 @@ ones, each at its own position:
     draft 2        | t    a    b    .    .
 
 Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
-overwritten. Steps of several beams or several sources are not drafted: they have rows enough to use what they read.
+overwritten. Nothing is drafted behind an end token, unless the search has gone on behind one. Steps of several beams or
+several sources are not drafted: they have rows enough to use what they read.
 
 The draft is a cheaper precision of the bundle, or the target's own weights in fewer bits (ort_forms/draft_step.py).
-With `drafting`, drafts are made only as long as they are worth their time (drafting.py), and the draft session is
-opened when single sources have taken about as long as opening it takes: not for one sentence.
+How many tokens are drafted follows from measured times (drafting.py). With `drafting`, drafts are made only as long as
+they are worth their time, and the draft session is opened when single sources have taken about as long as opening it
+takes: not for one sentence.
 """
 
 from __future__ import annotations
@@ -35,11 +37,10 @@ from ..search.step_output import Candidates, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
 from ..threads import row_work
 from .binding import OrtState
-from .drafting import Drafting
+from .drafting import Drafting, DraftLength
 from .graphs import model_from_bundle
 from .session import OrtSession, OrtSettings
 
-AHEAD = 5  # tokens of one step at most: the fastest of 3 to 8 where few drafts are wrong (docs/LOG.md)
 WORTH_IT = 8_000_000  # numbers of a step's weights: 32 MB in fp32 are more than most processors' caches hold
 OPENING = 1.0  # seconds of plain steps after which a draft is opened: about what opening it takes
 PATIENCE = 3  # excess of wrong over right drafts after which a decode continues without
@@ -49,10 +50,11 @@ PATIENCE = 3  # excess of wrong over right drafts after which a decode continues
 class Verified:
     """Verified outputs of drafted tokens that the search has not asked for yet, and the draft statistics."""
 
+    length: DraftLength  # of the session
     outputs: list[tuple[int, np.ndarray, StepOutput]] = field(default_factory=list)  # token, its mask, its output
     right: int = 0
     wrong: int = 0
-    ahead: int = AHEAD  # tokens of the next step; fewer after a wrong draft, because wrong ones come in runs
+    past_end: bool = False  # the search goes on behind end tokens
     seconds: float = 0.0  # of the latest drafts and their step
     tokens: int = 0  # tokens accepted so far
 
@@ -61,15 +63,14 @@ class Verified:
         if not self.outputs:
             return None
         drafted, drafted_mask, output = self.outputs.pop(0)
-        if drafted != token or not np.array_equal(drafted_mask, mask):
+        right = drafted == token and np.array_equal(drafted_mask, mask)
+        self.length.note_draft(right)
+        if not right:
             self.wrong += 1
-            self.ahead = max(2, self.ahead - 1 - len(self.outputs))
             self.outputs.clear()
             return None
         self.right += 1
         self.tokens += 1
-        if not self.outputs:  # all were right
-            self.ahead = min(AHEAD, self.ahead + 2)
         return output
 
     @property
@@ -82,7 +83,7 @@ class SpeculativeState:
     """The target's state, and a second binding of the same arrays for the draft's step, made when needed."""
 
     target: OrtState
-    verified: Verified = field(default_factory=Verified)
+    verified: Verified
     draft: OrtState | None = None
 
 
@@ -95,6 +96,7 @@ class SpeculativeSession(Session):
     def __init__(self, target: OrtSession, open_draft: Callable[[], OrtSession], drafting: Drafting | None = None):
         assert target.settings.beam_positions
         self.target, self.open_draft, self.drafting = target, open_draft, drafting
+        self.length = DraftLength()
         self.undrafted = 0.0  # seconds of steps that could have been drafted
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
@@ -132,11 +134,11 @@ class SpeculativeSession(Session):
         return self.open_draft()
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> SpeculativeState:
-        return SpeculativeState(self.target.encode(source, source_mask))
+        return SpeculativeState(self.target.encode(source, source_mask), Verified(self.length))
 
     def reserve(self, state: SpeculativeState, slots: int, form: StepForm = EVERYTHING) -> None:
         self.target.reserve(state.target, slots, form)
-        state.verified, state.draft = Verified(), None
+        state.verified, state.draft = Verified(self.length), None
 
     def select(self, state: SpeculativeState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.target.select(state.target, rows, slots)
@@ -145,7 +147,7 @@ class SpeculativeSession(Session):
 
     def replace(self, state: SpeculativeState, rows: np.ndarray, newcomers: SpeculativeState, width: int) -> None:
         self.target.replace(state.target, rows, newcomers.target, width)
-        state.verified, state.draft = Verified(), None
+        state.verified, state.draft = Verified(self.length), None
 
     def prefill(
         self,
@@ -171,13 +173,15 @@ class SpeculativeSession(Session):
         if tokens.size > 1:
             return self.target.step(state.target, tokens, position[:, None], write_index, self_mask, slot_position)
         verified, drafting = state.verified, self.drafting
+        verified.past_end |= tokens.item() == self.config.end_id and position.item() > 0
         known = verified.output_of(tokens.item(), self_mask[0, 0])
         if known is not None:
             return known
         if drafting is not None and verified.seconds:
             drafting.note(True, verified.seconds, verified.tokens)
             verified.seconds = 0.0
-        count = min(verified.ahead, self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
+        room = min(self_mask.shape[-1] - write_index.item(), self.config.max_target - position.item())
+        count = min(self.length.most, room)
         if count > 1 and verified.worth_it and (drafting is None or (self.worth_opening and drafting.next())):
             return self.drafted_step(state, tokens, position, write_index, self_mask, slot_position, count)
         started = time.perf_counter()
@@ -212,10 +216,13 @@ class SpeculativeSession(Session):
             slot_position = slot_position.copy()
             slot_position[0, write_index.item() :][:count] = positions[0]
         drafted, masks = self.drafted(state, tokens, position, write_index, self_mask, slot_position, count)
-        output = self.target.step(state.target, drafted, positions, write_index, masks, slot_position)
+        count, then = drafted.shape[1], time.perf_counter()
+        output = self.target.step(state.target, drafted, positions[:, :count], write_index, masks, slot_position)
         first, *others = (output_of_beam(output, beam) for beam in range(count))
         verified.outputs = list(zip(drafted[0, 1:].tolist(), masks[0, 1:], others, strict=True))
-        verified.seconds, verified.tokens = time.perf_counter() - started, 1
+        ended = time.perf_counter()
+        verified.seconds, verified.tokens = ended - started, 1
+        self.length.note_step(count, then - started, ended - then)
         return first
 
     def drafted(
@@ -228,7 +235,7 @@ class SpeculativeSession(Session):
         slot_position: np.ndarray | None,
         count: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A token and its drafted followers [1,count], and their masks [1,count,L]."""
+        """A token and its drafted followers [1,count], or fewer if one is an end token, and their masks [1,count,L]."""
         assert state.draft is not None
         drafted = np.repeat(tokens, count, axis=1)
         masks = np.repeat(self_mask, count, axis=1)
@@ -239,7 +246,9 @@ class SpeculativeSession(Session):
             places = position + ahead, write_index + ahead
             output = self.draft.step(state.draft, drafted[:, now], *places, masks[:, now], slot_position)
             drafted[0, ahead + 1] = output.candidates.tokens[0, 0, 0]
-        return drafted, masks
+            if drafted[0, ahead + 1] == self.config.end_id and not state.verified.past_end:
+                break
+        return drafted[:, : ahead + 2], masks[:, : ahead + 2]
 
     def draft_state(self, target: OrtState) -> OrtState:
         """Shares the memory: the draft reads the same cache, and the target overwrites what the draft writes."""

@@ -16,7 +16,7 @@ from seq2engine.runtime.backends import AUTO
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import speculative
-from seq2engine.runtime.ort.drafting import AGAIN, TRIAL, Drafting
+from seq2engine.runtime.ort.drafting import AGAIN, FIRST, LONGEST, REMEMBERED, TRIAL, Drafting, DraftLength
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.ort.speculative import SpeculativeSession
 from seq2engine.runtime.search.options import SearchOptions
@@ -47,6 +47,45 @@ def test_a_session_begins_with_what_was_better_before(tmp_path: Path) -> None:
     first.keep()
     assert share_drafted(Drafting(Measured(tmp_path, {})), AGAIN - 1, 2.0, 1.0) == 0
     assert share_drafted(Drafting(Measured(tmp_path, {"another": "model"})), TRIAL - 1, 2.0, 1.0) == 1
+
+
+def learned(draft: float, step: float, row: float, right: float, before: DraftLength | None = None) -> int:
+    """The tokens of a step after many, where a draft takes `draft` seconds, a step `step` and `row` for each token."""
+    length, credit = before or DraftLength(), 0.0
+    for _ in range(8 * REMEMBERED):
+        count = length.most
+        length.note_step(count, (count - 1) * draft, step + count * row)
+        for _ in range(count - 1):
+            credit += right
+            length.note_draft(credit >= 1)
+            if credit < 1:
+                break
+            credit -= 1
+    return length.most
+
+
+def best_of(draft: float, step: float, row: float, right: float) -> int:
+    def seconds(count: int) -> float:
+        return ((count - 1) * draft + step + count * row) / sum(right**place for place in range(count))
+
+    return min(range(2, LONGEST + 1), key=seconds)
+
+
+@pytest.mark.parametrize(
+    ("draft", "step", "row", "right"),
+    [(1, 4, 0.1, 0.99), (1, 4, 0.1, 0.5), (1, 1.5, 0, 0.9), (1, 4, 3, 0.95), (1, 100, 0, 0.999), (3, 4, 0.5, 0.8)],
+)
+def test_length_of_drafts_is_the_fastest(draft: float, step: float, row: float, right: float) -> None:
+    """Found from what was measured; one step more or less takes nearly the same time."""
+    assert abs(learned(draft, step, row, right) - best_of(draft, step, row, right)) <= 1
+
+
+def test_length_of_drafts_is_found_again_on_a_machine_that_changes() -> None:
+    length = DraftLength()
+    assert length.most == FIRST
+    assert learned(1, 100, 0, 0.99, length) == LONGEST
+    assert learned(4, 4, 1, 0.5, length) == 2
+    assert learned(1, 100, 0, 0.99, length) == LONGEST
 
 
 def test_a_way_that_becomes_faster_is_found() -> None:

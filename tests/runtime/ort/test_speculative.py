@@ -19,8 +19,9 @@ from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort.drafting import FIRST, LONGEST, DraftLength
 from seq2engine.runtime.ort.session import OrtSession
-from seq2engine.runtime.ort.speculative import AHEAD, PATIENCE, SpeculativeSession
+from seq2engine.runtime.ort.speculative import PATIENCE, SpeculativeSession
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
 
@@ -123,12 +124,20 @@ def test_wrong_drafts_change_nothing(sessions, seed, length, data):
     assert scored(found) == expected_of(plain, [source], options)
 
 
+class OfOneLength(DraftLength):
+    """Times do not matter: as many tokens as before anything is measured."""
+
+    def note_step(self, tokens, drafting, verifying):
+        assert tokens <= self.most
+
+
 class Counted:
-    """How often a session's own steps were run, and with how many tokens."""
+    """How often a session's own steps were run, and with how many tokens; with drafts of one length."""
 
     def __init__(self, monkeypatch, speculative):
         self.steps: list[int] = []
         self.drafted = 0
+        monkeypatch.setattr(speculative, "length", OfOneLength())
         honest = OrtSession.step
 
         def counting(session, state, tokens, *rest):
@@ -148,8 +157,37 @@ def test_right_drafts_save_steps(sessions, monkeypatch):
     monkeypatch.setattr(speculative.draft, "decoders", plain.decoders)
     generate(speculative, sources_of(1), SearchOptions(max_length=40, min_length=40))
     assert sum(counted.steps) >= 40
-    assert len(counted.steps) <= 40 // AHEAD + 4  # less where the cache ends before the drafts do
-    assert max(counted.steps) == AHEAD
+    assert len(counted.steps) <= 40 // FIRST + 4  # less where the cache ends before the drafts do
+    assert max(counted.steps) == FIRST
+
+
+def test_nothing_is_drafted_behind_an_end_token(sessions, monkeypatch):
+    """Drafts would be of no use, unless the search goes on behind end tokens."""
+    plain, speculative = sessions["sinusoidal"]
+    counted = Counted(monkeypatch, speculative)
+    honest, end = speculative.draft.step, speculative.config.end_id
+
+    def ending(state, *given):
+        answer = honest(state, *given)
+        answer.reduced.candidates.tokens[..., 0] = end
+        return answer
+
+    monkeypatch.setattr(speculative.draft, "step", ending)
+    generate(speculative, sources_of(1), SearchOptions(max_length=3, min_length=3))
+    assert max(counted.steps) == 2
+    options = SearchOptions(max_length=12, ignore_eos=True, allowed=(end,))
+    assert scored(generate(speculative, sources_of(1), options)) == expected_of(plain, sources_of(1), options)
+    assert max(counted.steps) > 2
+
+
+def test_length_of_drafts_follows_what_was_measured(sessions):
+    """A session learns from its steps; the tokens stay the same."""
+    plain, speculative = sessions["rotary"]
+    options = SearchOptions(max_length=40, min_length=40)
+    for source in sources_of(3):
+        assert scored(generate(speculative, [source], options)) == expected_of(plain, [source], options)
+    assert speculative.length.steps
+    assert 2 <= speculative.length.most <= LONGEST
 
 
 def test_a_draft_that_is_never_right_is_given_up(sessions, monkeypatch):
@@ -165,7 +203,7 @@ def test_a_draft_that_is_never_right_is_given_up(sessions, monkeypatch):
     monkeypatch.setattr(speculative.draft, "step", lying)
     generate(speculative, sources_of(1), SearchOptions(max_length=40, min_length=40, banned=((7,),)))
     assert len(counted.steps) == 40
-    assert counted.drafted <= (PATIENCE + 1) * (AHEAD - 1)
+    assert counted.drafted <= (PATIENCE + 1) * (FIRST - 1)
 
 
 def test_threads_rest_while_the_other_works(bundles):
