@@ -167,6 +167,11 @@ def generate(
         fed = None if prompts is None else [prompts[number] for number in numbers]
         return drain(decode_checked(worker, [rows[number] for number in numbers], options, own, fed))
 
-    found = in_parallel(session, rows, options.width, part)
+    found = in_parallel(session, rows, options.width, part, tokens_of)
     by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}
     return [by_number[number] for number in range(len(rows))]
+
+
+def tokens_of(found: Sequence[Sequence[Hypothesis]]) -> int:
+    """The tokens of all best hypotheses."""
+    return sum(len(best.tokens) for nbest in found for best in nbest[:1])

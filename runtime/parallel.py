@@ -28,10 +28,12 @@ def in_parallel(
     sources: Sequence[Sequence[int]],
     width: int,
     decode: Callable[[Session, list[int]], Found],
+    tokens: Callable[[Found], int],
 ) -> list[tuple[list[int], Found]]:
     """Calls `decode` with a session and the numbers of its sources: once, or once for each worker at the same time.
 
-    Errors name a source by its number in the whole batch.
+    `tokens` counts what was decoded: a batch's time is judged by tokens read and written. Errors name a source by its
+    number in the whole batch.
     """
     rows = len(sources) * width
     workers = workers_for(session, len(sources), rows)
@@ -49,7 +51,8 @@ def in_parallel(
         found = run(workers[0], parts[0])
         if session.workers is not None:
             seconds, interrupted = time.perf_counter() - started, involuntary_switches() - switches
-            session.workers.note(rows, workers[0] is not session, seconds, sum(map(len, sources)), interrupted)
+            work = sum(map(len, sources)) + tokens(found)
+            session.workers.note(rows, workers[0] is not session, seconds, work, interrupted)
         return [(parts[0], found)]
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(zip(parts, pool.map(run, workers, parts), strict=True))

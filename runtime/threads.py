@@ -155,7 +155,7 @@ class OneThread:
         return self.chosen != bool(self.trying)
 
     def note(self, alone: bool, seconds: float, tokens: int, switches: int) -> None:
-        """A batch with that many source tokens, in which threads were interrupted `switches` times."""
+        """A batch with that many tokens, read and written, in which threads were interrupted `switches` times."""
         self.seconds[alone].append(seconds / tokens)
         self.waited += seconds
         if self.trying:

@@ -81,6 +81,16 @@ def test_outputs_are_those_of_one_decode(bundle, precision, shortlist, beam):
     assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
 
 
+def test_a_batch_is_judged_by_tokens_read_and_written(bundle):
+    """Outputs of equal sources may differ in length, and each token takes a step."""
+    noted = []
+    with open_session(bundle, precision="w8a8", threads=2) as session:
+        session.workers.note = lambda rows, alone, seconds, tokens, switches: noted.append((rows, tokens))
+        for length in (3, 9):
+            generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=length, min_length=length))
+    assert noted == [(2, 5 + 2 * 3), (2, 5 + 2 * 9)]
+
+
 def test_prefixes_go_with_their_sources(bundle):
     sources = sources_of(66)
     prefixes = [[3 + number] if number % 3 else [] for number in range(66)]
@@ -264,7 +274,7 @@ def test_every_source_is_dealt_out_once_and_parts_are_even(lengths, count):
     class Dealt:
         workers = Workers(min(count, len(lengths)), 3 * len(lengths), object)
 
-    found = in_parallel(Dealt(), [[0] * length for length in lengths], 3, lambda worker, part: list(part))
+    found = in_parallel(Dealt(), [[0] * length for length in lengths], 3, lambda worker, part: list(part), len)
     assert sorted(number for part, _ in found for number in part) == list(range(len(lengths)))
     assert all(part == got for part, got in found)
     sizes = [len(part) for part, _ in found]
