@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Generic, TypeVar
@@ -111,14 +112,14 @@ def threads_for(config: ModelConfig, speed: MachineSpeed) -> int:
     return min(both, key=both.__getitem__)
 
 
-def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
-    """Rows from which on so many threads make a step faster than one.
+def is_small(config: ModelConfig) -> bool:
+    """Whether few rows may have a session of one thread: that of a large model would take its memory again."""
+    return WEIGHT_BYTES * row_work(config) <= CACHED
 
-    Products of fewer rows of a small model end before threads have met. A large model has them for all rows: a second
-    session of one thread would take its memory again.
-    """
-    if WEIGHT_BYTES * row_work(config) > CACHED:
-        return 1
+
+def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
+    """Rows from which on so many threads make a small model's step faster than one: products of fewer end before
+    threads have met."""
     for rows in range(1, MANY_ROWS):
         if step_seconds(config, rows, threads, speed, size) < step_seconds(config, rows, 1, speed, size):
             return rows
@@ -179,7 +180,8 @@ def involuntary_switches() -> int:
 
 class Workers(Generic[Opened]):
     """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
-    first has `least_rows` rows. One is enough for all: every decode has its own state.
+    first has `least_rows` rows. One is enough for all: every decode has its own state. That number is found when a
+    batch has a source for each of them: it may have to be measured, and single sentences never need it.
 
     One worker decodes a batch alone if it has fewer rows than `thread_rows`, or, with `follows`, where that is measured
     to be faster than all threads together.
@@ -188,16 +190,20 @@ class Workers(Generic[Opened]):
     def __init__(
         self,
         count: int,
-        least_rows: int,
+        find_least_rows: Callable[[], int],
         open_session: Callable[[], Opened],
         thread_rows: int = 1,
         follows: bool = False,
     ):
-        self.count, self.least_rows, self.open_session = count, least_rows, open_session
+        self.count, self.find_least_rows, self.open_session = count, find_least_rows, open_session
         self.thread_rows, self.follows = thread_rows, follows
         self.opened: list[Opened] = []
         self.choices: dict[int, OneThread] = {}  # by the power of two of a batch's rows
         self.latest = False  # what the latest of them chose
+
+    @cached_property
+    def least_rows(self) -> int:
+        return self.find_least_rows()
 
     def for_batch(self, sources: int, rows: int) -> tuple[Opened, ...]:
         """A session for each worker; one, if it is to decode the batch alone; none where the batch is better decoded by

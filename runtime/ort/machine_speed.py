@@ -1,8 +1,9 @@
 """How fast the threads of this machine are, measured once with ONNX Runtime and kept in the user's cache folder.
 
 Three graphs of plain products are timed with one thread and with all: one row by a large weight and by a small one
-(bandwidth), many rows (products), and a chain of small products (what sharing costs). It takes some tenths of a second.
-While something else runs on the machine, nothing is kept, and the numbers are derived.
+(bandwidth), many rows (products), and a chain of small products (what sharing costs). It takes some tenths of a second,
+so it is done when the first batch comes whose decode depends on it. While something else runs on the machine, nothing
+is kept, and the numbers are derived.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ from onnx import TensorProto, helper
 from seq2engine.common.measured import Measured, Value, user_cache
 from seq2engine.model.config import ModelConfig
 
-from ..threads import MachineSpeed, derived_speed, rows_for_threads, rows_per_worker, threads_for, usable_cores
+from ..threads import (
+    MachineSpeed,
+    derived_speed,
+    is_small,
+    rows_for_threads,
+    rows_per_worker,
+    threads_for,
+    usable_cores,
+)
 
 WIDTH, ROWS, CHAIN = 512, 256, 32  # of weights; rows where products bound; products in a chain
 LARGE, SMALL = 64 << 20, 4 << 20  # bytes of weights: more than caches hold, and less
-RUNS, PASSES = 12, 4  # of a product in a pass, and passes, of which the fastest count
+RUNS, LARGE_RUNS = 12, 4  # of a product in a pass, and of the one by the large weight, which takes longest
+PASSES = 4  # at most, of which the fastest count
+SETTLED = 1.1  # times as fast as the passes before: if nothing is by more, no further pass is needed
 # Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
 WORKER_SHORTCUTS = ("w8a8",)
 WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
+RATES = ("memory", "cached", "products")  # of MachineSpeed: one thread's and that of all
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
 READS = 1.0  # times as much as one thread, all read at least: one may do all that a memory can
 
@@ -33,11 +45,13 @@ READS = 1.0  # times as much as one thread, all read at least: one may do all th
 def sensible_threads(config: ModelConfig) -> int:
     """How many threads to decode this model with on this machine, if nobody says."""
     cores = usable_cores()
-    return 1 if cores == 1 else threads_for(config, machine_speed(cores))
+    return cores if cores <= 2 else threads_for(config, machine_speed(cores))  # of two, both: nothing to choose
 
 
 def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
     """Rows from which on so many threads decode this model faster than one on this machine."""
+    if not is_small(config):
+        return 1
     return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision))
 
 
@@ -60,7 +74,7 @@ def machine_speed(threads: int) -> MachineSpeed:
     if found is None:
         found = measured_speed(threads)
         if found is not None:
-            kept.keep({name: getattr(found, name) for name in ("memory", "cached", "products", "region")})
+            kept.keep({name: getattr(found, name) for name in (*RATES, "region")})
     return found or derived_speed(threads)
 
 
@@ -68,7 +82,7 @@ def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
     if value is None:
         return None
     try:
-        (one, many), (cached, all_cached), (single, shared) = (value[name] for name in ("memory", "cached", "products"))
+        (one, many), (cached, all_cached), (single, shared) = (value[name] for name in RATES)
         numbers = [float(number) for number in (one, many, cached, all_cached, single, shared)]
         region = float(value["region"])
     except (KeyError, TypeError, ValueError):  # damaged: measured again
@@ -81,16 +95,30 @@ def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
 
 def measured_speed(threads: int) -> MachineSpeed | None:
     """The best of several passes, as another process may disturb one of them. None: the machine is busy."""
-    found = [speed for speed in (speed_of_pass(threads) for _ in range(PASSES)) if speed is not None]
-    if not found:
-        return None
+    best: MachineSpeed | None = None
+    for _ in range(PASSES):
+        found = speed_of_pass(threads)
+        if found is None:
+            continue
+        before, best = best, found if best is None else best_of(best, found)
+        if before is not None and settled(before, best):
+            break
+    return best
 
-    def best(name: str) -> tuple[float, float]:
-        one, every = zip(*(getattr(speed, name) for speed in found), strict=True)
-        return max(one), max(every)
 
-    least = min(speed.region for speed in found)
-    return MachineSpeed(threads, best("memory"), best("cached"), best("products"), least)
+def best_of(one: MachineSpeed, other: MachineSpeed) -> MachineSpeed:
+    def most(name: str) -> tuple[float, float]:
+        (alone, every), (other_alone, other_every) = getattr(one, name), getattr(other, name)
+        return max(alone, other_alone), max(every, other_every)
+
+    least = min(one.region, other.region)
+    return MachineSpeed(one.threads, most("memory"), most("cached"), most("products"), least)
+
+
+def settled(before: MachineSpeed, best: MachineSpeed) -> bool:
+    """Whether the latest pass has found nothing that was much faster."""
+    pairs = [zip(getattr(before, name), getattr(best, name), strict=True) for name in RATES]
+    return all(now <= SETTLED * then for pair in pairs for then, now in pair)
 
 
 def speed_of_pass(threads: int) -> MachineSpeed | None:
@@ -103,9 +131,9 @@ def speed_of_pass(threads: int) -> MachineSpeed | None:
         return None
     chains = [least_seconds(product_session(count, CHAIN), row, square) / CHAIN for count in (1, threads)]
     found = []
-    for size in (LARGE, SMALL):
+    for size, runs in ((LARGE, LARGE_RUNS), (SMALL, RUNS)):
         wide = weights(size // 4 // WIDTH)
-        found.append([wide.nbytes / least_seconds(session, row, wide) for session in (alone, together)])
+        found.append([wide.nbytes / least_seconds(session, row, wide, runs) for session in (alone, together)])
     (memory, all_memory), (cached, all_cached) = found
     if all_memory < READS * memory:
         return None
@@ -131,9 +159,9 @@ def product_session(threads: int, count: int) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def least_seconds(session: ort.InferenceSession, rows: np.ndarray, weight: np.ndarray) -> float:
+def least_seconds(session: ort.InferenceSession, rows: np.ndarray, weight: np.ndarray, runs: int = RUNS) -> float:
     given, times = {"y0": rows, "w": weight}, []
-    for _ in range(RUNS):
+    for _ in range(runs):
         started = time.perf_counter()
         session.run(None, given)
         times.append(time.perf_counter() - started)

@@ -276,12 +276,12 @@ class OrtSession(Session):
 def workers_of(model: OrtModel, settings: OrtSettings, threads: int, encoder: AnyEncoder) -> Workers[Session]:
     """For batches that workers of one thread decode faster than all threads together."""
     config, precision = model.config, model.precision
-    least = rows_of_worker(config, threads, precision)
     # Few rows of a small model have one thread, unless a number of threads is asked for.
     few = rows_of_threads(config, threads, precision) if settings.threads is None else 1
     # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
     follows = threads == 2 and precision in WORKER_SHORTCUTS and not settings.drafts
-    return Workers(threads, threads * least, worker_of(model, settings, encoder, whole=few > 1), few, follows)
+    opening = worker_of(model, settings, encoder, whole=few > 1)
+    return Workers(threads, lambda: threads * rows_of_worker(config, threads, precision), opening, few, follows)
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:

@@ -37,6 +37,7 @@ from seq2engine.runtime.threads import (
     OneThread,
     Workers,
     derived_speed,
+    is_small,
     row_work,
     rows_for_threads,
     rows_per_worker,
@@ -196,7 +197,8 @@ def test_large_models_have_many_threads_and_small_ones_few(cores):
 
 
 def test_few_rows_of_a_small_model_have_one_thread():
-    assert rows_for_threads(PRESETS["base"], 2, TWO, 4) == 1
+    assert not is_small(PRESETS["base"])
+    assert is_small(PRESETS["tiny"])
     assert rows_for_threads(PRESETS["tiny"], 2, TWO, 4) == MANY_ROWS
     quick_to_meet = dataclasses.replace(TWO, region=1e-7)
     few, more = (rows_for_threads(PRESETS["tiny"], 2, quick_to_meet, size) for size in (4, 1))
@@ -248,7 +250,7 @@ class ThreeWorkers(TorchSession):
 
     def __init__(self):
         super().__init__(random_model("tiny", seed=5))
-        self.workers = Workers(3, 1, lambda: self)
+        self.workers = Workers(3, lambda: 1, lambda: self)
 
     def encode(self, source_ids, source_mask):
         state = super().encode(source_ids, source_mask)
@@ -272,7 +274,7 @@ def test_an_error_names_the_source_by_its_number_in_the_request():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 5))
 def test_every_source_is_dealt_out_once_and_parts_are_even(lengths, count):
     class Dealt:
-        workers = Workers(min(count, len(lengths)), 3 * len(lengths), object)
+        workers = Workers(min(count, len(lengths)), lambda: 3 * len(lengths), object)
 
     found = in_parallel(Dealt(), [[0] * length for length in lengths], 3, lambda worker, part: list(part), len)
     assert sorted(number for part, _ in found for number in part) == list(range(len(lengths)))
@@ -357,7 +359,7 @@ def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch
 
 
 def test_a_new_size_of_batch_begins_with_the_latest_choice():
-    workers = Workers(2, 10**6, object, follows=True)
+    workers = Workers(2, lambda: 10**6, object, follows=True)
     for _ in range(1 + TRIAL):
         workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
     assert workers.choice(8).chosen
@@ -365,7 +367,7 @@ def test_a_new_size_of_batch_begins_with_the_latest_choice():
 
 
 def test_batches_that_have_one_thread_for_their_few_rows_are_no_trial():
-    workers = Workers(2, 10**6, object, thread_rows=14, follows=True)
+    workers = Workers(2, lambda: 10**6, object, thread_rows=14, follows=True)
     for _ in range(10):
         assert len(workers.for_batch(9, 9)) == 1
         workers.note(9, True, 5.0, 1, 10**6)

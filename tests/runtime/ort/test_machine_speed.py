@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from seq2engine.common.measured import Measured
+from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
+from seq2engine.runtime.generate import generate
+from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import machine_speed as module
 from seq2engine.runtime.ort.machine_speed import machine_speed, measured_speed, sensible_threads, speed_from_value
+from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.threads import MachineSpeed, derived_speed
 
 FOUND = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), 2e-6)
@@ -47,10 +52,30 @@ def test_damaged_values_are_measured_again(damage):
     assert speed_from_value(2, {}) is None
 
 
-def test_one_core_is_not_measured(monkeypatch):
-    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_two_cores_are_not_measured(monkeypatch, cores):
+    monkeypatch.setattr(module, "usable_cores", lambda: cores)
     monkeypatch.setattr(module, "measured_speed", lambda threads: pytest.fail("there is nothing to choose"))
-    assert sensible_threads(PRESETS["base"]) == 1
+    assert sensible_threads(PRESETS["base"]) == cores
+
+
+def test_it_is_measured_when_a_batch_depends_on_it(monkeypatch, tmp_path):
+    """Not for single sentences of a large model: they have all threads in any case."""
+    measured = []
+    monkeypatch.setattr(module, "measured_speed", lambda threads: measured.append(threads) or FOUND)
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(module, "is_small", lambda config: False)
+    bundle = onnx_from_model(random_model("tiny", seed=5), tmp_path / "bundle", ("fp32", "w8a8"))
+    for precision in ("fp32", "w8a8"):
+        with open_session(bundle, precision=precision, threads=2) as session:
+            generate(session, [[5, 6, 7]], SearchOptions(max_length=4, beam=4))
+            assert not measured
+            generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=4))
+            assert measured == [2]
+        measured.clear()
+        machine_speed.cache_clear()
+        for path in (tmp_path / "measured").iterdir():
+            path.unlink()
 
 
 def test_the_best_of_all_passes_counts(monkeypatch):
@@ -62,6 +87,14 @@ def test_the_best_of_all_passes_counts(monkeypatch):
     assert measured_speed(2) == MachineSpeed(2, (30e9, 48e9), (64e9, 110e9), (54e9, 108e9), 2e-6)
     monkeypatch.setattr(module, "speed_of_pass", lambda threads: None)
     assert measured_speed(2) is None
+
+
+def test_passes_end_when_none_finds_more(monkeypatch):
+    slow = MachineSpeed(2, (20e9, 40e9), (60e9, 100e9), (54e9, 108e9), 3e-6)
+    passes = iter([slow, FOUND, FOUND])
+    monkeypatch.setattr(module, "speed_of_pass", lambda threads: next(passes))
+    assert measured_speed(2) == FOUND
+    assert next(passes, None) is None
 
 
 def test_the_measurement_finds_positive_numbers(monkeypatch):
