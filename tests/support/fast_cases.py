@@ -19,9 +19,7 @@ def rest_slow(values: Iterable[Any], fast: Collection[Any]) -> list[Any]:
 def named_rest_slow(cases: Mapping[str, Any], fast: Collection[str]) -> list[Any]:
     """The same for cases by name, which is their id: those that `fast` names run always."""
     check_known(fast, cases)
-    return [
-        pytest.param(case, id=name, marks=() if name in fast else pytest.mark.slow) for name, case in cases.items()
-    ]
+    return [pytest.param(case, id=name, marks=() if name in fast else pytest.mark.slow) for name, case in cases.items()]
 
 
 def check_known(fast: Collection[Any], values: Collection[Any]) -> None:
@@ -30,11 +28,11 @@ def check_known(fast: Collection[Any], values: Collection[Any]) -> None:
 
 
 def mark_combinations_as_slow(items: Sequence[Any]) -> None:
-    """Of each test with the mark `each_value`, marks the cases as slow without which every value occurs all the same."""
+    """Of each test with the mark `each_value`: all cases but a few in which every value occurs are slow."""
     marked = [item for item in items if item.get_closest_marker("each_value") and not item.get_closest_marker("slow")]
     for _, group in groupby(sorted(marked, key=function_of), key=function_of):
         cases = list(group)
-        needed = covering([frozenset(case.callspec.indices.items()) for case in cases])
+        needed = covering([values_of(case) for case in cases])
         for number, case in enumerate(cases):
             if number not in needed:
                 case.add_marker(pytest.mark.slow)
@@ -43,6 +41,11 @@ def mark_combinations_as_slow(items: Sequence[Any]) -> None:
 def function_of(item: Any) -> str:
     """The test that an item is a case of."""
     return item.nodeid.partition("[")[0]
+
+
+def values_of(item: Any) -> frozenset[tuple[str, str]]:
+    """Its parameters and their values, as text: some values cannot be hashed."""
+    return frozenset((name, repr(value)) for name, value in item.callspec.params.items())
 
 
 def covering(cases: Sequence[frozenset[Any]]) -> set[int]:

@@ -130,6 +130,7 @@ class TestShortestReproduction:
 
 
 class TestWhatFp16CannotHold:
+    @pytest.mark.each_value
     @pytest.mark.parametrize("outlier", ["one token -1e+09", "many tokens -inf"])
     @pytest.mark.parametrize("precision", ["fp16", "int8"])
     def test_a_masked_token_stays_masked_and_no_other_is_touched(self, bundles, outlier, precision):
