@@ -16,7 +16,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.image_processor import images_from_folder
 from .conversion.position_tables import m2m_positions
@@ -281,4 +281,4 @@ def config_from_parts(
             end_id=single_token(tokens["eos_token_id"] if end is None else end, "eos_token_id", where),
         )
     except ConfigError as error:
-        raise CheckpointError(f"{where}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(where, error) from error
