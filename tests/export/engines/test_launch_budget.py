@@ -59,6 +59,7 @@ def check_tokens(passport, config, beams):
         assert launches <= launches_of_token(config, name, passport.precision, form, beams)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("precision", "beams"), [("fp16", 1), ("fp32", 1), ("fp16", 4), ("fp32", 4)])
 def test_small_heads_keep_within_it_too(precision, beams, built):
     passport = built("tiny", "static", precision, beams).passport

@@ -52,9 +52,13 @@ def test_there_are_forty_defects_and_more():
 @pytest.mark.parametrize(
     ("change", "form"),
     [
-        ({}, "static"),
+        pytest.param({}, "static", marks=pytest.mark.slow),
         ({"positions": "rotary", "norm": "pre", "tie_output": True, "share_embeddings": True}, "growing"),
-        ({"positions": "learned", "activation": "gelu", "share_embeddings": False, "tie_output": False}, "static"),
+        pytest.param(
+            {"positions": "learned", "activation": "gelu", "share_embeddings": False, "tie_output": False},
+            "static",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_good_exports_of_every_precision_are_accounted_for(tmp_path, change, form):
