@@ -153,9 +153,7 @@ def onnx_from_model(
     target = Path(folder)
     there = None if force else bundle_of(model, target, cache_form)
     if there is not None:
-        if set(precisions) <= set(there.precisions):
-            held = " and ".join(precisions)
-            raise BundleError(f"{target} holds {held} of this model already; add --force to write it anew")
+        refuse_if_complete(there, precisions)
         return added(there, model, precisions, progress, calibrate)
 
     def keep(beside: Path) -> None:
@@ -202,6 +200,12 @@ def add_precisions(
         check_choices(precision, opened.cache_form)
     opened.reference_path()  # which checks the file
     return added(opened, load_checkpoint(opened.root), precisions, progress, calibrate)
+
+
+def refuse_if_complete(bundle: Bundle, precisions: Sequence[str]) -> None:
+    if set(precisions) <= set(bundle.precisions):
+        held = " and ".join(precisions)
+        raise BundleError(f"{bundle.root} holds {held} of this model already; add --force to write it anew")
 
 
 def added(

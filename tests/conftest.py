@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import sys
 from contextlib import ExitStack
 
 import pytest
 import torch
+from support.fast_cases import mark_combinations_as_slow
 
 from seq2engine.cli.main import main
 from seq2engine.runtime.ort import graphs as ort_graphs
@@ -63,12 +65,20 @@ def pytest_runtest_setup(item):
     torch.set_num_threads(THREADS)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does
 def pytest_collection_modifyitems(items):
-    """Tests that need a GPU are skipped with that reason where there is none."""
+    """Combinations beyond each value once are slow; tests that need a GPU are skipped where there is none."""
+    mark_combinations_as_slow(items)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch.cuda finds none"))
+
+
+def pytest_collection_finish():
+    """Leaves imported modules out of garbage collection: they stay, and each pass over them takes time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

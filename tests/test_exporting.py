@@ -30,6 +30,7 @@ def overflowing():
     return model
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_python_makes_the_command_s_bundle(cli, overflowing, tmp_path, precision, form):

@@ -16,7 +16,7 @@ from torch import Tensor
 from seq2engine.errors import CheckpointError, ConfigError
 
 from ..checkpoint import model_from_weights
-from ..config import ModelConfig
+from ..config import ModelConfig, config_problem
 from ..tokenizers.importing import tokenizer_from_hugging_face
 from .conversion.image_processor import images_from_folder
 from .conversion.position_tables import m2m_positions
@@ -216,6 +216,35 @@ def renames_of(config: ModelConfig, class_tokens: tuple[str, ...]) -> dict[str, 
     return renames
 
 
+def image_fields(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of our config for the front end: the image, its patches, and the positions that they make."""
+    (height, width), (patch_height, patch_width) = encoder["image_size"], encoder["patch_size"]
+    class_tokens = len(CLASS_TOKENS[encoder["model_type"]])
+    return {
+        "front_end": "image",
+        "channels": encoder["num_channels"],
+        "image_height": height,
+        "image_width": width,
+        "patch_height": patch_height,
+        "patch_width": patch_width,
+        "class_tokens": class_tokens,
+        "max_source": class_tokens + (height // patch_height) * (width // patch_width),
+    }
+
+
+def encoder_fields(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of our config for the encoder's layers, whose sizes are not the decoder's."""
+    return {
+        "encoder_layers": encoder["num_hidden_layers"],
+        "encoder_width": encoder["hidden_size"],
+        "encoder_heads": encoder["num_attention_heads"],
+        "encoder_d_ff": encoder["intermediate_size"],
+        "encoder_norm": "pre",
+        "encoder_activation": ACTIVATIONS[encoder["hidden_act"]],
+        "encoder_norm_epsilon": encoder["layer_norm_eps"],
+    }
+
+
 def config_from_parts(
     encoder: Mapping[str, Any],
     decoder: Mapping[str, Any],
@@ -225,14 +254,13 @@ def config_from_parts(
     where: str,
 ) -> ModelConfig:
     """Our config. Whether the output is tied is given by the weights, not by the file."""
-    (height, width), (patch_height, patch_width) = encoder["image_size"], encoder["patch_size"]
-    class_tokens = len(CLASS_TOKENS[encoder["model_type"]])
     start_name, start = start_field(tokens, generation)
     end = generation.get("eos_token_id")
     differs = encoder["hidden_size"] != decoder["d_model"]
     try:
         return ModelConfig(
-            encoder_layers=encoder["num_hidden_layers"],
+            **image_fields(encoder),
+            **encoder_fields(encoder),
             decoder_layers=decoder["decoder_layers"],
             heads=decoder["decoder_attention_heads"],
             d_model=decoder["d_model"],
@@ -246,25 +274,11 @@ def config_from_parts(
             tie_output=tie_output,
             scale_embeddings=decoder["scale_embedding"],
             embedding_norm=decoder["layernorm_embedding"],
-            encoder_width=encoder["hidden_size"],
-            encoder_heads=encoder["num_attention_heads"],
-            encoder_d_ff=encoder["intermediate_size"],
-            encoder_norm="pre",
-            encoder_activation=ACTIVATIONS[encoder["hidden_act"]],
-            encoder_norm_epsilon=encoder["layer_norm_eps"],
             project_states=differs and decoder.get("cross_attention_hidden_size") is None,
-            front_end="image",
-            channels=encoder["num_channels"],
-            image_height=height,
-            image_width=width,
-            patch_height=patch_height,
-            patch_width=patch_width,
-            class_tokens=class_tokens,
-            max_source=class_tokens + (height // patch_height) * (width // patch_width),
             max_target=decoder["max_position_embeddings"],
             pad_id=single_token(tokens["pad_token_id"], "pad_token_id", where),
             start_id=single_token(start, start_name, where),
             end_id=single_token(tokens["eos_token_id"] if end is None else end, "eos_token_id", where),
         )
     except ConfigError as error:
-        raise CheckpointError(f"{where}: " + str(error).removeprefix("config: ")) from error
+        raise config_problem(where, error) from error

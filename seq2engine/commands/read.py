@@ -11,7 +11,7 @@ from seq2engine.commands.run import check_prefixes, hypotheses_of, loaded, plain
 from seq2engine.common.progress import silent
 from seq2engine.common.terminal import fresh_line
 from seq2engine.flags.precision import print_default_precision
-from seq2engine.flags.search import add_search_flags, options_from_args, prefixes_from_args
+from seq2engine.flags.search import add_output_flags, add_search_flags, options_from_args, prefixes_from_args
 from seq2engine.flags.shared import Commands, add_backend, add_bundle, add_command, add_draft, progress_for
 
 if TYPE_CHECKING:
@@ -36,14 +36,8 @@ def add_parser(commands: Commands) -> None:
     sub.add_argument("--json", action="store_true", help="the same as --format json: one object for every file")
     sub.add_argument("--batch", type=int, default=8, help="maximum files decoded together (default: %(default)s)")
     add_search_flags(sub)
-    sub.add_argument(
-        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities after it"
-    )
-    sub.add_argument(
-        "--alignments",
-        action="store_true",
-        default=None,
-        help="print position-output pairs after each output, from cross-attention: where in the image a token is",
+    add_output_flags(
+        sub, "position-output pairs after each output, from cross-attention: where in the image a token is"
     )
     sub.set_defaults(ids=False, remeasure=False, target_language=None)
 

@@ -20,7 +20,13 @@ from seq2engine.errors import RequestError
 from seq2engine.flags.cluster import add_cluster_flags, check_cluster_flags, job_of, uses_gpu
 from seq2engine.flags.languages import add_languages, add_strict
 from seq2engine.flags.precision import print_default_precision
-from seq2engine.flags.search import add_search_flags, lines_of_file, options_from_args, prefixes_from_args
+from seq2engine.flags.search import (
+    add_output_flags,
+    add_search_flags,
+    lines_of_file,
+    options_from_args,
+    prefixes_from_args,
+)
 from seq2engine.flags.shared import (
     Commands,
     add_backend,
@@ -76,15 +82,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
     add_strict(sub)
     add_search_flags(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object per line")
-    sub.add_argument(
-        "--scores", action="store_true", help="print each output's score and its tokens' log-probabilities after it"
-    )
-    sub.add_argument(
-        "--alignments",
-        action="store_true",
-        default=None,
-        help="print source-output pairs of tokens after each output, such as 0-0 2-1, from cross-attention",
-    )
+    add_output_flags(sub, "source-output pairs of tokens after each output, such as 0-0 2-1, from cross-attention")
 
 
 def run_run(args: argparse.Namespace) -> int:

@@ -21,6 +21,13 @@ UNKNOWN = frozenset(("<unk>", "[UNK]"))  # what tokenizers call the unknown toke
 SHOWN = 5  # texts that an error lists
 
 
+def add_output_flags(sub: argparse.ArgumentParser, alignments: str) -> None:
+    """What is printed after each output; `alignments` says what those are of."""
+    scores = "print each output's score and its tokens' log-probabilities after it"
+    sub.add_argument("--scores", action="store_true", help=scores)
+    sub.add_argument("--alignments", action="store_true", default=None, help=f"print {alignments}")
+
+
 def add_search_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--beam", type=int, help=f"beams; 1 is greedy {OWN.format(1)}")
     sub.add_argument(

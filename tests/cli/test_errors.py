@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 import pytest
+from support.fast_cases import rest_slow
 
 from seq2engine.cli.main import main
 from seq2engine.export.to_onnx import onnx_from_model
@@ -47,7 +48,7 @@ def good(tmp_path_factory):
     """A bundle with an engine."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     root = onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("errors") / "good", ("fp32", "fp16")).root
-    assert main(["build", str(root), *ENGINE_SHAPES, "--no-engine-cache", "--quiet"]) == 0
+    assert main(["build", str(root), *ENGINE_SHAPES, "--quiet"]) == 0
     return root
 
 
@@ -111,7 +112,7 @@ def test_files_that_are_cut_off_missing_or_something_else(refused, good, work, f
             refused(COMMANDS[name], bundle)
 
 
-@pytest.mark.parametrize("damage", ["half", "missing"])
+@pytest.mark.parametrize("damage", rest_slow(["half", "missing"], ["half"]))
 def test_inspect_names_the_broken_engine_and_its_repair(cli, good, work, damage):
     bundle = shutil.copytree(good, work / "bundle")
     path = bundle / ENGINE / "decoder_step.engine"
@@ -278,7 +279,7 @@ def test_too_much_asked_for_at_once_is_one_line(cli, good):
 def test_a_target_named_twice_is_one(cli, good, work):
     bundle = shutil.copytree(good, work / "bundle")
     shutil.rmtree(bundle / "engines")
-    assert cli("build", bundle, *ENGINE_SHAPES[2:], "--gpu", "sm89", "sm89", "--no-engine-cache", "--quiet")[0] == 0
+    assert cli("build", bundle, *ENGINE_SHAPES[2:], "--gpu", "sm89", "sm89", "--quiet")[0] == 0
     assert [path.name for path in (bundle / "engines").iterdir()] == ["sm89-fp16-beam1"]
 
 

@@ -122,6 +122,7 @@ def test_bench_times_features(kind: Kind, bundle: Bundle) -> None:
     assert result.cases
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("opening", "changes"),
     [

@@ -107,6 +107,7 @@ def test_a_padded_decode_fits_a_cache_without_a_slot_to_spare(cli, gpu, checkpoi
         assert tokens(found) == tokens(passed(cli("run", bundle, *options))[0])
 
 
+@pytest.mark.slow
 def test_builds_that_differ_lie_side_by_side_and_the_one_that_fits_is_run(cli, gpu, checkpoint, tmp_path):
     bundle = tmp_path / "bundle"
     passed(cli("export", checkpoint, bundle, "--quiet"))

@@ -79,6 +79,7 @@ def sizes_for(shape, cache_form):
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 def test_both_graphs_compute_what_pytorch_computes(name, cache_form, feeds_for, open_onnx, check_close):
@@ -92,6 +93,7 @@ def test_both_graphs_compute_what_pytorch_computes(name, cache_form, feeds_for, 
             check_close(run(feeds), model, specs[graph], feeds, cache_form)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["sinusoidal post", "learned pre", "rotary pre", "tied output with bias", "umt5"])
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 def test_fp16_graphs_err_no_more_than_pytorch_in_fp16(name, cache_form, feeds_for, open_onnx, check_close):
@@ -182,6 +184,7 @@ def test_a_fully_masked_source_makes_no_nan(feeds_for, run_onnx, check_close):
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # of `make fuzz` itself
+
 TESTS = Path(__file__).parents[1]
 
 # Runs the planted functions in forked processes of a process without threads; prints the outcome of each.

@@ -89,6 +89,7 @@ def test_tensors_of_many_layers_are_one_entry():
     )
 
 
+@pytest.mark.slow
 def test_turing_has_no_budget_as_the_table_was_read_from_other_kernels(cli, root):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     shapes = (

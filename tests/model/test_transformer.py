@@ -184,6 +184,7 @@ def test_every_past_token_counts(norm: str, positions: str) -> None:
         assert not torch.isclose(after, before, rtol=0, atol=near).all(dim=-1).any()
 
 
+@pytest.mark.each_value
 @each_norm
 @each_positions
 @settings(max_examples=10, deadline=None)

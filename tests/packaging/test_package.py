@@ -72,6 +72,7 @@ def verified(
     return ran(folder, "verify", monkeypatch, capsys, *argv, flavour=flavour, trt=trt, cudart=cudart)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("flavour", ["tensorrt", "tensorrt_rtx"])
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_right_engines_pass(

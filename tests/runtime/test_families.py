@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.fast_cases import rest_slow
 from support.hugging_face_models import saved, small_model
 from support.mutations import Mutation, put, values_of, wrong_copy
 from support.trocr_models import saved_trocr, small_trocr
@@ -56,7 +57,11 @@ NORM = "encoder.1.feed_residual.norm"
 LIMITS = {"count": 16, "max_length": 6, "beam": 2, "threads": 1}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# A family of each kind of positions and of each front end: the others run in `make test-slow`.
+FAST = ("pre-norm, rotary", "marian", "t5", "audio", "trocr, projected")
+
+
+@pytest.fixture(scope="module", params=rest_slow(FAMILIES, FAST))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     given = FAMILIES[request.param]
     if isinstance(given, tuple):
@@ -120,6 +125,7 @@ def test_shortlist(bundle: Any) -> None:
         assert decoded(session, sources_of(bundle, 8), options) == expected
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
 def test_continuous_batching(bundle: Any, options: SearchOptions) -> None:
     """Rows are given to other sources in the middle of a decode."""

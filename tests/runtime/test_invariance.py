@@ -227,6 +227,7 @@ def test_nothing_but_the_word_decides(pools, form, backend):
     holds()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam", [1, 2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_pools_are_worth_the_trouble(pools, name, beam):

@@ -66,6 +66,7 @@ def sources_of(count, seed=0):
     return [rng.integers(3, 256, rng.integers(1, 30)).tolist() for _ in range(count)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("precision", "shortlist"), [("fp32", None), ("fp32", tuple(range(3, 200, 3))), ("w8a8", None)]
 )

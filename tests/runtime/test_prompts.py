@@ -46,6 +46,7 @@ def fed_at_once(session: Session) -> Session:
     return session
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_a_prompt_is_what_a_forced_beginning_is(bundle: Bundle, backend: str, beam: int) -> None:
@@ -68,6 +69,7 @@ def test_a_prompt_is_what_a_forced_beginning_is(bundle: Bundle, backend: str, be
             assert [fed[row][0].tokens for row in range(len(SOURCES))] == expected
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_logits_inside_a_prompt_can_be_asked_for(bundle: Bundle, backend: str, beam: int) -> None:

@@ -43,6 +43,7 @@ def bundle(tmp_path_factory):
     return onnx_from_model(random_model(SMALL, 1), tmp_path_factory.mktemp("bundles") / "small", ("fp32", "fp16"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("positions", "norm"), SCHEMES)
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_tokens_equal_torch_for_every_scheme_and_cache(tmp_path, positions, norm, form):

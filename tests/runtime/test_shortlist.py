@@ -85,6 +85,7 @@ def same(
     assert_same_outputs(ours, theirs, near.of_projection(session.config), options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("beam_style", BEAM_STYLES)
 def test_a_shortlist_decodes_like_masked_logits(session: Session, beam_style: str, rules: str) -> None:
@@ -126,6 +127,7 @@ def test_greedy_search_outputs_the_same_with_a_mask_and_likelier(session: Sessio
     assert all(one[0].score > other[0].score for one, other in zip(short, masked, strict=True))
 
 
+@pytest.mark.each_value
 def test_sampling_and_continuous_batching_know_the_shortlist(session: Session) -> None:
     sampled = SearchOptions(max_length=6, sample=True, nbest=3, seed=1)
     found = generate(session, SOURCES, dataclasses.replace(sampled, shortlist=TOKENS))
@@ -137,6 +139,7 @@ def test_sampling_and_continuous_batching_know_the_shortlist(session: Session) -
     same([nbest for _, nbest in fed], [nbest for _, nbest in again], session, beams)
 
 
+@pytest.mark.each_value
 def test_decodes_without_a_shortlist_are_as_before_and_the_latest_is_kept(session: Session) -> None:
     plain = generate(session, SOURCES, SearchOptions(max_length=6))
     kept = [kept_after(session, tokens) for tokens in ((7, 9), (7, 9), (7,), (7, 9))]

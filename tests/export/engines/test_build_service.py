@@ -173,6 +173,7 @@ def test_several_profiles_the_widest_first(build, ranges, own_bundle):
         assert entry.fused_attentions == entry.attentions
 
 
+@pytest.mark.slow
 def test_weights_may_stay_on_the_host(build, own_bundle):
     """An engine's header has the bytes of its weights, without those that are streamed."""
     sizes = []

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.builds import build_engines
+from support.fast_cases import rest_slow
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.gpu_support import LACKS, NEAREST, unsupported
@@ -83,7 +84,7 @@ def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle,
     assert not list((bundle.root / "engines").glob(f"sm120-{asked}-*"))
 
 
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.FLOAT])
+@pytest.mark.parametrize("kind", rest_slow([TensorProto.FLOAT16, TensorProto.FLOAT], [TensorProto.FLOAT16]))
 def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatch):
     """Restored before the build, a weight is as large as before, though the file is int8."""
 
@@ -108,6 +109,7 @@ def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatc
     assert message.startswith("encoder.engine was built in another precision than int8: it holds ")
 
 
+@pytest.mark.slow
 def test_an_engine_of_another_precision_is_not_kept_for_the_next_build(bundle, ranges, monkeypatch, tmp_path):
     """Neither does the cache keep it, nor is one taken from there that somehow came to be in it."""
     cache = tmp_path / "cache"

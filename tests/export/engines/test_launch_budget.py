@@ -59,6 +59,7 @@ def check_tokens(passport, config, beams):
         assert launches <= launches_of_token(config, name, passport.precision, form, beams)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("precision", "beams"), [("fp16", 1), ("fp32", 1), ("fp16", 4), ("fp32", 4)])
 def test_small_heads_keep_within_it_too(precision, beams, built):
     passport = built("tiny", "static", precision, beams).passport
@@ -78,7 +79,7 @@ def test_encoders_keep_within_the_budget(row, built):
     assert encoder.fused_attentions == (encoder.attentions if row.fused else 0)
 
 
-@pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), ("int8", 80)])
+@pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), pytest.param("int8", 80, marks=pytest.mark.slow)])
 def test_six_layers_launch_as_in_the_table(precision, promised):
     """The rows that have the least room, at the depth of the base model."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
@@ -122,7 +123,9 @@ def kernels_of(config, graph, precision, beams):
     return kernels_from_engine(build_engine(trt, form, Path(f"{graph}.onnx"), shapes, ["sm86"], lambda fraction: None))
 
 
-@pytest.mark.parametrize(("config", "promised"), [(T5, 72), (FLAN, 77)], ids=["t5", "flan"])
+@pytest.mark.parametrize(
+    ("config", "promised"), [pytest.param(T5, 72, id="t5", marks=pytest.mark.slow), pytest.param(FLAN, 77, id="flan")]
+)
 def test_a_step_of_t5_launches_what_was_promised(config, promised):
     kernels = kernels_of(config, "decoder_step", "fp16", 1)
     assert kernels.fused_attentions == 12

@@ -45,6 +45,7 @@ def test_fp32_engines_compute_in_fp32(built):
         assert re.findall(rb"\btf32=(\d)", built(precision="fp32").bytes_of(graph)) == [b"0"]
 
 
+@pytest.mark.slow
 def test_beams_may_stay_dynamic(built):
     passport = built("tiny", "static", "fp16", "any").passport
     step = passport.engines["decoder_step"]

@@ -102,6 +102,7 @@ def test_neighbours_of_w8a8_fit_sixteen_bits_and_the_others_have_all_of_int8(arr
     assert (furthest[scales > 2.0**-14] >= 126).all()  # no step is wasted; below that, fp16's scales are coarse
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize("cache_form", CACHE_FORMS)
 @pytest.mark.parametrize("name", ["encoder", "decoder_step"])

@@ -43,6 +43,7 @@ def ops(form):
     return [node.op_type for node in form.graph.node]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
 @pytest.mark.parametrize("name", CONFIGS)

@@ -53,6 +53,7 @@ def folded(step, folder=""):
     return form
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("cache_form", ["static", "growing"])

@@ -76,6 +76,7 @@ def axes(model):
     }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cache_form", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fast_cases import rest_slow
 from support.hugging_face_models import END, LENGTH, batch_of, in_double, library_outputs, saved, small_model, sources
 from support.rounding import double_error
 
@@ -105,7 +106,21 @@ class Pair:
         return sources(self.imported.model.config.source_vocab)
 
 
-@pytest.fixture(scope="module", params=CASES)
+# A model of each family, untied ones among them; the others run in `make test-slow`.
+FAST = (
+    "marian, two vocabularies",
+    "bart",
+    "mbart, untied",
+    "m2m_100, padding 6",
+    "pegasus, untied",
+    "blenderbot, scaled",
+    "t5",
+    "t5 v1.1",
+    "umt5",
+)
+
+
+@pytest.fixture(scope="module", params=rest_slow(CASES, FAST))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family, seed, changes, generation = CASES[request.param]
     model = small_model(family, seed, **changes)

@@ -67,6 +67,7 @@ def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("train") / "a", epochs=50, label_smoothing=0.0)
 
 
+@pytest.mark.slow
 def test_it_learns(trained):
     _, history = trained
     epochs = [entry for entry in history if "dev_loss" in entry]
@@ -74,6 +75,7 @@ def test_it_learns(trained):
     assert epochs[-1]["exact_match"] > 0.8
 
 
+@pytest.mark.slow
 def test_the_trained_model_outputs_it(trained):
     model, _ = trained
     pairs = copy_pairs(20, seed=2)

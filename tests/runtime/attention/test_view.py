@@ -57,6 +57,7 @@ def text_bundle(tmp_path_factory):
     return onnx_from_model(model, root / "bundle", ("fp32",), companions=checkpoint)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("positions", "norm"), SCHEMES)
 @pytest.mark.parametrize("form", ["static", "growing"])
 def test_onnx_runtime_attends_where_torch_attends(tmp_path, positions, norm, form):

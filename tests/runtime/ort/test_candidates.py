@@ -87,6 +87,7 @@ def test_samples_are_the_same(session: Session) -> None:
         same(found, generate(session, SOURCES, options), session, options)
 
 
+@pytest.mark.each_value
 @settings(max_examples=15, deadline=None)
 @given(
     sources=st.lists(st.lists(st.integers(3, 210), min_size=1, max_size=8), min_size=1, max_size=9),

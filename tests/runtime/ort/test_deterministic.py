@@ -77,6 +77,7 @@ def check_batch_invariance(session):
     holds()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_another_batch_changes_no_bit(bundle, precision, threads):

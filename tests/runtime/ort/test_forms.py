@@ -76,6 +76,7 @@ def test_attention_changes_no_token(sessions, precision, shortlist, beam, determ
         assert {row: found[0].tokens for row, found in fed.items()} == {r: n[0] for r, n in enumerate(wanted)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("shortlist", [None, LISTED], ids=["", "shortlist"])
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -106,8 +106,10 @@ print(*found)
 @pytest.mark.parametrize(
     ("beams", "tables"),
     [
-        ([1], [0.75]),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
-        ([2], [1.75]),  # beam search reads a packed copy
+        pytest.param(
+            [1], [0.75], marks=pytest.mark.slow
+        ),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
+        pytest.param([2], [1.75], marks=pytest.mark.slow),  # beam search reads a packed copy
         ([1, 2, 1], [0.75, 2.0, 2.0]),  # both, and what is left of the first step; one more copy would make it 2.25
     ],
 )

@@ -85,6 +85,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 def test_outputs_are_those_of_the_target(sessions, positions, options):

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from support.fast_cases import rest_slow
 from support.parity_cases import SMALL, bundle_of, parity_with
 
 from seq2engine.runtime.ort.graphs import OrtModel
@@ -105,7 +106,7 @@ class TestPlantedDefects:
             assert part is first
             assert result.reason.startswith(f"{level}: {first.tensor}")
 
-    @pytest.mark.parametrize("defect", SLIGHT)
+    @pytest.mark.parametrize("defect", rest_slow(SLIGHT, [*SLIGHT][:1]))
     def test_a_single_weight_is_caught(self, bundle, tmp_path, defect):
         graph, name, (level, tensor) = SLIGHT[defect]
         with edited(bundle, "fp32", tmp_path, lambda g: perturb(g, name), graph) as candidate:
@@ -114,7 +115,7 @@ class TestPlantedDefects:
         assert result.first_failure[0] == level
         assert result.first_failure[1].tensor.startswith(tensor)
 
-    @pytest.mark.parametrize("positions", ["learned", "rotary"])
+    @pytest.mark.parametrize("positions", rest_slow(["learned", "rotary"], ["rotary"]))
     def test_a_wrong_position_is_caught_in_every_scheme(self, tmp_path, positions):
         """Rotary decodes do not change when all positions move alike; the cache does."""
         bundle = bundle_of(dataclasses.replace(SMALL, positions=positions), tmp_path)

@@ -131,6 +131,7 @@ class TestThreads:
     def test_doubled_up_to_the_most(self, most, counts):
         assert torch_threads.thread_counts(most) == counts
 
+    @pytest.mark.each_value
     @pytest.mark.parametrize("quick", [1, 2])
     def test_the_quickest_are_taken(self, three, threads, monkeypatch, quick):
         """By a clock that goes on while PyTorch has another number of threads."""
@@ -145,6 +146,7 @@ class TestThreads:
         assert torch_threads.take_quickest_threads(three, random_sources(ENDING, 4)) == quick
         assert torch.get_num_threads() == quick
 
+    @pytest.mark.each_value
     @pytest.mark.parametrize(("asked", "used"), [(None, {1, 2}), (1, {1})])
     def test_parity_takes_them_and_gives_them_back(self, bundle, threads, asked, used):
         torch.set_num_threads(2)

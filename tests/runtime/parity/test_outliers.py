@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from support.fast_cases import rest_slow
 from support.mutations import MUTATIONS, Mutation, put, values_of, wrong_copy
 from support.outliers import BIASED, OUTLIERS, config_of, masked, outlier_bundle
 from support.parity_cases import SMALL
@@ -109,7 +110,7 @@ def padded(tmp_path_factory):
 
 
 class TestShortestReproduction:
-    @pytest.mark.parametrize("precision", ["fp32", "fp16", "w8a8"])
+    @pytest.mark.parametrize("precision", rest_slow(["fp32", "fp16", "w8a8"], ["w8a8"]))
     def test_its_good_exports_pass(self, padded, cli, precision):
         code, out, _ = cli("parity", padded.root, "--precision", precision, *FLAGS)
         assert code == 0, out
@@ -130,6 +131,7 @@ class TestShortestReproduction:
 
 
 class TestWhatFp16CannotHold:
+    @pytest.mark.each_value
     @pytest.mark.parametrize("outlier", ["one token -1e+09", "many tokens -inf"])
     @pytest.mark.parametrize("precision", ["fp16", "int8"])
     def test_a_masked_token_stays_masked_and_no_other_is_touched(self, bundles, outlier, precision):

@@ -183,6 +183,7 @@ def test_random_sources_with_random_options(name: str) -> None:
         assert_same(ours, library, model, options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("name", MODELS)
 def test_in_generate_too_a_source_does_not_change_once_it_is_done(name: str, early_stopping: bool | str) -> None:

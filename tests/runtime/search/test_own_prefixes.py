@@ -40,6 +40,7 @@ def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]
         yield opened
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "options",
     [

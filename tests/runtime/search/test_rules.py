@@ -219,6 +219,7 @@ def we_say(session: TorchSession, beam: int, **rules: Any) -> list[list[int]]:
     return [list(best.tokens) for best, *_ in generate(session, sources(VOCAB), options)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_rule_means_what_it_means_in_generate(name: str, beam: int, session: TorchSession) -> None:

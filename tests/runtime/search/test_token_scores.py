@@ -96,6 +96,7 @@ def test_scores_are_made_of_log_probs(session: Session) -> None:
             assert one.score == pytest.approx(sum(one.log_probs) / len(one.tokens) ** 0.7)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam_style", ["huggingface", "ctranslate2"])
 def test_coverage_is_what_all_steps_looked_at(session: Session, beam_style: str) -> None:
     options = SearchOptions(

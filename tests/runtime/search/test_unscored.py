@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.fast_cases import named_rest_slow
 from support.workers import workers_for_few_rows
 
 from seq2engine.export.to_onnx import onnx_from_model
@@ -55,6 +56,7 @@ def both(options):
     return options, dataclasses.replace(options, scores=False)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cache", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
 @pytest.mark.parametrize("count", [1, 7, 40])
@@ -69,6 +71,7 @@ def test_tokens_are_those_with_scores(bundles, cache, precision, count):
     assert all(math.isfinite(nbest[0].score) and nbest[0].log_probs for nbest in expected)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
 @pytest.mark.parametrize("style", ["huggingface", "ctranslate2"])
 def test_an_output_bias_decides_among_the_same_tokens(tmp_path, precision, style):
@@ -118,7 +121,9 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(
+    "rules", named_rest_slow(RULES, ("prefix", "banned", "shortlist", "beam", "ctranslate2 ruled", "sample"))
+)
 def test_with_rules_and_other_searches_too(bundles, rules):
     sources = sources_of(5, seed=1)
     scored, unscored = both(SearchOptions(max_length=12, **rules))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fast_cases import rest_slow
 from support.rounding import rounding_from_config
 from support.speech_models import (
     ENGLISH,
@@ -83,7 +84,7 @@ def assert_same(model: Translator, theirs: Any, wave: np.ndarray, ours: dict[str
     assert [(one.start, one.end) for one in found.segments] == times
 
 
-@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("beam", rest_slow([1, 5], [1]))
 def test_short_audio_is_the_library_s(untimed, beam):
     with load(untimed.bundle, threads=1) as model:
         for seed in range(4):
@@ -91,13 +92,14 @@ def test_short_audio_is_the_library_s(untimed, beam):
             assert_same(model, untimed.theirs, wave, {"beam": beam}, num_beams=beam, return_timestamps=False)
 
 
-@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("beam", rest_slow([1, 5], [5]))
 def test_short_audio_with_timestamps_is_the_library_s(small, model, beam):
     for seed in range(3):
         asked = {"beam": beam, "timestamps": True}
         assert_same(model, small.theirs, sound(WINDOW, seed), asked, num_beams=beam, return_timestamps=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])
 def test_long_audio_is_the_library_s(small, model, beam, previous):

@@ -60,6 +60,7 @@ def parts(found: Transcript) -> list[Any]:
     return [found.seconds, [(one.start, one.end, one.tokens, one.temperature) for one in found.segments], words]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [

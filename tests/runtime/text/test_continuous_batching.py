@@ -183,6 +183,7 @@ def wide(tmp_path_factory):
             yield opened
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("window", [0, 2])
 def test_two_workers_share_the_sources(wide, session, beam, window):

@@ -67,6 +67,7 @@ def torch_log_probs(source: list[int], target: list[int], start: int = SMALL.sta
     return logits.log_softmax(-1)[0].gather(1, torch.tensor(target)[:, None])[:, 0].tolist()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("batch", [1, 4, 32])
 def test_scores_are_those_of_teacher_forcing_in_torch(session: Session, batch: int) -> None:
     sources, targets = pairs_of(9, 0)

@@ -46,6 +46,7 @@ def test_greedy_decodes_are_those_of_pytorch(form: str, flavour: str, bundles: d
     assert not trt.contexts
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize(
     ("form", "ranges"), [("static", BEAMS), ("static", THREE_BEAMS), ("growing", BEAMS), ("growing", THREE_BEAMS)]
@@ -65,6 +66,7 @@ def test_a_tree_of_three_beams_through_selections(
             tree.descend(tree.step(), turn)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("beam", [1, 4])

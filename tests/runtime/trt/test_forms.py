@@ -27,6 +27,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {form: onnx_from_model(MODEL, folder / form, ("fp32", "fp16"), form).root for form in ("static", "growing")}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", ["static", "growing"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(("ranges", "beam"), [(ONE_BEAM, 1), (THREE_BEAMS, 3), (BEAMS, 3)])

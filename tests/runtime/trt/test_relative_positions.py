@@ -36,6 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {form: root / form for form in CACHE_FORMS}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", CACHE_FORMS)
 @pytest.mark.parametrize(("beam", "ranges", "slots"), [(1, ONE_BEAM, None), (1, FOUR_BEAMS, None), (4, FOUR_BEAMS, 24)])
 def test_searches_find_what_they_find_over_pytorch(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.fast_cases import rest_slow
 from support.rounding import rounding_from_config
 from support.stand_in_engines import MODEL, put_engines, session_over
 
@@ -99,6 +100,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+# What differs in how a step's output is reduced on the device, once each.
+FAST = (
+    "greedy without scores",
+    "beam",
+    "CTranslate2's",
+    "least length, greedy",
+    "forced end, greedy",
+    "prefix",
+    "bans",
+    "many bans, greedy",
+    "shortlist",
+    "no repeated n-gram",
+    "repetition penalty, greedy",
+    "sampling",
+    "trie",
+    "timestamps",
+)
+
+
 def found_by(session: Any, sources: list[list[int]], options: SearchOptions) -> list[list[tuple[int, ...]]]:
     batches = [sources[first : first + 32] for first in range(0, len(sources), 32)]
     return [[one.tokens for one in row] for batch in batches for row in generate(session, batch, options)]
@@ -109,7 +129,7 @@ def serving(sessions: dict[str, TrtSession], options: SearchOptions) -> dict[str
     return {form: session for form, session in sessions.items() if options.width <= (session.limits.beam or 0)}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", rest_slow(OPTIONS, FAST))
 def test_each_search_option(name: str, sessions: dict[str, TrtSession]) -> None:
     options, sources = SearchOptions(**{"max_length": LENGTH, **OPTIONS[name]}), ragged(12)
     with TorchSession(MODEL) as reference:

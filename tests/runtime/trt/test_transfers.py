@@ -65,6 +65,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return onnx_from_model(model, tmp_path_factory.mktemp("transfers") / "run7", ENGINE_PRECISIONS)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
 @pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
 def test_steps_take_the_shapes_of_the_passport(precision: str, ranges: ShapeRanges, bundle: Bundle) -> None:
@@ -92,6 +93,7 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return onnx_from_model(MODEL, tmp_path_factory.mktemp("growing") / "run7", ENGINE_PRECISIONS, "growing")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("precision", ENGINE_PRECISIONS)
 @pytest.mark.parametrize("name", ["one beam", "1 to 4 beams", "four beams"])
 def test_a_growing_cache_sends_its_mask_but_reads_candidates(precision: str, name: str, growing: Bundle) -> None:

@@ -35,6 +35,7 @@ def test_parts_hold_every_id_and_every_position(length):
         assert set(np.concatenate([part["position"].ravel() for part in parts])) == set(range(length))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("positions", "tables"), [("sinusoidal", 2), ("learned", 2), ("rotary", 4)])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_good_export_looks_up_what_pytorch_does(tmp_path, positions, tables, precision):

@@ -222,6 +222,7 @@ def test_tensors_as_good_as_pytorch_s_put_the_blame_on_rounded_activations(tmp_p
     assert "int8 activations alone change these outputs" in found.text
 
 
+@pytest.mark.slow
 def test_scales_of_quantised_weights_are_no_bias(tmp_path, cli):
     """Beside one huge weight int8 activations are rounded to nothing; a scale is not blamed as a stale bias."""
     model = random_model(dataclasses.replace(PRESETS["tiny"], output_bias=True), 7)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
+from support.fast_cases import rest_slow
 from support.mutations import MUTATIONS, Mutation, good_bundles, put, values_of, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
@@ -36,7 +37,7 @@ def test_a_planted_defect_is_found_and_named_without_a_sample(good, tmp_path, na
     assert fault.cause in mutation.causes, fault.text
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", rest_slow(MUTATIONS, list(MUTATIONS)[::4]))
 def test_every_other_planted_defect_is_found_without_a_sample(good, tmp_path, name):
     mutation = MUTATIONS[name]
     results = weights_of(wrong_copy(good(mutation), tmp_path / "wrong", mutation), mutation.precision)
@@ -51,9 +52,13 @@ def test_there_are_forty_defects_and_more():
 @pytest.mark.parametrize(
     ("change", "form"),
     [
-        ({}, "static"),
+        pytest.param({}, "static", marks=pytest.mark.slow),
         ({"positions": "rotary", "norm": "pre", "tie_output": True, "share_embeddings": True}, "growing"),
-        ({"positions": "learned", "activation": "gelu", "share_embeddings": False, "tie_output": False}, "static"),
+        pytest.param(
+            {"positions": "learned", "activation": "gelu", "share_embeddings": False, "tie_output": False},
+            "static",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_good_exports_of_every_precision_are_accounted_for(tmp_path, change, form):
