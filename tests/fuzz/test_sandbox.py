@@ -93,7 +93,7 @@ for number, (name, planted) in enumerate(PLANTED.items()):
     running = sandbox.start((), folder, Case(number, name, ()), lambda argv, planted=planted: planted())
     while (outcome := sandbox.finished(running)) is None:
         time.sleep(0.01)
-    outcomes[name] = outcome.kind
+    outcomes[name] = (outcome.kind, outcome.detail)
 print(json.dumps(outcomes))
 """
 
@@ -129,14 +129,27 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     folder = tmp_path_factory.mktemp("planted")
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(TESTS), str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, tuple[str, str]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_planted_is_named(outcomes: dict[str, str], name: str) -> None:
-    assert outcomes[name] == EXPECTED[name]
+def test_what_is_planted_is_named(outcomes: dict[str, tuple[str, str]], name: str) -> None:
+    assert outcomes[name][0] == EXPECTED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "place"),
+    [("sleeps", "sleeping", "in <lambda>"), ("computes", "running", "in busy"), ("waits for a pipe", "sleeping", "in")],
+)
+def test_a_hang_has_its_state_and_place(
+    outcomes: dict[str, tuple[str, str]], name: str, state: str, place: str
+) -> None:
+    """A process that waits for ever is told from one that a busy machine does not let run."""
+    detail = outcomes[name][1]
+    assert detail.startswith(f"{state} after ")
+    assert place in detail
