@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -101,7 +102,13 @@ def distance_lookups(
     made = [node.output[0] for node in nodes if node.name.startswith(f"{module}/") and node.op_type == "Transpose"]
     for layer, tensor in enumerate(made):
         name = module if len(made) == 1 else f"{module} of layer {layer}"
-        yield Lookup(graph, tensor, name, [part], lambda model, feeds, layer=layer: expected(model, feeds)[layer])
+        yield Lookup(graph, tensor, name, [part], partial(of_layer, layer, expected))
+
+
+def of_layer(
+    layer: int, expected: Callable[[Transformer, Feeds], Sequence[torch.Tensor]], model: Transformer, feeds: Feeds
+) -> torch.Tensor:
+    return expected(model, feeds)[layer]
 
 
 def last_of(nodes: list[onnx.NodeProto], module: str) -> str:
