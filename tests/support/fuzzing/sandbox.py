@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60  # after which a case hangs
+UNSEEN = 2  # seconds between two looks, beyond which this process itself was stopped, and its cases with it
 MEMORY = 1 << 29  # bytes that a case may take beyond what the process had; no file of a case has more than a few MB
 FAILED = 70  # exit code of an exception that no command caught
 WATCHED = ("os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", "pickle.find_class", "socket.connect")
@@ -46,6 +47,7 @@ class Running:
     started: float
     before: dict[str, tuple[int, int]]
     case: Any
+    seen: float  # when it was last looked at
 
 
 def start(argv: Sequence[str], folder: Path, case: Any, main: Callable[[Sequence[str]], int]) -> Running:
@@ -56,7 +58,8 @@ def start(argv: Sequence[str], folder: Path, case: Any, main: Callable[[Sequence
     pid = os.fork()
     if pid == 0:
         child(argv, folder, main)
-    return Running(pid, folder, time.monotonic(), before, case)
+    now = time.monotonic()
+    return Running(pid, folder, now, before, case, now)
 
 
 def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int]) -> None:
@@ -135,8 +138,12 @@ def resident() -> int:
 
 def finished(running: Running) -> Outcome | None:
     """The outcome of a case that has ended, or that takes too long and is ended; None while it runs."""
+    now = time.monotonic()
+    if now - running.seen > UNSEEN:  # time in which nobody ran is not the case's
+        running.started += now - running.seen
+    running.seen = now
     pid, status, usage = os.wait4(running.pid, os.WNOHANG)
-    seconds = time.monotonic() - running.started
+    seconds = now - running.started
     hangs, where = False, ""
     if pid == 0:
         if seconds < SECONDS or (computes(running.pid) and seconds < 10 * SECONDS):
