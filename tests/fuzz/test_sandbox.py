@@ -64,6 +64,7 @@ PLANTED = {
     "two lines": lambda: error("a") + error("b"),
     "an exception": raising,
     "sleeps": lambda: time.sleep(1000),
+    "sleeps while the machine does": lambda: time.sleep(3.5) or 0,
     "computes": busy,
     "waits for a pipe": lambda: (os.mkfifo("pipe"), open("pipe").read()),
     "segmentation fault": lambda: ctypes.string_at(0),
@@ -93,9 +94,11 @@ for number, (name, planted) in enumerate(PLANTED.items()):
         (folder / part).mkdir(parents=True)
     (folder / "outside" / "kept").write_text("kept")
     running = sandbox.start((), folder, Case(number, name, ()), lambda argv, planted=planted: planted())
+    if name == "sleeps while the machine does":
+        time.sleep(3)
     while (outcome := sandbox.finished(running)) is None:
         time.sleep(0.01)
-    outcomes[name] = outcome.kind
+    outcomes[name] = (outcome.kind, outcome.detail)
 print(json.dumps(outcomes))
 """
 
@@ -106,6 +109,7 @@ EXPECTED = {
     "two lines": "several lines",
     "an exception": "traceback",
     "sleeps": "hang",
+    "sleeps while the machine does": "ok",  # a watcher that was stopped, as by a debugger or with its virtual machine
     "computes": "hang",
     "waits for a pipe": "hang",
     "segmentation fault": "crash",
@@ -131,14 +135,27 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     folder = tmp_path_factory.mktemp("planted")
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(TESTS), str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, tuple[str, str]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_planted_is_named(outcomes: dict[str, str], name: str) -> None:
-    assert outcomes[name] == EXPECTED[name]
+def test_what_is_planted_is_named(outcomes: dict[str, tuple[str, str]], name: str) -> None:
+    assert outcomes[name][0] == EXPECTED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "place"),
+    [("sleeps", "sleeping", "in <lambda>"), ("computes", "running", "in busy"), ("waits for a pipe", "sleeping", "in")],
+)
+def test_a_hang_has_its_state_and_place(
+    outcomes: dict[str, tuple[str, str]], name: str, state: str, place: str
+) -> None:
+    """A process that waits for ever is told from one that a busy machine does not let run."""
+    detail = outcomes[name][1]
+    assert detail.startswith(f"{state} after ")
+    assert place in detail

@@ -6,8 +6,9 @@ that tens of thousands of ids need no layer to run. They are compared with the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -86,10 +87,28 @@ def lookups_of(candidate: OrtSession) -> Iterator[Lookup]:
         for node in nodes[graph]:
             if node.op_type == "Gather" and node.input[0] == "rotary":
                 yield Lookup(graph, node.output[0], "rotary", [part], rotary_rows)
-    if tensor := last_of(nodes["encoder"], "encoder_distances"):
-        yield Lookup("encoder", tensor, "encoder_distances", [mask_part(config.max_source)], encoder_distances)
-    if tensor := last_of(nodes["decoder_step"], "decoder_distances"):
-        yield Lookup("decoder_step", tensor, "decoder_distances", [slots_part(config.max_target)], decoder_distances)
+    yield from distance_lookups("encoder", nodes["encoder"], mask_part(config.max_source), encoder_distances)
+    yield from distance_lookups("decoder_step", nodes["decoder_step"], slots_part(config.max_target), decoder_distances)
+
+
+def distance_lookups(
+    graph: str,
+    nodes: Sequence[onnx.NodeProto],
+    part: Feeds,
+    expected: Callable[[Transformer, Feeds], Sequence[torch.Tensor]],
+) -> Iterator[Lookup]:
+    """The biases of one table for all layers, or of one for each."""
+    module = f"{graph[:7]}_distances"
+    made = [node.output[0] for node in nodes if node.name.startswith(f"{module}/") and node.op_type == "Transpose"]
+    for layer, tensor in enumerate(made):
+        name = module if len(made) == 1 else f"{module} of layer {layer}"
+        yield Lookup(graph, tensor, name, [part], partial(of_layer, layer, expected))
+
+
+def of_layer(
+    layer: int, expected: Callable[[Transformer, Feeds], Sequence[torch.Tensor]], model: Transformer, feeds: Feeds
+) -> torch.Tensor:
+    return expected(model, feeds)[layer]
 
 
 def last_of(nodes: list[onnx.NodeProto], module: str) -> str:
@@ -158,13 +177,13 @@ def rotary_rows(model: Transformer, feeds: Feeds) -> torch.Tensor:
     return angles
 
 
-def encoder_distances(model: Transformer, feeds: Feeds) -> torch.Tensor:
+def encoder_distances(model: Transformer, feeds: Feeds) -> Sequence[torch.Tensor]:
     positions = torch.arange(feeds["source_mask"].shape[1])[None]
     assert model.encoder_distances is not None
-    return model.encoder_distances(positions, positions)[-1]
+    return model.encoder_distances(positions, positions)
 
 
-def decoder_distances(model: Transformer, feeds: Feeds) -> torch.Tensor:
+def decoder_distances(model: Transformer, feeds: Feeds) -> Sequence[torch.Tensor]:
     assert model.decoder_distances is not None
     position, slots = (torch.from_numpy(feeds[name]) for name in ("position", "slot_position"))
-    return model.decoder_distances(position[:, None], slots)[-1]
+    return model.decoder_distances(position[:, None], slots)

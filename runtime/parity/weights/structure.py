@@ -46,10 +46,12 @@ def module_of(node: str) -> str:
 
 
 def structure_faults(name: str, have: onnx.ModelProto, want: onnx.ModelProto) -> Iterator[Finding]:
-    """Nodes that are missing, added or other than expected, and another opset."""
+    """Nodes that are missing, added or other than expected, another opset, and what is neither node nor tensor."""
     opsets = [{one.domain: one.version for one in model.opset_import} for model in (have, want)]
     if opsets[0] != opsets[1]:
         yield finding(name, "", "", name, "structure", f"its opsets are {opsets[0]}, expected {opsets[1]}")
+    for part in parts_of_no_export(have):
+        yield finding(name, "", "", name, "structure", f"no export has {part}")
     theirs = {node.name: node for node in have.graph.node}
     ours = {node.name: node for node in want.graph.node}
     made = {output for node in want.graph.node for output in node.output}
@@ -68,6 +70,13 @@ def structure_faults(name: str, have: onnx.ModelProto, want: onnx.ModelProto) ->
             module = module_of(node.name if read is None else read.name)
             detail = f"no export has this {node.op_type}: it cannot be traced to the reference"
             yield finding(name, node.name, "", module, "structure", detail)
+
+
+def parts_of_no_export(model: onnx.ModelProto) -> Iterator[str]:
+    """Functions of the file's own, which a runtime could take for an operator, and tensors that are stored sparsely."""
+    for function in model.functions:
+        yield f"the function {function.domain}.{function.name}" if function.domain else f"the function {function.name}"
+    yield from (f"the sparse tensor {tensor.values.name}" for tensor in model.graph.sparse_initializer)
 
 
 def readings(nodes: dict[str, NodeProto], name: str) -> list[str]:

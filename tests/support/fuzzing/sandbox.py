@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60  # after which a case hangs
+UNSEEN = 2  # seconds between two looks, beyond which this process itself was stopped, and its cases with it
 MEMORY = 1 << 29  # bytes that a case may take beyond what the process had; no file of a case has more than a few MB
 FAILED = 70  # exit code of an exception that no command caught
 WATCHED = ("os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", "pickle.find_class", "socket.connect")
@@ -23,6 +25,7 @@ CHANGING = dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "o
 CHANGING |= {"os.rename": slice(2), "os.link": slice(2), "os.symlink": slice(1, 2)}
 OUTCOMES = ("ok", "refused", "traceback", "several lines", "hang", "crash", "memory", "wrote outside", "ran code")
 GOOD = ("ok", "refused")
+STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Running:
     started: float
     before: dict[str, tuple[int, int]]
     case: Any
+    seen: float  # when it was last looked at
 
 
 def start(argv: Sequence[str], folder: Path, case: Any, main: Callable[[Sequence[str]], int]) -> Running:
@@ -54,7 +58,8 @@ def start(argv: Sequence[str], folder: Path, case: Any, main: Callable[[Sequence
     pid = os.fork()
     if pid == 0:
         child(argv, folder, main)
-    return Running(pid, folder, time.monotonic(), before, case)
+    now = time.monotonic()
+    return Running(pid, folder, now, before, case, now)
 
 
 def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int]) -> None:
@@ -74,6 +79,7 @@ def child(argv: Sequence[str], folder: Path, main: Callable[[Sequence[str]], int
         limit(resource.RLIMIT_DATA, writable_memory() + 4 * MEMORY)
         limit(resource.RLIMIT_FSIZE, 2 * MEMORY)
         limit(resource.RLIMIT_CORE, 0)
+        faulthandler.register(signal.SIGUSR1, os.open(folder / "stack", os.O_CREAT | os.O_WRONLY))
         watch(folder)
         (folder / "resident").write_text(str(resident()))
         code = main(argv)
@@ -132,27 +138,51 @@ def resident() -> int:
 
 def finished(running: Running) -> Outcome | None:
     """The outcome of a case that has ended, or that takes too long and is ended; None while it runs."""
+    now = time.monotonic()
+    if now - running.seen > UNSEEN:  # time in which nobody ran is not the case's
+        running.started += now - running.seen
+    running.seen = now
     pid, status, usage = os.wait4(running.pid, os.WNOHANG)
-    seconds = time.monotonic() - running.started
-    hangs = False
+    seconds = now - running.started
+    hangs, where = False, ""
     if pid == 0:
         if seconds < SECONDS or (computes(running.pid) and seconds < 10 * SECONDS):
             return None
-        hangs = True
+        hangs, where = True, place_of_hang(running)
         kill(running.pid)
         _, status, usage = os.wait4(running.pid, 0)
     kill(running.pid)  # what it may have started
     base = int((running.folder / "resident").read_text())
     megabytes = max(0, usage.ru_maxrss - base) >> 10
     code = os.waitstatus_to_exitcode(status)
-    kind, detail = ("hang", "") if hangs else kind_of(running, code, megabytes)
+    kind, detail = ("hang", where) if hangs else kind_of(running, code, megabytes)
     return Outcome(kind, detail, code, seconds, megabytes, usage.ru_utime + usage.ru_stime)
 
 
 def computes(pid: int) -> bool:
-    """Whether a process is at work and has had less than its seconds of a core: on a busy machine they take longer."""
-    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return 1 < ticks / os.sysconf("SC_CLK_TCK") < SECONDS
+    """Whether a process is at work, or would be if it got a core, and has had less than its seconds of one: on a busy
+    machine they take longer."""
+    state, cpu = state_of(pid)
+    return cpu < SECONDS and (cpu > 1 or state == "R")
+
+
+def state_of(pid: int) -> tuple[str, float]:
+    """The letter of a process's state, and the seconds of a core that it has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def place_of_hang(running: Running) -> str:
+    """What a process does that is about to be ended, and the innermost line of Python that it is in."""
+    state, cpu = state_of(running.pid)
+    os.kill(running.pid, signal.SIGUSR1)
+    stack, until = running.folder / "stack", time.monotonic() + 2
+    while not (lines := re.findall(r'File "(.*)", (line \d+ in .*)', stack.read_text(errors="replace"))):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    place = f"{Path(lines[0][0]).name} {lines[0][1]}" if lines else "an unknown place"
+    return f"{STATES.get(state, state)} after {cpu:.1f} s of a core: {place}"
 
 
 def kill(group: int) -> None:

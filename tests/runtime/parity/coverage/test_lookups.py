@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.mutations import good_bundle, wrong_copy
+from support.mutations import Mutation, good_bundle, wrong_copy
 from support.parity_cases import SMALL
-from support.weight_mutations import WEIGHT_MUTATIONS
+from support.weight_mutations import WEIGHT_MUTATIONS, changed
 
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
@@ -16,6 +16,8 @@ from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.parity.coverage.branches import branch_results
 from seq2engine.runtime.parity.coverage.lookups import lookup_results, source_parts, target_parts
+
+RELATIVE = {"positions": "relative", "norm_kind": "rms", "norm": "pre", "biases": False, "scale_embeddings": False}
 
 
 def three(bundle, precision="fp32"):
@@ -56,13 +58,30 @@ def test_a_row_that_no_sample_holds_is_looked_up(tmp_path, name):
 
 
 def test_relative_positions_are_looked_up_at_every_distance(tmp_path):
-    config = dataclasses.replace(
-        SMALL, positions="relative", norm_kind="rms", norm="pre", biases=False, scale_embeddings=False
-    )
-    model = random_model(config, 3)
+    model = random_model(dataclasses.replace(SMALL, **RELATIVE), 3)
     found = lookup_results(*three(onnx_from_model(model, tmp_path / "b", ("fp32",))))
     assert [result.name.partition(",")[0] for result in found][-2:] == ["encoder_distances", "decoder_distances"]
     assert all(found), [result.reason for result in found]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_the_distances_of_every_layer_are_looked_up(tmp_path, side, layer):
+    """Models whose layers have tables of their own, as UMT5."""
+    config = dataclasses.replace(SMALL, **RELATIVE, distances_per_layer=True, max_distance=24)
+
+    def one_number(values):
+        values[15 + (24 if side == "encoder" else 0), layer * config.heads] += 1  # 15 positions before the query
+        return values
+
+    name = f"{side}_distances"
+    graph = "encoder" if side == "encoder" else "decoder_step"
+    mutation = Mutation(graph, changed(f"{name}.table", one_number), name, ())
+    bundle = onnx_from_model(random_model(config, 3), tmp_path / "b", ("fp32",))
+    assert all(lookup_results(*three(bundle)))
+    found = lookup_results(*three(wrong_copy(bundle, tmp_path / "wrong", mutation)))
+    wrong = [result.name.partition(",")[0] for result in found if not result]
+    assert wrong == [f"{name} of layer {layer}"]
 
 
 def test_the_screened_branch_puts_out_the_best_logits(tmp_path):

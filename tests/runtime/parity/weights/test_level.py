@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import numpy_helper
 from support.fast_cases import rest_slow
+from onnx import TensorProto, helper, numpy_helper
+from support.fuzzing.hashes import mend_hashes
 from support.mutations import MUTATIONS, Mutation, good_bundles, put, values_of, wrong_copy
 from support.parity_cases import SMALL
 from support.weight_mutations import WEIGHT_MUTATIONS
 
 from seq2engine import exporting
+from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.contract import PRECISIONS
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
@@ -151,6 +156,34 @@ def test_a_weight_that_no_graph_stores_is_found(tmp_path):
     lost = unread_faults(reference)
     assert set(lost) >= {"encoder.0.self_attn.qkv.weight", "decoder.1.feed_forward.down.bias"}
     assert lost["encoder.0.self_attn.qkv.weight"].layer == "encoder.0"
+
+
+def other_softmax(model):
+    """A function of the file's own by the name of an operator: which of the two runs is up to the runtime."""
+    body = [helper.make_node("Identity", ["x"], ["y"])]
+    model.functions.append(helper.make_function("", "Softmax", ["x"], ["y"], body, [helper.make_opsetid("", 18)]))
+
+
+def sparse_tensor(model):
+    made = model.graph.sparse_initializer.add(dims=[4])
+    made.values.CopyFrom(helper.make_tensor("extra", TensorProto.FLOAT, [1], [1.0]))
+    made.indices.CopyFrom(helper.make_tensor("", TensorProto.INT64, [1], [2]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"), [(other_softmax, "the function Softmax"), (sparse_tensor, "the sparse tensor extra")]
+)
+def test_what_is_neither_node_nor_tensor_of_an_export_is_found(good, tmp_path, edit, what):
+    root = tmp_path / "wrong"
+    shutil.copytree(good(MUTATIONS["one bias element"]).root, root)
+    path = open_bundle(root).graph_path("fp32", "encoder")
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+    mend_hashes(root)
+    encoder, decoder = weights_of(open_bundle(root), "fp32")
+    assert decoder
+    assert [fault.detail for fault in encoder.faults] == [f"no export has {what}"]
 
 
 WIDE = dataclasses.replace(
