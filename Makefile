@@ -57,7 +57,8 @@ exports: $(VENV)/installed
 
 # Each line is one CPU: settings of PyTorch (ATEN, oneDNN, MKL), or instructions hidden from it, from numpy and from ONNX Runtime,
 # which asks the processor itself (tests/support/fewer_instructions.c; exit code 77: this processor cannot hide any, so that
-# line is skipped). TESTS="tests/runtime/search/test_beam.py" runs less.
+# line is skipped). Threads of PyTorch sleep while they wait: they outnumber the cores, and would spin where another could
+# compute. TESTS="tests/runtime/search/test_beam.py" runs less.
 TESTS ?= tests/support tests/model tests/export tests/runtime tests/commands/test_score.py tests/flags/test_search.py
 FEWER := LD_PRELOAD=$(CURDIR)/out/fewer_instructions.so
 test-cpus: $(VENV)/installed
@@ -70,7 +71,7 @@ test-cpus: $(VENV)/installed
 	    "MKL_CBWR=COMPATIBLE" \
 	    "$(FEWER) SEQ2ENGINE_HIDE=avx512" \
 	    "$(FEWER) SEQ2ENGINE_HIDE=avx2 SEQ2ENGINE_TEST_THREADS=2"; \
-	do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -p no:faulthandler $(TESTS) || test $$? = 77 || failed=1; done; exit $$failed
+	do echo "== $$cpu"; env OMP_WAIT_POLICY=passive $$cpu $(PYTEST) -p no:faulthandler $(TESTS) || test $$? = 77 || failed=1; done; exit $$failed
 
 lint: style types
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from support.fast_cases import mark_combinations_as_slow
+from hypothesis import settings
 
 from seq2engine.cli.main import main
 from seq2engine.runtime.ort import graphs as ort_graphs
@@ -22,6 +23,9 @@ from seq2engine.runtime.torch_session import TorchSession
 THREADS = int(os.environ.get("SEQ2ENGINE_TEST_THREADS", "1"))
 torch.set_num_threads(THREADS)
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # the same for the processes that tests start
+
+settings.register_profile("load is no failure", deadline=None)
+settings.load_profile("load is no failure")
 
 
 @pytest.fixture(scope="session", autouse=True)

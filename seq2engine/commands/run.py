@@ -67,7 +67,7 @@ def add_run_flags(sub: argparse.ArgumentParser) -> None:
         help="measure auto choices (precision, draft), hash files and make graphs again; neither read nor write what "
         "was kept before on this machine (~/.cache/seq2engine)",
     )
-    sub.add_argument("text", nargs="*", metavar="TEXT", help="decode these instead of standard input")
+    sub.add_argument("text", nargs="*", default=[], metavar="TEXT", help="decode these instead of standard input")
     sub.add_argument("--input", type=Path, help="file of lines in UTF-8 (default: standard input)")
     sub.add_argument(
         "--ids", action="store_true", help="input and output lines are token ids, although the bundle takes text"

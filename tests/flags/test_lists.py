@@ -156,6 +156,7 @@ def test_texts_of_a_run_stay_texts():
         (["export", "--precision", "fp32,", "ckpt", "B"], "argument --precision: an item is missing in 'fp32,'"),
         (["bench", "B", "--max-length", "8", "x"], "argument --max-length: invalid int value: '8,x'"),
         (["build", "--gpu", "sm89"], "the following arguments are required: bundle"),
+        (["run"], "the following arguments are required: bundle; see"),  # and no TEXT: there is standard input
         (["--qiet", "inspect", "B"], "unrecognized arguments: --qiet (did you mean --quiet?)"),
         (["parity", "B", "--batc", "4"], "unrecognized arguments: --batc (did you mean --batch?)"),
         (["run", "B", "--prec=fp16", "x"], "unrecognized arguments: --prec=fp16 (did you mean --precision?)"),
