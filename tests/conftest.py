@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from support.fast_cases import mark_combinations_as_slow
 from hypothesis import settings
+from support.fast_cases import mark_combinations_as_slow
 
 from seq2engine.cli.main import main
 from seq2engine.runtime.ort import graphs as ort_graphs

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
-from support.fast_cases import rest_slow
 from onnx import TensorProto, helper, numpy_helper
+from support.fast_cases import rest_slow
 from support.fuzzing.hashes import mend_hashes
 from support.mutations import MUTATIONS, Mutation, good_bundles, put, values_of, wrong_copy
 from support.parity_cases import SMALL
