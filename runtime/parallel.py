@@ -1,7 +1,7 @@
 """Parallel decodes: the sources of one batch are divided among workers of one thread each.
 
 Threads that share one matmul synchronise at the end of each of some hundred nodes per step. With enough rows
-for all of them, separate decodes are faster. Decodes are batch-invariant, so only the time changes.
+for all of them, separate decodes are faster. Decodes are batch-invariant up to rounding, so only the time changes.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from support.workers import FEW_ROWS, workers_for_few_rows
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
+from seq2engine.runtime import generate as generating
 from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
@@ -66,21 +67,44 @@ def sources_of(count, seed=0):
     return [rng.integers(3, 256, rng.integers(1, 30)).tolist() for _ in range(count)]
 
 
+def tokens_of(found):
+    return [[h.tokens for h in row] for row in found]
+
+
 @pytest.mark.each_value
-@pytest.mark.parametrize(
-    ("precision", "shortlist"), [("fp32", None), ("fp32", tuple(range(3, 200, 3))), ("w8a8", None)]
-)
+@pytest.mark.parametrize("shortlist", [None, tuple(range(3, 200, 3))])
 @pytest.mark.parametrize("beam", [1, 4])
-def test_outputs_are_those_of_one_decode(bundle, precision, shortlist, beam):
+def test_outputs_are_those_of_one_decode(bundle, shortlist, beam):
     sources = sources_of(70)
     options = SearchOptions(max_length=12, beam=beam, nbest=beam, shortlist=shortlist)
-    with (
-        open_session(bundle, precision=precision, threads=2) as several,
-        open_session(bundle, precision=precision, threads=1) as alone,
-    ):
+    with open_session(bundle, threads=2) as several, open_session(bundle, threads=1) as alone:
         assert len(workers_for(several, len(sources), len(sources) * beam)) == 2
-        found, expected = generate(several, sources, options), generate(alone, sources, options)
-    assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
+        assert tokens_of(generate(several, sources, options)) == tokens_of(generate(alone, sources, options))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_int8_outputs_are_those_of_decodes_of_the_same_parts(bundle, beam, monkeypatch):
+    """Kernels for other numbers of rows may round last bits otherwise, and an int8 step can hang on a last bit: so each
+    part is decoded alone, not all sources in one batch."""
+    sources, parts = sources_of(70), []
+    options = SearchOptions(max_length=12, beam=beam, nbest=beam)
+
+    def seen(*given):
+        found = in_parallel(*given)
+        parts.extend(numbers for numbers, _ in found)
+        return found
+
+    with (
+        open_session(bundle, precision="w8a8", threads=2) as several,
+        open_session(bundle, precision="w8a8", threads=1) as alone,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(generating, "in_parallel", seen)
+            found = generate(several, sources, options)
+        assert sorted(map(len, parts)) == [35, 35]
+        for part in parts:
+            expected = generate(alone, [sources[number] for number in part], options)
+            assert tokens_of(found[number] for number in part) == tokens_of(expected)
 
 
 def test_a_batch_is_judged_by_tokens_read_and_written(bundle):
