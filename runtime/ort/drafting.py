@@ -122,11 +122,11 @@ class DraftLength:
         return ((tokens - 1) * median(self.drafts) + self.seconds_of_step(tokens)) / expected
 
     def seconds_of_step(self, tokens: int) -> float:
-        """On the line through the shortest and the longest step that were seen; it never falls."""
+        """On the line through the shortest and the longest step that were seen; it never falls, nor below either."""
         counts = [count for count, _ in self.steps]
         (least, short), (most, long) = (
             (count, median(seconds for other, seconds in self.steps if other == count))
             for count in (min(counts), max(counts))
         )
         slope = max(0.0, long - short) / max(1, most - least)
-        return long + slope * (tokens - most)
+        return max(min(short, long), long + slope * (tokens - most))

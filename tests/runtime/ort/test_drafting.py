@@ -80,6 +80,15 @@ def test_length_of_drafts_is_the_fastest(draft: float, step: float, row: float, 
     assert abs(learned(draft, step, row, right) - best_of(draft, step, row, right)) <= 1
 
 
+def test_a_delayed_step_makes_no_shorter_one_seem_free() -> None:
+    """The line through two lengths that are next to each other can be steep by chance."""
+    length = DraftLength()
+    length.note_step(8, 7.0, 4.0)
+    length.note_step(9, 8.0, 40.0)
+    assert length.seconds_of_step(2) == 4.0
+    assert length.most == 8
+
+
 def test_length_of_drafts_is_found_again_on_a_machine_that_changes() -> None:
     length = DraftLength()
     assert length.most == FIRST
