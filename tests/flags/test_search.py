@@ -61,8 +61,11 @@ def test_every_line_has_its_own_prefix(cli, bundle, tmp_path, stdin):
     assert (code, err) == (0, "")
     first, second, third, fourth = found(out)
     assert first[0]["text"].startswith("bad")
-    assert (second, third) == (found(cli("run", bundle, "--json", "hij")[1])[0], [])
-    assert fourth == found(cli("run", bundle, "--json", "hi", "--prefix", "c")[1])[0]
+    assert third == []
+    for together, alone in ((second, ("hij",)), (fourth, ("hi", "--prefix", "c"))):
+        (expected,) = found(cli("run", bundle, "--json", *alone)[1])
+        # Not the scores: kernels for other numbers of rows may round last bits otherwise.
+        assert [(one["text"], one["tokens"]) for one in together] == [(one["text"], one["tokens"]) for one in expected]
 
 
 def test_prefixes_that_are_not_one_for_each_line(cli, bundle, tmp_path):
