@@ -29,14 +29,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # A worker for each core. A file stays with one worker, so that what its tests share is made once. Benchmarks are `make bench`.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile -p no:benchmark
 
-# Types are checked beside the tests: mypy has one thread, and would leave the other cores idle for a minute. Tests give
-# way to it, as it would else end after them: without its cache it takes minutes.
+# Types are checked beside the tests: mypy has one thread, and would leave the other cores idle for a minute.
 test: style
 	@$(MAKE) --no-print-directory --jobs=2 types test-fast
 	@$(BIN)/python tests/support/summary.py out/tests.xml
 
 test-fast: $(VENV)/installed
-	nice -n 5 $(PYTEST) -m 'not gpu and not slow' --junitxml=out/tests.xml
+	$(PYTEST) -m 'not gpu and not slow' --junitxml=out/tests.xml
 
 test-slow: $(VENV)/installed .peers/triton/installed
 	$(PYTEST) -m 'slow and not gpu' --junitxml=out/tests-slow.xml
