@@ -154,7 +154,7 @@ def constant_problem(name: str, graph: StoredGraph) -> str:
         return "it is not zero" if array.any() else ""
     if name == "trt/slots":
         return "" if np.array_equal(array.ravel(), np.arange(array.size)) else "it does not count the slots"
-    if not name.startswith(FORMS) or (array.size > SMALL and not np.issubdtype(array.dtype, np.integer)):
+    if not name.startswith(FORMS) or array.size > SMALL:
         return "it cannot be traced to a tensor of the file"
     return ""
 
