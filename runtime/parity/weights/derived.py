@@ -34,6 +34,7 @@ from .stored import StoredGraph
 from .structure import finding, module_of
 
 FORMS = ("candidates/", "cross_rows/", "projection/", "row_products/", "screening/", "trt/")
+COUNTING = ("trt/slots", "trt/beams")  # 0, 1, 2, ... along the last axis
 SMALL = 64  # numbers: constants of a form that are shapes, axes and places
 BLOCK = 2048  # tokens of a table that are compared at once
 ULPS = 2.0**-20  # of fp32 norms and scales
@@ -152,8 +153,9 @@ def constant_problem(name: str, graph: StoredGraph) -> str:
         return "" if wanted is not None and np.array_equal(array, wanted) else "it is not what int8 products divide by"
     if name.endswith("/nothing"):
         return "it is not zero" if array.any() else ""
-    if name == "trt/slots":
-        return "" if np.array_equal(array.ravel(), np.arange(array.size)) else "it does not count the slots"
+    if name in COUNTING:
+        counted = array.ndim > 0 and (array == np.arange(array.shape[-1])).all()
+        return "" if counted else f"it does not count the {name.removeprefix('trt/')}"
     if not name.startswith(FORMS) or array.size > SMALL:
         return "it cannot be traced to a tensor of the file"
     return ""

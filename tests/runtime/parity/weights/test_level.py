@@ -203,6 +203,13 @@ def biased(tmp_path_factory):
     return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("biased") / "bundle", ("fp32",))
 
 
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A model in fp16 with heads that are wide enough for a cache that is written late."""
+    config = dataclasses.replace(SMALL, d_model=64, heads=2)
+    return onnx_from_model(random_model(config, 5), tmp_path_factory.mktemp("half") / "bundle", ("fp16",))
+
+
 class TestForms:
     def test_the_tables_of_the_screening_are_held_against_the_output_table(self, wide, monkeypatch):
         from seq2engine.export.ort_forms import screened_argmax
@@ -278,3 +285,28 @@ class TestForms:
         result = derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
         assert not result
         assert "the folded query is not cross-attention's query" in result.reason
+
+    @pytest.mark.parametrize("name", ["slots", "beams"])
+    def test_the_places_of_a_cache_that_is_written_late_are_counted(self, half, name):
+        from seq2engine.export.trt_forms.step import step_for_tensorrt
+        from seq2engine.runtime.parity.weights.derived import derived_result
+
+        path = half.graph_path("fp16", "decoder_step")
+        file = StoredGraph.from_file(path)
+        made = step_for_tensorrt(file.model, "static", 12, 96, path.parent)  # more numbers than a shape has
+        assert derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
+        (constant,) = [weight for weight in made.graph.initializer if weight.name == f"trt/{name}"]
+        constant.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(constant)[..., ::-1].copy(), constant.name))
+        result = derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
+        assert [fault.tensor for fault in result.faults] == [f"trt/{name}"]
+        assert f"it does not count the {name}" in result.reason
+
+    def test_a_large_constant_of_a_form_is_traced_or_a_fault(self, wide):
+        from seq2engine.runtime.parity.weights.derived import derived_result
+
+        file = StoredGraph.from_file(wide.graph_path("fp32", "decoder_step"))
+        made = onnx.ModelProto()
+        made.CopyFrom(file.model)
+        made.graph.initializer.append(numpy_helper.from_array(np.arange(100), "trt/places"))
+        result = derived_result("decoder_step", "TensorRT", file, made.SerializeToString)
+        assert "it cannot be traced to a tensor of the file" in result.reason
