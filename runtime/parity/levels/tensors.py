@@ -17,7 +17,7 @@ from seq2engine.common.progress import Progress, silent
 
 from ...encoder_inputs import encoder_inputs
 from ...generate import generate, search_over
-from ...numerics.budgets import ErrorTally, TensorResult
+from ...numerics.budgets import FEWEST_ROWS, ErrorTally, TensorResult
 from ...numerics.error_scale import error_spread
 from ...numerics.teacher_forcing import ForcedRun, ForcedRuns, forced_tokens
 from ...search.options import SearchOptions
@@ -25,9 +25,6 @@ from ...session import Session
 from ...text.batching import mixed_batches
 from .error_growth import LOGITS, ErrorGrowth, ErrorGrowthTally
 from .next_token import NextToken, NextTokenTally
-
-# A step is judged by itself only while that many sources are running: ratios of single rows vary too much.
-FEWEST_ROWS = 8
 
 
 @dataclass(frozen=True)

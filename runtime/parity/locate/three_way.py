@@ -16,7 +16,7 @@ import torch
 from seq2engine.export.artifact.graph_files import array_of, graph_from_file
 from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
 
-from ...numerics.budgets import ErrorTally, TensorResult
+from ...numerics.budgets import FEWEST_ROWS, ErrorTally, TensorResult
 from ...ort.binding import gathered_slots
 from ...ort.graphs import Placement, inference_session, run_arrays
 from ...search.step_output import StepOutput
@@ -25,7 +25,6 @@ from ...torch_session import TorchSession
 
 MASKED = -65504.0  # a masked attention score, as in model/layers.py
 LOGITS = "logits"
-FEWEST_ROWS = 8  # a step with fewer rows is not judged by itself: ratios of single rows vary too much
 
 Three = tuple[np.ndarray, np.ndarray, np.ndarray]  # oracle, reference, candidate
 

@@ -72,6 +72,30 @@ class TestErrorTally:
         assert result.elements == exact.size
         assert tally.rows == 40
 
+    @pytest.mark.parametrize(("rows", "width", "judged"), [(2, 4, False), (8, 4, False), (16, 4, True), (7, 64, False)])
+    def test_repeated_rows_are_no_evidence_of_their_own(self, rows, width, judged):
+        # A model with relative positions that repeats two tokens has two rows of keys in its first layer.
+        rng = np.random.default_rng(0)
+        exact = rng.normal(size=(rows, width))
+        errors = rng.normal(size=exact.shape) * 1e-6
+        arrays = [np.tile(array, (12, 1)) for array in (exact, exact + errors, exact + 6 * errors)]
+        tally, parts = ErrorTally("fp32"), ErrorTally("fp32")
+        tally.add(*arrays)
+        for first in range(0, len(arrays[0]), 5):
+            part = ErrorTally("fp32")
+            part.add(*(array[first : first + 5] for array in arrays))
+            parts.merge(part)
+        for result in (tally.result("steps", "self_k.0"), parts.result("steps", "self_k.0")):
+            assert result.elements == 12 * exact.size
+            assert bool(result) is not judged, result.reason
+            assert result.allowed.median == (MEDIAN_FACTOR if judged else WORST_FACTOR)
+
+    def test_few_rows_are_still_judged_by_the_factor_of_the_maximum(self):
+        exact = np.random.default_rng(0).normal(size=(2, 4))
+        tally = ErrorTally("fp32")
+        tally.add(exact, exact + 1e-6, exact + 1.1 * WORST_FACTOR * 1e-6)
+        assert not tally.result("steps", "self_k.0")
+
     def test_also_tells_the_relative_l2_and_the_cosine(self):
         rng = np.random.default_rng(0)
         exact, rounded, given = (rng.normal(size=(40, 50)) for _ in range(3))

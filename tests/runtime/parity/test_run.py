@@ -13,8 +13,8 @@ from seq2engine.errors import ConfigError, RequestError
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.numerics.budgets import FEWEST_ROWS
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.parity.levels.tensors import FEWEST_ROWS
 from seq2engine.runtime.parity.options import ParityOptions
 from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.search.options import SearchOptions
