@@ -39,6 +39,7 @@ def peak_of(bundle: Bundle, precision: str) -> int:
     return peak_of_arm(plan, Arm("onnxruntime", precision, 0, 0.0), None)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_arm_alone(bundle: Bundle) -> None:
     """What this process holds is not charged to the one it starts, as getrusage would."""
     held = np.ones(120_000_000)  # 960 MB

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.fast_cases import rest_slow
 
 from seq2engine.benchmarks import arms, options, runner, timed_decode
 from seq2engine.benchmarks.cases import Case, sources_for
@@ -116,7 +115,8 @@ def test_every_arm_is_timed_in_every_part(any_bundle):
     assert {stage for stage, fraction in reports if fraction == 1} == {stage for stage, _ in reports}
 
 
-@pytest.mark.parametrize("draft", rest_slow(["w8a8", "quantised"], ["quantised"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["w8a8", "quantised"])
 def test_speculative_decoding_is_an_arm_of_its_own_where_one_row_is_decoded(tmp_path, draft):
     drafted = onnx_from_model(random_model(SMALL, 3), tmp_path / "b", ("fp32", "w8a8"))
     asked = BenchOptions(

@@ -163,6 +163,7 @@ def check(results, packages):
     return needing
 
 
+@pytest.mark.slow
 def test_a_plain_install_has_no_optional_package(work):
     results = results_without(OPTIONAL, work)
     assert check(results, OPTIONAL) == set(LINES) - {

@@ -74,6 +74,7 @@ def pages(folder):
 
 
 class TestReports:
+    @pytest.mark.slow
     def test_no_report_replaces_another(self, root, cli, tmp_path):
         for more in ((), (), ("--against", "torch"), ("--against", ":fp32")):
             assert cli("parity", root, *more, "--out", tmp_path, *FEW)[0] == 0
@@ -138,6 +139,7 @@ class TestTwoLines:
         (line,) = [line for line in out.splitlines() if line.startswith("gate: ")]
         assert line.startswith("gate: onnxruntime int4: min_fp32_equal: ")
 
+    @pytest.mark.slow
     def test_a_gate_against_another_side(self, tiny, cli, tmp_path):
         """It lets a verdict pass that is not asked for, but not outputs that differ."""
         gate = tmp_path / "gate.json"

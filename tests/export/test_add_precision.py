@@ -138,6 +138,7 @@ def test_what_is_added_is_what_an_export_would_have_written(made, bundle, tmp_pa
     assert again.manifest == whole.manifest
 
 
+@pytest.mark.slow
 def test_an_addition_that_is_killed_leaves_a_bundle_to_which_it_can_be_added(bundle):
     before = open_bundle(bundle).manifest
     script = (

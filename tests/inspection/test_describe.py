@@ -20,6 +20,7 @@ def root(tmp_path_factory):
     return onnx_from_model(random_model("tiny"), tmp_path_factory.mktemp("describe") / "bundle", ("int8", "fp16")).root
 
 
+@pytest.mark.slow
 def test_inspect_prints_the_whole_passport(cli, root):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
     flags = (

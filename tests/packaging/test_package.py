@@ -268,6 +268,7 @@ def test_engines_of_both_flavours(
     assert verified(folder, monkeypatch, capsys, "--flavour", "tensorrt")[0] == 0
 
 
+@pytest.mark.slow
 def test_build_py_builds_here(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

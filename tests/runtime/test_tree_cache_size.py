@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.fast_cases import rest_slow
 
 from seq2engine.benchmarks.cases import Case, sources_for
 from seq2engine.benchmarks.timed_decode import fixed_decode
@@ -69,7 +68,8 @@ def test_four_beams_hold_at_most_1_6_times_the_cache_of_one(positions, cache_for
     assert beams.most_slots <= 1.6 * LENGTH, beams
 
 
-@pytest.mark.parametrize("beam", rest_slow([1, 4], [4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("beam", [1, 4])
 def test_work_beside_attention_grows_with_the_length_and_no_faster(beam):
     """What compaction copies in a step, and what attention reads beside the living slots, hardly grow."""
     session = sharp_session("learned")

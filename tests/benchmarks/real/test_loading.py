@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_stages_follow_one_another(folder):
     arm = Arm("onnxruntime fp32", "seq2engine", "fp32", folder / "bundle")
     first, warm, cold = (measured_load(arm, condition, folder, 1) for condition in arm.conditions)

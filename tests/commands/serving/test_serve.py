@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from support.fast_cases import rest_slow
 from support.served import Served
 from support.text_bundle import text_bundle
 
@@ -133,7 +134,10 @@ def read_to_the_end(connection, drips=b""):
 HEAD = b"POST /translate HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
-@pytest.mark.parametrize("head", [b"", b"POST /trans", HEAD.partition(b"\r\n\r\n")[0] % 9 + b"\r\nx: "])
+HEADS = [b"", b"POST /trans", HEAD.partition(b"\r\n\r\n")[0] % 9 + b"\r\nx: "]
+
+
+@pytest.mark.parametrize("head", rest_slow(HEADS, [b""]))
 def test_a_client_that_never_asks_is_cut_off(impatient, head):
     """Also one that sends another byte of its head from time to time."""
     with sent(impatient, head) as connection:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.builds import build_engines
-from support.fast_cases import rest_slow
 
 from seq2engine.errors import BuildError
 from seq2engine.export.artifact.gpu_support import LACKS, NEAREST, unsupported
@@ -84,7 +83,8 @@ def test_another_graph_in_its_place_is_found_in_the_engine(asked, given, bundle,
     assert not list((bundle.root / "engines").glob(f"sm120-{asked}-*"))
 
 
-@pytest.mark.parametrize("kind", rest_slow([TensorProto.FLOAT16, TensorProto.FLOAT], [TensorProto.FLOAT16]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.FLOAT])
 def test_a_folded_weight_is_found_in_the_engine(kind, bundle, ranges, monkeypatch):
     """Restored before the build, a weight is as large as before, though the file is int8."""
 

@@ -79,7 +79,8 @@ def test_encoders_keep_within_the_budget(row, built):
     assert encoder.fused_attentions == (encoder.attentions if row.fused else 0)
 
 
-@pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), pytest.param("int8", 80, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "promised"), [("fp16", 66), ("int8", 80)])
 def test_six_layers_launch_as_in_the_table(precision, promised):
     """The rows that have the least room, at the depth of the base model."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'seq2engine[rtx]'")
@@ -123,9 +124,8 @@ def kernels_of(config, graph, precision, beams):
     return kernels_from_engine(build_engine(trt, form, Path(f"{graph}.onnx"), shapes, ["sm86"], lambda fraction: None))
 
 
-@pytest.mark.parametrize(
-    ("config", "promised"), [pytest.param(T5, 72, id="t5", marks=pytest.mark.slow), pytest.param(FLAN, 77, id="flan")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "promised"), [pytest.param(T5, 72, id="t5"), pytest.param(FLAN, 77, id="flan")])
 def test_a_step_of_t5_launches_what_was_promised(config, promised):
     kernels = kernels_of(config, "decoder_step", "fp16", 1)
     assert kernels.fused_attentions == 12

@@ -39,6 +39,7 @@ def test_every_attention_of_the_fp16_encoder_is_fused(name, built):
     assert (encoder.fused_attentions, encoder.attentions) == (2, 2)
 
 
+@pytest.mark.slow
 def test_fp32_engines_compute_in_fp32(built):
     """TF32, which keeps 10 bits of 23, is on by default; an engine notes the options it was made by."""
     for graph in ("encoder", "decoder_step"):
@@ -55,6 +56,7 @@ def test_beams_may_stay_dynamic(built):
     assert tokens.shapes == ((1, 1), (2, 2), (4, 4))
 
 
+@pytest.mark.slow
 def test_the_growing_cache_builds_from_empty(built):
     step = built("tiny", "growing", "fp16", 1).passport.engines["decoder_step"]
     past = next(tensor for tensor in step.inputs if tensor.name == "self_k.0")

@@ -278,6 +278,7 @@ RULES: list[dict[str, Any]] = [
     scores=st.booleans(),
     rows=st.integers(0, 4),
 )
+@pytest.mark.slow
 def test_greedy_search_ahead_of_the_host_is_the_loop_of_single_steps(
     sessions: Any, seed: int, count: int, length: int, rules: dict[str, Any], scores: bool, rows: int
 ) -> None:

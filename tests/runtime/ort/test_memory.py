@@ -102,14 +102,13 @@ print(*found)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked")
 @pytest.mark.parametrize(
     ("beams", "tables"),
     [
-        pytest.param(
-            [1], [0.75], marks=pytest.mark.slow
-        ),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
-        pytest.param([2], [1.75], marks=pytest.mark.slow),  # beam search reads a packed copy
+        ([1], [0.75]),  # greedy search reads rows of the table where they are stored, and a quarter of it in int8
+        ([2], [1.75]),  # beam search reads a packed copy
         ([1, 2, 1], [0.75, 2.0, 2.0]),  # both, and what is left of the first step; one more copy would make it 2.25
     ],
 )
@@ -126,6 +125,7 @@ def test_no_table_is_held_twice(beams, tables, tmp_path):
     assert all(each < most for each, most in zip(held, tables, strict=True)), held
 
 
+@pytest.mark.slow
 def test_a_session_opens_the_step_that_is_asked_for(tmp_path):
     bundle = onnx_from_model(random_model(TIED, seed=0), tmp_path / "bundle", ("fp32", "w8a8"))
 

@@ -121,6 +121,7 @@ class TestWhatIsCompared:
             candidate.limits = dataclasses.replace(candidate.limits, slots=40)
             assert parity_with(bundle, candidate, max_length=5)
 
+    @pytest.mark.slow
     def test_a_single_late_step_is(self, bundle):
         """In fp16, where the worst element has so much room that only the step's own median tells."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ctranslate2_models import END, MODELS, PAD, PENALTIES, TOKENS, pair
+from support.fast_cases import rest_slow
 from support.rounding import rounding_from_session
 from support.scripted_step import SEEDED, ScriptedStep, by_hand, from_seed, from_table, run
 
@@ -70,7 +71,7 @@ def their_answer(
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow(MODELS, list(MODELS)[::3]))
 def test_tokens_and_scores_are_ctranslate2_s(name: str) -> None:
     seen = 0
     for case in range(max(PROOF // BATCH // len(MODELS), 1)):

@@ -157,6 +157,7 @@ def test_what_would_be_output_is_barred(bundles, name):
     assert [nbest[0].tokens for nbest in found] != outputs
 
 
+@pytest.mark.slow
 def test_prefixes_workers_continuous_batching_and_speculative_decoding(bundles, monkeypatch):
     workers_for_few_rows(monkeypatch)
     sources = sources_of(66, seed=2)

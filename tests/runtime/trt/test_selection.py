@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 from support.builds import build_engines
-from support.fast_cases import rest_slow
 from support.host_device import HostDevice
 from support.stand_in_engines import (
     BEAMS,
@@ -212,7 +211,8 @@ def test_no_gpu(bundle: Bundle) -> None:
     )
 
 
-@pytest.mark.parametrize("form", rest_slow(["static", "growing"], ["static"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["static", "growing"])
 def test_a_real_build_has_the_passport_that_sessions_are_tested_with(
     form: str, bundles: dict[str, Path], tmp_path: Path
 ) -> None:

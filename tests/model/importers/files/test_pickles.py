@@ -61,6 +61,7 @@ def test_code_in_a_file_does_not_run(tmp_path: Path, read: Callable[[Path], Any]
     assert made.exists()
 
 
+@pytest.mark.slow
 def test_the_command_to_resave_a_file_works(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({**PLAIN, "extra_state": Path("a")}, path)

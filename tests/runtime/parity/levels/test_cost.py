@@ -88,6 +88,7 @@ def test_edits_are_per_token_of_fp32(bundle):
     )
 
 
+@pytest.mark.slow
 def test_precisions_share_the_decodes_of_fp32(bundle, monkeypatch):
     """Alone ONNX Runtime decodes them, once for both; with fp32, PyTorch has done it already."""
     decoded = []
@@ -112,6 +113,7 @@ def test_a_bundle_without_fp32_graphs_has_pytorch_decode(tmp_path):
     assert result.cost.baseline == "PyTorch fp32"
 
 
+@pytest.mark.slow
 def test_against_another_side_the_cost_is_still_of_fp32(bundle):
     options = dataclasses.replace(FEW, count=8, max_length=6, against=Against(None, "torch", None))
     (result,) = parities_of(bundle, ["int4"], options=options)

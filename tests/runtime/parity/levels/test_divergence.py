@@ -34,6 +34,7 @@ def bundle(tmp_path_factory):
 
 
 class TestDivergences:
+    @pytest.mark.slow
     def test_logits_that_mislead_are_caught_in_decodes_too(self, bundle):
         def favour(logits, position):
             logits[..., 9] += np.float32(5.0)

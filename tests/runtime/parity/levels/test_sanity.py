@@ -94,6 +94,7 @@ class TestAll:
         assert not result
         assert result.reason.startswith("decodes: greedy: most outputs differ, 0 of 16 equal (PyTorch int4: ")
 
+    @pytest.mark.slow
     def test_two_sessions_that_were_to_be_compared_fail_where_most_differ(self, tmp_path, monkeypatch):
         """int4 explains it all, but `--against` asks whether two are equal, and they are not. No fault is located."""
         monkeypatch.setattr("seq2engine.runtime.parity.run.finding_of", lambda *given: pytest.fail("located"))

@@ -250,7 +250,10 @@ def test_sources_that_are_all_too_long_are_cut(bundles, gpu):
 
 @pytest.mark.parametrize(
     ("tensor", "layer"),
-    [("encoder.1.feed_forward.activation/Relu", "encoder.1"), ("decoder.1.cross_attn.out/Add", "decoder.1")],
+    [
+        ("encoder.1.feed_forward.activation/Relu", "encoder.1"),
+        pytest.param("decoder.1.cross_attn.out/Add", "decoder.1", marks=pytest.mark.slow),
+    ],
 )
 def test_sources_below_the_least_length_are_padded(tensor, layer, bundles, gpu, monkeypatch):
     """An engine for sources of 12 tokens and more, searched on shorter ones alone."""

@@ -231,6 +231,7 @@ class TestForms:
             assert [fault.tensor for fault in faults] == [name]
             assert message in faults[0].detail
 
+    @pytest.mark.slow
     def test_the_bias_of_the_screening_is_held_against_the_projections(self, biased, monkeypatch):
         from seq2engine.export.ort_forms import screened_argmax
 
