@@ -123,9 +123,9 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
 
 
 def table_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A column holds numbers if its first cell is one. Columns without any value are left out."""
+    """A column holds numbers if half of its values are such. Columns without any value are left out."""
     head, body = without_empty_columns(head, [list(row) for row in rows])
-    numeric = [bool(body) and is_number(str(body[0][i])) for i in range(len(head))]
+    numeric = [holds_numbers([str(row[i]) for row in body]) for i in range(len(head))]
     cells = [[cell_of(*named) for named in zip(head, numeric, row, strict=True)] for row in body]
     wide = len(head) > FITTING or any(len(str(cell.content)) > LONGEST for row in cells for cell in row)
     return Table(wide, list(zip(head, numeric, strict=True)), cells)
@@ -136,6 +136,11 @@ def cell_of(column: str, of_numbers: bool, value: object) -> Cell:
     if not hasattr(value, "__html__") and len(text) > LONG and " " in text:
         return Cell("words", column, value)
     return Cell("number" if of_numbers or is_number(text) else "", column, value)
+
+
+def holds_numbers(cells: Sequence[str]) -> bool:
+    values = [cell for cell in cells if cell]
+    return bool(values) and 2 * sum(map(is_number, values)) >= len(values)
 
 
 def is_number(text: str) -> bool:

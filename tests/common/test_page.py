@@ -171,6 +171,13 @@ def test_many_columns_are_named_in_every_cell_for_a_narrow_screen() -> None:
     assert ("table", {"class": "wide"}) in long.tags
 
 
+@pytest.mark.parametrize("column", [["none", "1"], ["", "2", "none", "3"]])
+def test_a_column_that_begins_with_a_word_may_hold_numbers(column: list[str]) -> None:
+    page = Reader(table_html(["first difference"], [[cell] for cell in column]))
+    assert page.numbers("th") == [True]
+    assert page.numbers("td") == [True] * len(column)
+
+
 def test_a_word_in_a_column_of_numbers_is_set_right() -> None:
     assert Reader(table_html(["share"], [["8%"], ["reached"], [""]])).numbers("td") == [True] * 3
 
