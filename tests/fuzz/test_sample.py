@@ -32,11 +32,11 @@ def run(script: str, materials: Path, *options: str) -> str:
 
 def test_mutated_files_and_random_command_lines_end_in_one_line(materials: Path, tmp_path: Path) -> None:
     out = tmp_path / "fuzz.json"
-    run("campaign.py", materials, "--cases", "250", "--seed", "1", "--light", "--out", str(out))
+    run("campaign.py", materials, "--cases", "120", "--seed", "1", "--light", "--out", str(out))
     counts = json.loads(out.read_text())["counts"]
-    assert sum(counts.values()) == 250
-    assert counts["ok"] > 40, "mutations that change nothing, and options that go together, are answered"
-    assert counts["refused"] > 100
+    assert sum(counts.values()) == 120
+    assert counts["ok"] > 20, "mutations that change nothing, and options that go together, are answered"
+    assert counts["refused"] > 40
 
 
 def test_files_as_they_were_made_are_read(materials: Path, tmp_path: Path) -> None:
