@@ -28,6 +28,9 @@ AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried o
 INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
 MANY_ROWS = 32  # where products bound, not reading the weights
 OUTWEIGHS = 2  # times as long as reading its weights a worker multiplies them: all threads are faster below that
+# Rows of a worker, for each worker, that are enough in int8 whatever the memory: attention, rounding and passes over
+# logits then take longer than reading. Two workers paid from 6 rows each on with 22 and with 60 GB/s (docs/LOG.md).
+ENOUGH_ROWS = 4
 WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
@@ -135,7 +138,8 @@ def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size
     weights = row_work(config)
     reading = threads * size * weights / speed.bandwidth(threads, size * weights)
     multiplying = weights / speed.multiplications(1) / (2 if size == 1 else 1)
-    return max(math.ceil(OUTWEIGHS * reading / multiplying), -(-WORKER_WORK // weights))
+    rows = math.ceil(OUTWEIGHS * reading / multiplying)
+    return max(min(rows, ENOUGH_ROWS * threads) if size == 1 else rows, -(-WORKER_WORK // weights))
 
 
 class OneThread:

@@ -165,6 +165,8 @@ def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
     assert rows(size=4) == 16
     assert rows(memory=2 * memory) == 4
     assert rows(threads=8) == 4 * rows()
+    assert rows(memory=memory / 3) == rows()  # attention and logits are more than the rest of a row
+    assert rows(memory=memory / 3, size=4) == 3 * rows(size=4)
     assert rows_of_worker(base, 2, "fp32") >= WHOLE_ROWS
 
 
