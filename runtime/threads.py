@@ -133,6 +133,7 @@ def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size
     """Rows of each worker from which on parallel decodes are faster than all threads together.
 
     Every worker reads all weights, from a memory that they share: multiplying them must take OUTWEIGHS times as long.
+    In int8 what else a row costs is more than that from ENOUGH_ROWS on.
     All share Python's lock as well, which the loop around a small model's step holds most of the time.
     """
     weights = row_work(config)

@@ -40,7 +40,7 @@ DIVERGENCE_FACTOR = MEDIAN_FACTOR
 
 # Fewer different rows, or numbers in them, have quantiles that vary as maxima do, and are allowed as much. A model
 # without absolute positions that repeats a token has the same row again and again. Of n normal errors the median varies
-# by 1.17 / sqrt(n) of itself: the ratio of two medians of 64 by a fifth.
+# by 1.17 / sqrt(n) of itself: the ratio of two medians of 64 by a fifth. A single step with fewer rows is not judged.
 FEWEST_ROWS, FEWEST_NUMBERS = 8, 64
 
 LOWEST, PER_OCTAVE, BINS = -96, 16, 16 * 144  # errors from 2^-96 to 2^48 in bins of 1/16 octave (4 %)
