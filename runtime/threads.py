@@ -27,6 +27,7 @@ FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
 AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried once more
 INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
 MANY_ROWS = 32  # where products bound, not reading the weights
+MOST_ROWS = 1024  # of a batch for which one thread of a small model is considered
 OUTWEIGHS = 2  # times as long as reading its weights a worker multiplies them: all threads are faster below that
 # Rows of a worker, for each worker, that are enough in int8 whatever the memory: attention, rounding and passes over
 # logits then take longer than reading. Two workers paid from 6 rows each on with 22 and with 60 GB/s (docs/LOG.md).
@@ -69,7 +70,13 @@ class MachineSpeed:
     memory: tuple[float, float]  # bytes per second of weights that come from memory, for one row
     cached: tuple[float, float]  # and of weights that stay in the caches
     products: tuple[float, float]  # multiplications per second, for many rows
-    region: float  # seconds that a product costs beside its work where all threads share it
+    chained: tuple[float, float]  # seconds of a small product among others: of one thread, and shared by all
+
+    @property
+    def region(self) -> float:
+        """Seconds that a product costs beside its work where all threads share it."""
+        alone, shared = self.chained
+        return max(0.0, shared - alone / self.threads)
 
     def bandwidth(self, threads: int, size: int) -> float:
         one, most = self.memory if size > CACHED else self.cached
@@ -86,13 +93,13 @@ class MachineSpeed:
 
 def derived_speed(threads: int) -> MachineSpeed:
     """Where nothing can be measured: one thread as on an AMD Zen 4 (docs/LOG.md), memory for eight of them."""
-    memory, cached, products = 30e9, 64e9, 54e9
+    memory, cached, products, small = 30e9, 64e9, 54e9, 16e-6
     return MachineSpeed(
         threads,
         (memory, memory * min(threads, 8) * 0.8),
         (cached, cached * threads * 0.8),
         (products, products * threads),
-        2.2e-6 * max(1.0, math.log2(threads)),
+        (small, small / threads + 2.2e-6 * max(1.0, math.log2(threads))),
     )
 
 
@@ -123,10 +130,10 @@ def is_small(config: ModelConfig) -> bool:
 def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
     """Rows from which on so many threads make a small model's step faster than one: products of fewer end before
     threads have met."""
-    for rows in range(1, MANY_ROWS):
+    for rows in range(1, MOST_ROWS):
         if step_seconds(config, rows, threads, speed, size) < step_seconds(config, rows, 1, speed, size):
             return rows
-    return MANY_ROWS
+    return MOST_ROWS
 
 
 def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:

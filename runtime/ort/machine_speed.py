@@ -38,6 +38,7 @@ SETTLED = 1.1  # times as fast as the passes before: if nothing is by more, no f
 WORKER_SHORTCUTS = ("w8a8",)
 WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
 RATES = ("memory", "cached", "products")  # of MachineSpeed: one thread's and that of all
+PAIRS = (*RATES, "chained")
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
 READS = 1.0  # times as much as one thread, all read at least: one may do all that a memory can
 
@@ -74,23 +75,21 @@ def machine_speed(threads: int) -> MachineSpeed:
     if found is None:
         found = measured_speed(threads)
         if found is not None:
-            kept.keep({name: getattr(found, name) for name in (*RATES, "region")})
+            kept.keep({name: getattr(found, name) for name in PAIRS})
     return found or derived_speed(threads)
 
 
 def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
     if value is None:
         return None
+    pairs = {}
     try:
-        (one, many), (cached, all_cached), (single, shared) = (value[name] for name in RATES)
-        numbers = [float(number) for number in (one, many, cached, all_cached, single, shared)]
-        region = float(value["region"])
-    except (KeyError, TypeError, ValueError):  # damaged: measured again
+        for name in PAIRS:
+            alone, every = value[name]
+            pairs[name] = float(alone), float(every)
+    except (KeyError, TypeError, ValueError):  # damaged, or of another version: measured again
         return None
-    if min(numbers) <= 0 or region < 0:
-        return None
-    one, many, cached, all_cached, single, shared = numbers
-    return MachineSpeed(threads, (one, many), (cached, all_cached), (single, shared), region)
+    return MachineSpeed(threads, **pairs) if min(min(pair) for pair in pairs.values()) > 0 else None
 
 
 def measured_speed(threads: int) -> MachineSpeed | None:
@@ -107,12 +106,15 @@ def measured_speed(threads: int) -> MachineSpeed | None:
 
 
 def best_of(one: MachineSpeed, other: MachineSpeed) -> MachineSpeed:
-    def most(name: str) -> tuple[float, float]:
-        (alone, every), (other_alone, other_every) = getattr(one, name), getattr(other, name)
-        return max(alone, other_alone), max(every, other_every)
+    """The highest rates and the shortest times of both, each on its own: what sharing costs is a difference of two
+    times, and would be too small if it were taken from the pass that disturbed one thread most."""
 
-    least = min(one.region, other.region)
-    return MachineSpeed(one.threads, most("memory"), most("cached"), most("products"), least)
+    def best(name: str) -> tuple[float, float]:
+        (alone, every), (other_alone, other_every) = getattr(one, name), getattr(other, name)
+        pick = max if name in RATES else min
+        return pick(alone, other_alone), pick(every, other_every)
+
+    return MachineSpeed(one.threads, **{name: best(name) for name in PAIRS})
 
 
 def settled(before: MachineSpeed, best: MachineSpeed) -> bool:
@@ -129,7 +131,7 @@ def speed_of_pass(threads: int) -> MachineSpeed | None:
     products = [rows.size * WIDTH / least_seconds(session, rows, square) for session in (alone, together)]
     if products[1] < SCALES * threads * products[0]:
         return None
-    chains = [least_seconds(product_session(count, CHAIN), row, square) / CHAIN for count in (1, threads)]
+    chained = [least_seconds(product_session(count, CHAIN), row, square) / CHAIN for count in (1, threads)]
     found = []
     for size, runs in ((LARGE, LARGE_RUNS), (SMALL, RUNS)):
         wide = weights(size // 4 // WIDTH)
@@ -137,8 +139,9 @@ def speed_of_pass(threads: int) -> MachineSpeed | None:
     (memory, all_memory), (cached, all_cached) = found
     if all_memory < READS * memory:
         return None
-    region = max(0.0, chains[1] - chains[0] / threads)
-    return MachineSpeed(threads, (memory, all_memory), (cached, all_cached), (products[0], products[1]), region)
+    return MachineSpeed(
+        threads, (memory, all_memory), (cached, all_cached), (products[0], products[1]), (chained[0], chained[1])
+    )
 
 
 def weights(columns: int) -> np.ndarray:

@@ -88,6 +88,7 @@ def versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            named = VERSION.search(distribution(name).read_text("METADATA") or "")
+            found_in = distribution(name)  # an .egg-info, as in a clone's own folder, has another name for it
+            named = VERSION.search(found_in.read_text("METADATA") or found_in.read_text("PKG-INFO") or "")
             found[name] = named[1] if named else ""
     return found

@@ -31,6 +31,7 @@ from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
 from seq2engine.runtime.threads import (
     AGAIN,
     MANY_ROWS,
+    MOST_ROWS,
     SHARED,
     TRIAL,
     EncoderLock,
@@ -158,7 +159,7 @@ def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
     base, memory, products = PRESETS["base"], 50e9, 50e9
 
     def rows(threads=2, size=1, memory=memory, products=products):
-        speed = MachineSpeed(threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), 1e-6)
+        speed = MachineSpeed(threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), (16e-6, 9e-6))
         return rows_per_worker(base, threads, speed, size)
 
     assert rows() == 8  # 2 readers, of twice the int8 products for each byte, times 2
@@ -201,17 +202,18 @@ def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, limit
     assert usable_cores() == 8
 
 
-TWO = MachineSpeed(2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9, 108e9), region=2e-6)
+TWO = MachineSpeed(2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9, 108e9), chained=(16e-6, 10e-6))
 
 
 def test_a_step_reads_its_weights_or_multiplies_by_them_and_its_threads_meet():
     base = PRESETS["base"]
     weights, meetings = row_work(base), SHARED * base.decoder_layers + 1
     assert step_seconds(base, 1, 1, TWO) == 4 * weights / 30e9
-    assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * 2e-6
+    assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * TWO.region
     assert step_seconds(base, 1, 1, TWO, size=1) == weights / 30e9
     assert step_seconds(base, 64, 1, TWO) == 64 * weights / 54e9
-    assert step_seconds(base, 64, 2, TWO) == 64 * weights / 108e9 + meetings * 2e-6
+    assert step_seconds(base, 64, 2, TWO) == 64 * weights / 108e9 + meetings * TWO.region
+    assert TWO.region == pytest.approx(2e-6)
     tiny = PRESETS["tiny"]
     assert step_seconds(tiny, 1, 1, TWO) == 4 * row_work(tiny) / 64e9  # it stays in the caches
 
@@ -226,10 +228,13 @@ def test_large_models_have_many_threads_and_small_ones_few(cores):
 def test_few_rows_of_a_small_model_have_one_thread():
     assert not is_small(PRESETS["base"])
     assert is_small(PRESETS["tiny"])
-    assert rows_for_threads(PRESETS["tiny"], 2, TWO, 4) == MANY_ROWS
-    quick_to_meet = dataclasses.replace(TWO, region=1e-7)
+    few, more = (rows_for_threads(PRESETS["tiny"], 2, TWO, size) for size in (4, 1))
+    assert MANY_ROWS < few < more
+    quick_to_meet = dataclasses.replace(TWO, chained=(16e-6, 8.1e-6))
     few, more = (rows_for_threads(PRESETS["tiny"], 2, quick_to_meet, size) for size in (4, 1))
     assert 1 < few < more < MANY_ROWS
+    never = dataclasses.replace(TWO, chained=(16e-6, 1.0))
+    assert rows_for_threads(PRESETS["tiny"], 2, never, 4) == MOST_ROWS
 
 
 def test_sessions_have_the_threads_that_suit_their_model_or_those_asked_for(monkeypatch, bundle):
