@@ -49,7 +49,7 @@ from .timers.natural import NaturalTimer
 from .timing import Samples, interleaved, ratio_interval
 
 WARMUP = 2
-LEAD = {"encoder": 3, "step": 3, "end_to_end": 0}  # untimed calls: right after another arm a call takes longer
+LEAD = 0.02  # seconds of untimed calls: right after another arm, and after a rest, a call takes longer
 REST = 0.05  # seconds of rest: ONNX Runtime's idle threads spin for some 40 ms and would slow down the next arm
 
 
@@ -160,7 +160,7 @@ class CaseTimer:
                 equal_timed=count_equal(outputs.fixed[name].tokens, outputs.fixed[first].tokens),
                 parts={part: measure(times[part], name, first, case, part) for part in PARTS},
                 cache=outputs.fixed[name].counts,
-                split=self.samples_of(splits[name]),
+                split={piece: Samples(tuple(split[piece] for split in splits[name])) for piece in PIECES},
             )
             for name in sessions
         }
@@ -196,32 +196,28 @@ class CaseTimer:
         options: SearchOptions,
         outputs: Outputs,
     ) -> tuple[dict[str, dict[str, Samples]], dict[str, list[Split]]]:
-        """Samples by part and arm, and the split of every call end to end, those of the warm-up too."""
+        """Samples by part and arm, and the split of every timed call end to end."""
         config = self.plan.bundle.config
         inputs = encoder_inputs(listed_sources(sources, config), config)
         trail = next(iter(outputs.fixed.values())).trail
         calls: dict[str, dict[str, Callable[[], object]]] = {part: {} for part in PARTS}
         splits: dict[str, list[Split]] = {name: [] for name in sessions}
 
-        def decode(name: str) -> None:
-            splits[name].append(timed_decode(sessions[name], sources, fixed_length(options)))
+        def keep_split(name: str, split: Split) -> None:
+            if name in splits:  # peers have none
+                splits[name].append(split)
 
         for name, session in sessions.items():
             with blaming(name, f"case {case.name}"):
                 calls["encoder"][name] = partial(session.encode, *inputs)
                 calls["step"][name] = repeated_step(session, *inputs, options, trail)
-                calls["end_to_end"][name] = partial(decode, name)
+                calls["end_to_end"][name] = partial(timed_decode, session, sources, fixed_length(options))
         calls["end_to_end"] |= {name: each.worker.run for name, each in outputs.theirs.items()}
-        times = {part: self.interleaved(case, part, calls[part]) for part in PARTS}
+        rounds, times = self.plan.options.rounds, {}
+        for part in PARTS:
+            stage, after = f"bench: {case.name}, {part}", keep_split if part == "end_to_end" else None
+            times[part] = interleaved(calls[part], rounds, WARMUP, self.progress, stage, LEAD, self.rest, after=after)
         return times, splits
-
-    def interleaved(self, case: Case, part: str, calls: dict[str, Callable[[], object]]) -> dict[str, Samples]:
-        stage = f"bench: {case.name}, {part}"
-        return interleaved(calls, self.plan.options.rounds, WARMUP, self.progress, stage, LEAD[part], self.rest)
-
-    def samples_of(self, splits: list[Split]) -> dict[str, Samples]:
-        timed = splits[-self.plan.options.rounds :]  # none of the warm-up
-        return {piece: Samples(tuple(split[piece] for split in timed)) for piece in PIECES}
 
 
 def agreement(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from seq2engine.common.progress import Progress, silent
 
 from .intervals import Interval, paired_interval, separate_interval
+
+MOST_LEADING = 10  # untimed calls before a timed one
 
 
 @dataclass(frozen=True)
@@ -81,26 +85,33 @@ def interleaved(
     warmup: int = 2,
     progress: Progress = silent,
     stage: str = "timing",
-    lead: int = 0,
+    lead: float = 0.0,
     rest: float = 0.0,
     before: Callable[[str, int], object] = lambda arm, number: None,
+    after: Callable[[str, Any], object] | None = None,
     clock: Callable[[], int] = time.perf_counter_ns,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Samples]:
     """Times every arm once per round, A B C, B C A, C A B, ..., so that a slow minute affects all of them alike.
 
     Before its timed call an arm rests (seconds; worker threads of the arm before it may still be spinning) and makes
-    `lead` calls that are not timed (its weights and code were pushed out of the processor's caches by the others).
+    calls that are not timed, as its weights and code were pushed out of the processor's caches by the others, and the
+    processor has slept: as many as the fastest arm makes in `lead` seconds, none where that is less than one. So short
+    calls are timed as they are one after another, and long ones, which hardly gain, are not made twice.
     `before` gets the arm and the number of the round, untimed, before anything else of its turn; the warm-up is of
-    round 0. Whatever an arm raises ends the run.
+    round 0. `after` gets the arm and what its timed call returned. Whatever an arm raises ends the run.
     """
     names = list(arms)
     taken: dict[str, list[int]] = {name: [] for name in names}
     progress(stage, 0.0)
+    shortest = math.inf
     for name in names:
         before(name, 0)
         for _ in range(warmup):
+            started = clock()
             arms[name]()
+            shortest = min(shortest, clock() - started)
+    leading = min(int(lead * 1e9 / max(shortest, 1)), MOST_LEADING)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -108,11 +119,13 @@ def interleaved(
             before(name, number)
             if rest:
                 sleep(rest)
-            for _ in range(lead):
+            for _ in range(leading):
                 call()
             started = clock()
-            call()
+            result = call()
             taken[name].append(clock() - started)
+            if after is not None:
+                after(name, result)
         progress(stage, (number + 1) / rounds)
     return {name: Samples(tuple(times)) for name, times in taken.items()}
 

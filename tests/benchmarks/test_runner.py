@@ -161,13 +161,13 @@ def test_threads_default_to_all_cores(bundle, monkeypatch):
 def test_arms_rest_only_where_workers_of_another_may_spin(bundle, monkeypatch, backends, threads, rest):
     asked = {}
 
-    def interleaved(arms, rounds, warmup, progress, stage, lead, rest):
+    def interleaved(arms, rounds, warmup, progress, stage, lead, rest, after):
         asked[stage] = (lead, rest)
         return {name: Samples((1_000_000,) * rounds) for name in arms}
 
     monkeypatch.setattr(runner, "interleaved", interleaved)
     bench_bundle(bundle, BenchOptions(backends, cases=[GREEDY], rounds=1, threads=threads, quick=True))
-    assert asked == {f"bench: greedy, {part}": (runner.LEAD[part], rest) for part in PARTS}
+    assert asked == {f"bench: greedy, {part}": (runner.LEAD, rest) for part in PARTS}
 
 
 def test_an_arm_with_other_outputs_is_shown_as_differing(bundle, monkeypatch):
@@ -214,6 +214,7 @@ def test_the_decode_that_is_timed_is_generate_with_the_model_s_own_rules(tmp_pat
         return generate(session, sources, options, *more)
 
     monkeypatch.setattr(timed_decode, "generate", watched)
+    monkeypatch.setattr(runner, "LEAD", 0.0)
     bench_bundle(bundle, BenchOptions(["onnxruntime"], cases=[CASE], rounds=2, threads=1, quick=True))
     counted, timed = ("CountedSession", 3, True, 5), ("WatchedSession", 3, True, 5)
     assert seen == [counted] + [timed] * (runner.WARMUP + 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seq2engine.benchmarks.timing import Ratio, Samples, interleaved, ratio_interval
+from seq2engine.benchmarks.timing import MOST_LEADING, Ratio, Samples, interleaved, ratio_interval
 
 MS = 1_000_000
 
@@ -55,10 +55,26 @@ def test_samples_are_kept_in_order_and_warm_up_is_not_among_them():
 
 def test_rest_and_lead_are_not_timed():
     clock = HandClock()
-    arms = {"a": clock.arm("a", 50, 4, 3, 50, 4, 3), "b": clock.arm("b", 9)}
-    found = interleaved(arms, rounds=2, warmup=0, lead=2, rest=0.5, clock=clock, sleep=clock.sleep)
+    arms = {"a": clock.arm("a", 4, 50, 4, 3, 50, 4, 3), "b": clock.arm("b", 9)}
+    found = interleaved(arms, rounds=2, warmup=1, lead=8e-9, rest=0.5, clock=clock, sleep=clock.sleep)
     assert found == {"a": Samples((3, 3)), "b": Samples((9, 9))}
-    assert clock.calls[:8] == ["rest", "a", "a", "a", "rest", "b", "b", "b"]
+    assert clock.calls[:10] == ["a", "b", "rest", "a", "a", "a", "rest", "b", "b", "b"]
+
+
+def test_results_of_timed_calls_alone_are_kept():
+    clock, made, kept = HandClock(), iter(range(100)), []
+    arm = lambda: (clock.arm("a", 4)(), next(made))[1]  # noqa: E731
+    interleaved({"a": arm}, 2, warmup=1, lead=8e-9, clock=clock, after=lambda name, result: kept.append((name, result)))
+    assert kept == [("a", 3), ("a", 6)]
+
+
+@pytest.mark.parametrize(("nanoseconds", "calls"), [(1, MOST_LEADING), (30, 6), (200, 1), (201, 0), (10**9, 0)])
+def test_long_calls_do_not_lead(nanoseconds, calls):
+    """All arms lead with as many calls as the fastest makes in that time."""
+    clock = HandClock()
+    arms = {"a": clock.arm("a", nanoseconds), "b": clock.arm("b", 3 * nanoseconds)}
+    interleaved(arms, rounds=1, warmup=1, lead=200e-9, clock=clock)
+    assert clock.calls == ["a", "b", *["a"] * (calls + 1), *["b"] * (calls + 1)]
 
 
 def test_progress_ends_at_one():

@@ -44,7 +44,14 @@ def test_a_busy_machine_keeps_nothing(monkeypatch, folder):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"memory": [1.0]}, {"cached": [0, 1]}, {"products": "fast"}, {"chained": [-1, 1]}, {"chained": None}, {"memory": 3}],
+    [
+        {"memory": [1.0]},
+        {"cached": [0, 1]},
+        {"products": "fast"},
+        {"chained": [-1, 1]},
+        {"chained": None},
+        {"memory": 3},
+    ],
 )
 def test_damaged_values_are_measured_again(damage):
     assert speed_from_value(2, VALUE) == FOUND
