@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from seq2engine.benchmarks.cases import Case
@@ -16,6 +18,7 @@ from seq2engine.benchmarks.timers.node_times import (
 )
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
+from seq2engine.model.presets import PRESETS
 
 CASE = Case("2x3x5x8", batch=2, beam=3, source=5, target=8)
 
@@ -24,6 +27,12 @@ CASE = Case("2x3x5x8", batch=2, beam=3, source=5, target=8)
 def bundle(tmp_path_factory):
     model = random_model("tiny", seed=3)
     return onnx_from_model(model, tmp_path_factory.mktemp("bundle") / "tiny", precisions=("fp32", "w8a8"))
+
+
+def test_steps_with_relative_positions_are_timed(tmp_path):
+    config = dataclasses.replace(PRESETS["tiny"], positions="relative", max_distance=4)
+    bundle = onnx_from_model(random_model(config, seed=3), tmp_path / "t5")
+    assert shares_of_step(bundle, "fp32", CASE).nodes["product: output projection"] == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
