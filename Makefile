@@ -12,12 +12,13 @@
 # make measure-loading  from load() to the first token and peak memory of that model against CTranslate2; 5 minutes
 # make measure-families   the shapes of T5-small and FLAN-T5-base and Whisper tiny.en against CTranslate2 and Hugging Face; 15 minutes
 # make measure-speech   Whisper tiny.en from audio to text against CTranslate2 and Hugging Face; 3 minutes
+# make measure-g2p   the shipped small model against CTranslate2; a minute
 # make gpu-check   on a machine with a GPU: build, parity, benchmark, tests -m gpu; one report in out/gpu-check
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-loading measure-families measure-speech fuzz kills exports readme docs pictures gpu-check gpu-present clean
+.PHONY: demo test test-all test-fast test-slow test-cpus lint style types bench peers measure measure-real measure-loading measure-families measure-speech measure-g2p fuzz kills exports readme docs pictures gpu-check gpu-present clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -149,6 +150,15 @@ measure-speech: $(VENV)/installed
 	$(BIN)/seq2engine export out/tiny_en/tiny.en.pt out/tiny_en/bundle --precision fp32 w8a8 --force
 	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en 10
 	cp out/tiny_en/speech.json benchmarks/results/tiny_en_speech.json
+
+# A model so small that what surrounds its products decides.
+G2P_CASES ?= 1x1x9x9 1x4x9x9 8x1x9x9 8x4x9x9 32x1x9x9 32x4x9x9
+measure-g2p: $(VENV)/installed .peers/transformers/installed
+	$(BIN)/seq2engine export shipped:g2p out/families/g2p --precision fp32 w8a8 --force
+	$(BIN)/seq2engine bench out/families/g2p --backend onnxruntime --precision fp32 w8a8 --peers "ctranslate2 float32" "ctranslate2 int8" \
+	    --case $(G2P_CASES) --rounds 15 --out out/families/g2p.json
+	cp out/families/g2p.json benchmarks/results/g2p.json
+	$(MAKE) readme
 
 readme: $(VENV)/installed
 	$(BIN)/python docs/site/generated.py

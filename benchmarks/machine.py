@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ LIBRARIES = {  # what is shown -> the distributions it may come from
 SOURCES = Path(__file__).resolve().parent.parent  # where .git is, if these sources are a working copy
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "sve")
 
+COUNTERS = Path("/proc/stat")
+WATCHED = 0.3  # seconds; counters have ticks of 10 ms
+
 SPIN = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
@@ -37,7 +41,7 @@ while os.getppid() == int(sys.argv[2]):  # ends with the process that started it
 
 @dataclass(frozen=True)
 class Environment:
-    """`load_before` and `load_after` are one-minute load averages, None where the system has none."""
+    """`load_before` and `load_after` are `load_of_others`, None where the system does not say."""
 
     cpu: str
     features: tuple[str, ...]  # instruction sets that decide which kernels run
@@ -67,7 +71,7 @@ def environment(threads: int, load_before: float | None, neighbours: int = 0) ->
         cores=usable_cores(),
         threads=threads,
         load_before=load_before,
-        load_after=load_average(),
+        load_after=load_of_others(),
         platform=platform.platform(),
         python=platform.python_version(),
         libraries={name: library_version(names) for name, names in LIBRARIES.items()},
@@ -102,8 +106,36 @@ def commit(sources: Path = SOURCES) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def load_average() -> float | None:
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+def load_of_others(counters: Path = COUNTERS, seconds: float = WATCHED) -> float | None:
+    """How many of this process's cores are in use while it waits for a moment.
+
+    An average over the last minute would count the benchmark that ended just before this one.
+    """
+    before = core_times(counters)
+    if not before:
+        return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    time.sleep(seconds)
+    after = core_times(counters)
+    shares = [used_share(before[core], after[core]) for core in before if core in after]
+    return round(sum(shares), 2)
+
+
+def core_times(counters: Path) -> dict[int, tuple[int, int]]:
+    """Of each core of this process: its ticks in all, and those that it was idle; empty where nothing counts them."""
+    if not counters.is_file() or not hasattr(os, "sched_getaffinity"):
+        return {}
+    found = {}
+    for line in counters.read_text().splitlines():
+        name, *ticks = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in os.sched_getaffinity(0):
+            numbers = [int(count) for count in ticks[:8]]  # user, nice, system, idle, iowait, irq, softirq, steal
+            found[int(name[3:])] = sum(numbers), sum(numbers[3:5])
+    return found
+
+
+def used_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    passed, idle = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return 1 - idle / passed if passed else 0.0
 
 
 def library_version(names: tuple[str, ...]) -> str:

@@ -27,7 +27,7 @@ from .arms import Sessions, blaming, costs_of_arms, open_arms, quality_of_arms
 from .cases import Case, Sources, sources_for
 from .ceiling import ceiling_of
 from .checks import check_bench
-from .machine import busy_neighbours, environment, load_average
+from .machine import busy_neighbours, environment, load_of_others
 from .natural.result import Workload
 from .options import BenchOptions, Plan, plan_from_options
 from .peers.arms import PeerDecode, Peers, arm_of_peer, decode_with_peers, open_peers
@@ -103,7 +103,7 @@ def bench_bundle(
 
 def empty_result(plan: Plan) -> BenchResult:
     """A result without measurements: model, machine, ceiling."""
-    load = load_average()
+    load = load_of_others()
     return BenchResult(
         bundle=str(plan.bundle.root),
         checkpoint_sha256=plan.bundle.manifest.checkpoint_sha256,

@@ -21,7 +21,7 @@ from ..cases import Sources
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENTS = Path(".peers")  # where `make peers` puts them
 FEATURES = "features.npy"
-TRIALS = 2  # decodes with every setting of a peer, to find its best: the first also allocates and compiles
+TRIALS = 3  # decodes with every setting of a peer, to find its best: the first also allocates and compiles
 LONG = 2.0  # seconds: a decode that takes longer is tried once, as allocating is a small part of it
 
 
@@ -187,15 +187,17 @@ class Peer:
     workers: list[Worker] = field(default_factory=list)
 
     def best_for(self, seconds: Callable[[Callable[[], object]], float]) -> Worker:
-        """The worker with the fastest prepared decode, which it has run; `seconds` times one call."""
+        """The worker with the fastest prepared decode, which it has run; `seconds` times one call.
+
+        Workers take turns: in a slow minute all are slow.
+        """
         if len(self.workers) == 1:
             self.workers[0].run()
             return self.workers[0]
-        return min(self.workers, key=lambda worker: least_seconds(worker, seconds))
-
-
-def least_seconds(worker: Worker, seconds: Callable[[Callable[[], object]], float]) -> float:
-    taken = [seconds(worker.run)]
-    while len(taken) < TRIALS and taken[-1] < LONG:
-        taken.append(seconds(worker.run))
-    return min(taken)
+        least = [0.0] * len(self.workers)
+        for trial in range(TRIALS):
+            for number, worker in enumerate(self.workers):
+                if least[number] < LONG:
+                    taken = seconds(worker.run)
+                    least[number] = min(least[number], taken) if trial else taken
+        return self.workers[least.index(min(least))]

@@ -27,7 +27,7 @@ from seq2engine.common.tables import text_table
 from seq2engine.errors import SessionError, UsageError
 from seq2engine.runtime.threads import usable_cores
 
-from ..machine import environment, load_average
+from ..machine import environment, load_of_others
 from .loading_process import MARKS
 from .scripts import exit_code_of
 
@@ -158,7 +158,7 @@ def table(loads: Sequence[Load]) -> str:
 
 def measure(arguments: list[str]) -> None:
     folder, rounds = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 5
-    threads, before = usable_cores(), load_average()
+    threads, before = usable_cores(), load_of_others()
     loads = list(measured(arms_of(folder), folder, rounds, threads))
     result = {
         "environment": asdict(environment(threads, before)),

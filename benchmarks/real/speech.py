@@ -29,7 +29,7 @@ from seq2engine.runtime.speech.features import RATE
 from seq2engine.runtime.threads import usable_cores
 from seq2engine.runtime.translator import load
 
-from ..machine import environment, load_average
+from ..machine import environment, load_of_others
 from ..peers.hugging_face_from_model import hugging_face_from_model
 from ..timing import Samples, interleaved, ratio_interval
 
@@ -45,7 +45,7 @@ def measured_speech(bundle: Path, wav: Path, said: str, rounds: int, arms: Seque
     if unknown := [name for name in arms if name not in known]:
         raise UsageError(f"unknown arm {', '.join(unknown)}, expected some of {', '.join(known)}")
     wave = np.concatenate([*audio_from(wav).blocks()])[: 30 * RATE]
-    load_before, threads = load_average(), usable_cores()
+    load_before, threads = load_of_others(), usable_cores()
     with ExitStack() as stack:
         calls: dict[str, Call] = {}
         for name in arms or known:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import subprocess
 
-from seq2engine.benchmarks.machine import commit, environment, governor, library_version, processor
+from seq2engine.benchmarks import machine
+from seq2engine.benchmarks.machine import (
+    commit,
+    core_times,
+    environment,
+    governor,
+    library_version,
+    load_of_others,
+    processor,
+    used_share,
+)
 
 
 def test_this_machine_is_described():
@@ -39,6 +50,23 @@ def test_busy_means_that_others_were_running_before():
     assert not quiet.busy
     assert dataclasses.replace(quiet, load_before=1.1).busy
     assert not dataclasses.replace(quiet, load_before=None).busy
+
+
+def test_load_is_of_the_cores_of_this_process_while_it_waits(tmp_path, monkeypatch):
+    counters, other = tmp_path / "stat", sorted(os.sched_getaffinity(0))[0]
+    busy, idle = f"cpu{other} 100 0 20 300 5 1 2 3 0 0", f"cpu{other} 100 0 20 340 5 1 2 3 0 0"
+    lines = ["cpu  900 0 0 9 0 0 0 0 0 0", busy, "cpu99999 7 7 7 7 7 7 7 7 0 0", "intr 1 2 3"]
+    counters.write_text("\n".join(lines))
+    assert core_times(counters) == {other: (431, 305)}
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: counters.write_text(idle))
+    assert load_of_others(counters) == 0.0
+    stolen = f"cpu{other} 100 0 20 340 5 1 2 33 0 0"  # by other machines of the host
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: counters.write_text(stolen))
+    assert load_of_others(counters) == 1.0
+    assert used_share((431, 305), (441, 310)) == 0.5
+    assert used_share((431, 305), (431, 305)) == 0.0  # between two ticks
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (1.234, 2.0, 3.0))
+    assert load_of_others(tmp_path / "none") == 1.23  # of the last minute, where no ticks are counted
 
 
 def test_the_governor_and_the_commit_are_noted_where_they_are_known(tmp_path):

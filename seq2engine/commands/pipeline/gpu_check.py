@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2engine.benchmarks.cases import Case
-from seq2engine.benchmarks.machine import environment, load_average, usable_cores
+from seq2engine.benchmarks.machine import environment, load_of_others, usable_cores
 from seq2engine.benchmarks.options import BenchOptions
 from seq2engine.benchmarks.report.page import bench_table
 from seq2engine.benchmarks.runner import bench_bundle
@@ -199,7 +199,7 @@ def machine_stage(device: Device, flavours: Sequence[str]) -> Stage:
         "gpu": device.name,
         "capability": device.capability,
         **{flavour: str(load_tensorrt(flavour).__version__) for flavour in flavours},
-        **dataclasses.asdict(environment(usable_cores(), load_average())),
+        **dataclasses.asdict(environment(usable_cores(), load_of_others())),
     }
     return Stage("machine", True, "\n".join(f"{name}: {value}" for name, value in values.items()), values)
 

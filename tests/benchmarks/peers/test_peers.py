@@ -209,7 +209,11 @@ class TimedWorker:
 @pytest.mark.parametrize(
     ("workers", "best", "runs"),
     [
-        ([TimedWorker(0.3, 0.4), TimedWorker(1.9, 0.1), TimedWorker(0.2, 0.2)], 1, [2, 2, 2]),  # a second try counts
+        (
+            [TimedWorker(0.3, 0.4, 0.3), TimedWorker(1.9, 0.5, 0.1), TimedWorker(0.2, 0.2, 0.2)],
+            1,
+            [3, 3, 3],
+        ),  # the last try counts as the first does
         ([TimedWorker(30.0), TimedWorker(10.0), TimedWorker(20.0)], 1, [1, 1, 1]),  # long decodes are tried once
         ([TimedWorker(1.0)], 0, [1]),  # nothing to choose, but its output is wanted
     ],
@@ -218,3 +222,21 @@ def test_the_best_setting_is_the_fastest_one(workers: list[TimedWorker], best: i
     peer = Peer(peer_kinds(2)["transformers"], workers)  # type: ignore[arg-type]
     assert peer.best_for(lambda run: run()) is workers[best]  # type: ignore[arg-type,return-value,comparison-overlap]
     assert [worker.runs for worker in workers] == runs
+
+
+def test_settings_are_tried_in_turns() -> None:
+    """One after the other, a slow minute would be the fault of one of them."""
+    order: list[str] = []
+
+    class Named(TimedWorker):
+        def __init__(self, name: str):
+            super().__init__(1.0, 1.0, 1.0)
+            self.name = name
+
+        def run(self) -> float:
+            order.append(self.name)
+            return super().run()
+
+    peer = Peer(peer_kinds(2)["transformers"], [Named("a"), Named("b")])  # type: ignore[list-item]
+    peer.best_for(lambda run: run())  # type: ignore[arg-type,return-value]
+    assert order == ["a", "b"] * 3
