@@ -134,9 +134,9 @@ FAMILY_PEERS ?= "ctranslate2 float32" "ctranslate2 int8" transformers
 T5_CASES ?= 1x1x32x32 8x4x32x32
 SPEECH_CASES ?= 1x1x1500x32 8x4x1500x32
 measure-families: $(VENV)/installed .peers/transformers/installed
+	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en  # first: it says what is not installed
 	$(BIN)/seq2engine export random:t5-small out/families/t5_small --precision fp32 w8a8 --force
 	$(BIN)/seq2engine export random:flan-t5-base out/families/flan_t5_base --precision fp32 w8a8 --force
-	$(BIN)/python -m seq2engine.benchmarks.real.tiny_en out/tiny_en
 	$(BIN)/seq2engine export out/tiny_en/tiny.en.pt out/families/tiny_en --precision fp32 w8a8 --force
 	for model in t5_small flan_t5_base tiny_en; do \
 	    $(BIN)/seq2engine bench out/families/$$model --backend onnxruntime --precision fp32 w8a8 --draft quantised --peers $(FAMILY_PEERS) --rounds 6 \
