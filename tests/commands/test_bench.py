@@ -164,8 +164,8 @@ import sys
 from seq2engine.benchmarks import runner
 from seq2engine.cli.main import main
 real = runner.interleaved
-def interleaved(calls, rounds, warmup, progress, stage, *rest):
-    return real(calls, 10**6 if "64x64" in stage else rounds, warmup, progress, stage, *rest)
+def interleaved(calls, rounds, warmup, progress, stage, *rest, **named):
+    return real(calls, 10**6 if "64x64" in stage else rounds, warmup, progress, stage, *rest, **named)
 runner.interleaved = interleaved
 sys.exit(main({["bench", str(bundle), *words]!r}))
 """
