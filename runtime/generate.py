@@ -66,7 +66,7 @@ def decode_encoded(
     """The same for sources that were encoded; their state may be decoded several times, one after another."""
     form = form_from_options(options, session.config, logits)
     plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes)
-    step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan)
+    step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan, alike=True)
     if prompts or options.prompt:
         step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))
     return (yield from search_over(step, sources, session.config, options, prefixes))

@@ -44,7 +44,9 @@ class TreeStep:
         max_steps: int,
         form: StepForm = EVERYTHING,
         plan: GreedyPlan | None = None,
+        alike: bool = False,
     ):
+        """`alike`: the first call feeds all beams of a source the same token."""
         self.session, self.state, self.beams, self.max_steps = session, state, beams, max_steps
         self.longest_output = max_steps
         self.fixed_slots, self.batch_invariant = session.limits.slots_for(beams), session.deterministic
@@ -64,6 +66,9 @@ class TreeStep:
         self.opening: np.ndarray | None = None  # [B] the last token of a prompt, fed in place of the start token
         self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         self.announces = session.keeps_mask and not self.growing
+        # One beam then stands for all of a source. With one source that saves nothing: reading weights takes the time.
+        whole = batch == 1 or beams == 1 or form.candidates or self.growing or self.batch_invariant
+        self.alike = alike and session.narrows and not whole
         # With a plan the session runs some steps ahead of the search, which gets the outputs one by one.
         self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
         self.waiting: list[StepOutput] = []
@@ -165,6 +170,8 @@ class TreeStep:
         if self.opening is not None:
             tokens = np.where(self.opening[:, None] == NO_TOKEN, tokens, self.opening[:, None])
             self.opening = None
+        if self.alike:
+            return self.first_step(tokens)
         self.descend(parents)
         if self.growing:
             self.compact_growing()
@@ -182,10 +189,21 @@ class TreeStep:
         self.most_used += self.beams
         return output
 
+    def first_step(self, tokens: np.ndarray) -> StepOutput:
+        """One beam of each source, as they are all alike: its slot is the ancestor of all."""
+        self.alike = False
+        self.free_slots()
+        self.mask[self.rows[:, 0], :, self.used] = True
+        output = self.step(tokens[:, :1], np.ascontiguousarray(self.mask[:, :1]))
+        self.places += 1
+        self.most_used += 1
+        return output.of_alike(self.beams)
+
     def step(self, tokens: np.ndarray, mask: np.ndarray) -> StepOutput:
         if self.slot_position is None:
             return self.session.step(self.state, tokens, self.position, self.used, mask)
-        self.slot_position[self.rows, self.used[:, None] + np.arange(self.beams)] = self.position[:, None]
+        written = self.used[:, None] + np.arange(tokens.shape[1])
+        self.slot_position[self.rows, written] = self.position[:, None]
         return self.session.step(self.state, tokens, self.position, self.used, mask, self.slot_position)
 
     def grow(self, slots: int) -> None:
@@ -226,7 +244,8 @@ class TreeStep:
         return plan
 
     def attention(self) -> np.ndarray:
-        return cross_attention(self.session, self.state)
+        weights = cross_attention(self.session, self.state)  # [B, K, S]; K is 1 in a first step of alike beams
+        return np.repeat(weights, self.beams // weights.shape[1], axis=1)
 
     def keep(self, rows: np.ndarray) -> None:
         if self.plan is not None:

@@ -42,7 +42,7 @@ def decoded_with_kept_rows(
     """Every step is of all sources, whoever is done."""
     state = session.encode(*encoder_inputs(sources, session.config))
     form = form_from_options(options, session.config)
-    tree = TreeStep(session, state, len(sources), options.width, options.max_length, form)
+    tree = TreeStep(session, state, len(sources), options.width, options.max_length, form, alike=True)
     return drain(search_over(_AllRows(tree, len(sources)), sources, session.config, options))
 
 

@@ -101,7 +101,7 @@ class SpeculativeSession(Session):
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
         self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
-        self.prefills_rows = target.prefills_rows
+        self.prefills_rows, self.narrows = target.prefills_rows, target.narrows
 
     @classmethod
     def from_bundle(

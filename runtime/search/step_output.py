@@ -135,6 +135,17 @@ class StepOutput:
         places = tokens if self.shortlist is None else self.shortlist.columns_of(tokens)
         return self.raw[rows[:, None], np.arange(tokens.shape[1]) if beams is None else beams, places]
 
+    def of_alike(self, beams: int) -> StepOutput:
+        """The output of one beam [B,1,...] as that of so many alike ones, with as many candidates as they need."""
+        batch, _, width = self.columns.shape
+        every = np.broadcast_to(self.columns, (batch, beams, width))
+        if self.reduced is None:
+            return StepOutput(every, shortlist=self.shortlist, own=self.own)
+        best = top_columns(self.columns[:, 0], min(beams + 1, width))[:, None]  # [B, 1, C]
+        found = (best, np.take_along_axis(self.columns, best, axis=-1), self.reduced.exp_sum)
+        tokens, logits, total = (np.repeat(array, beams, axis=1) for array in found)
+        return StepOutput(every, Reduced(Candidates(tokens, logits), total), self.shortlist, own=self.own)
+
     def of(self, rows: np.ndarray) -> StepOutput:
         """The output for these sources only; copied on demand."""
         assert self.rows is None

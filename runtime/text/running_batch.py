@@ -199,7 +199,7 @@ class _Rows:
         self.parents = np.zeros((batch, width), dtype=np.int64)
         state = self.first_state(sources)
         plan = self.plan_of(sources)
-        self.tree = TreeStep(self.session, state, batch, width, owner.max_length, self.form.step, plan)
+        self.tree = TreeStep(self.session, state, batch, width, owner.max_length, self.form.step, plan, alike=True)
         self.begin(np.arange(batch), sources)
         self.answer = StepOutput(np.zeros(0))
 

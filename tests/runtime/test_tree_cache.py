@@ -20,8 +20,9 @@ class PathSession:
 
     keeps_mask = False
 
-    def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False):
+    def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False, narrows=False):
         self.cache_form, self.seen, self.deterministic = cache_form, seen, deterministic
+        self.narrows, self.beams = narrows, []
         self.config = PRESETS["tiny"]
         self.limits = Limits(None, None, 64, 64, slots)
 
@@ -30,6 +31,7 @@ class PathSession:
 
     def step(self, state, tokens, position, write_index, self_mask):
         cache = state["self_k.0"]
+        self.beams.append(tokens.shape[1])
         if self.cache_form == "growing":
             cache = state["self_k.0"] = np.concatenate((cache, tokens), axis=1)
         else:
@@ -77,7 +79,8 @@ class MaskKeepingSession(PathSession):
 
 def make(batch, beams, steps, keeps_mask=False, **options):
     session = (MaskKeepingSession if keeps_mask else PathSession)(**options)
-    return TreeStep(session, {"source_mask": np.ones((batch, 1), dtype=bool)}, batch, beams, steps)
+    state = {"source_mask": np.ones((batch, 1), dtype=bool)}
+    return TreeStep(session, state, batch, beams, steps, alike=options.get("narrows", False))
 
 
 def make_counted(batch, beams, steps):
@@ -92,7 +95,7 @@ def seen(logits):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    form=st.sampled_from(["static", "growing", "deterministic", "kept mask"]),
+    form=st.sampled_from(["static", "growing", "deterministic", "kept mask", "first alike"]),
     batch=st.integers(1, 4),
     beams=st.integers(1, 5),
     steps=st.integers(1, 40),
@@ -102,12 +105,18 @@ def seen(logits):
 def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps, peaky, seed):
     """Random beam switches and departures, against paths kept as plain lists."""
     rng = np.random.default_rng(seed)
-    kinds = {"deterministic": {"deterministic": True}, "kept mask": {"keeps_mask": True}}
+    kinds = {
+        "deterministic": {"deterministic": True},
+        "kept mask": {"keeps_mask": True},
+        "first alike": {"narrows": True},
+    }
     kind = kinds.get(form, {"cache_form": form})
     step = make(batch, beams, steps, **kind)
     paths = [[[] for _ in range(beams)] for _ in range(batch)]
     for t in range(steps):
         tokens = rng.integers(0, 1000, (len(paths), beams))
+        if form == "first alike" and not t:
+            tokens = np.repeat(tokens[:, :1], beams, axis=1)
         # Peaky: all beams follow one parent, so that whole branches die and compaction has something to do.
         parents = rng.integers(0, 1 if peaky else beams, (len(paths), beams))
         logits = step(tokens, parents).logits
@@ -121,6 +130,23 @@ def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps
             if len(rows):
                 step.keep(rows)
                 paths = [paths[row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("batch", "beams", "kind", "first"),
+    [
+        (2, 3, {}, 1),
+        (2, 1, {}, 1),
+        (1, 3, {}, 3),  # it would read as many weights
+        (2, 3, {"cache_form": "growing"}, 3),
+        (2, 3, {"deterministic": True}, 3),  # bits must not depend on who begins together
+    ],
+)
+def test_beams_that_are_alike_take_one_row_in_their_first_step(batch, beams, kind, first):
+    step = make(batch, beams, 8, narrows=True, **kind)
+    for _ in range(3):
+        step(np.full((batch, beams), 5), np.zeros((batch, beams), dtype=np.int64))
+    assert step.session.beams == [first, beams, beams]
 
 
 def test_greedy_never_needs_more_than_its_length():
