@@ -8,6 +8,8 @@
 A step of one row spends its time on reading weights, and these are a quarter and an eighth as large. Layers need 8
 bits: with 4, one draft in twenty is wrong, with 8 one in a hundred. The vocabulary does not: its 4 bits only have to
 put the right token among the first 16. A table that is not stored by rows is not looked up in, and has 8 bits.
+
+A large table is narrowed later (narrow_table.py): until then the step also puts out its states x [B,K,D].
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ..artifact.graph_files import array_of
 from ..graph_index import copy_of, drop_unread_weights, makers_of, names_read, replace_nodes
+from . import narrow_table as narrowing
 from .int8_matmul import CONTRIB
+from .narrow_table import NarrowTable
 from .top_candidates import CANDIDATES, vocab_of
 
 BLOCKS = (128, 64, 32, 16)  # inputs that share a scale: the first that divides their number
 LEAST = 16_384  # numbers of a weight; a smaller one stays as it is
+WORTH_NARROWING = 16_000_000  # numbers of a table, 8 MB in 4 bits: reading it is a part of a draft that one notices
+STATES = "states"
 REFINED = 16  # roughly best tokens that are multiplied again
 ROWS = 2048  # of a weight that are packed at a time: what is in between would be larger than the weight
 INT8_SUMS = 4  # accuracy level of MatMulNBits: activations are rounded to int8, too
@@ -35,10 +41,10 @@ def path(name: str) -> str:
     return f"drafting/{name}"
 
 
-def draft_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+def draft_graph(model: onnx.ModelProto, folder: Path, narrow: NarrowTable | None = None) -> onnx.ModelProto:
     """A decoder step in fp32 -> the same that puts out the best token of every beam alone, nearly always the right one.
 
-    Weights that are not loaded are in `folder`.
+    Weights that are not loaded are in `folder`. With a `narrow` table, that one makes the rough logits.
     """
     made = copy_of(model)
     graph = made.graph
@@ -58,19 +64,33 @@ def draft_graph(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
         if weight not in stored or np.prod(stored[weight].dims) < LEAST:
             nodes.append(node)
             continue
+        fine = node.name == product.name and table is not None
+        if fine and narrow is not None:
+            nodes += narrow_product(graph, node, narrow)
+            continue
         array = array_of(stored[weight], folder)
         rows = array if node.input[1] in by_rows else np.ascontiguousarray(array.T)  # [out, in]
-        fine = node.name == product.name and table is not None
         nodes += packed_product(graph, node, rows, 4 if fine else 8)
     nodes += best_of(rough) if table is None else refined(rough, x, table, bias)
     read = names_read(nodes)
     replace_nodes(graph, [node for node in nodes if node.output[0] not in by_rows or node.output[0] in read])
-    constants = {"count": [min(REFINED, vocab)], "last": [-1], "one": [1]}
+    refined_tokens = REFINED if narrow is None else narrowing.REFINED
+    constants = {"count": [min(refined_tokens, vocab)], "last": [-1], "one": [1]}
     graph.initializer.extend(numpy_helper.from_array(np.array(value), path(name)) for name, value in constants.items())
     drop_unread_weights(graph)
     declare_outputs(graph)
+    if narrow is None and table is not None and np.prod(stored[table].dims) >= WORTH_NARROWING:
+        declare_states(graph, x, stored[table].dims[1])
     made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     return made
+
+
+def projection_arrays(model: onnx.ModelProto, folder: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """The output table [V,D] of a decoder step that stores it by rows, and its bias [V]."""
+    stored = {weight.name: weight for weight in model.graph.initializer}
+    _, product, bias = projection_of(model.graph, set(stored))
+    table = makers_of(model.graph.node)[product.input[1]].input[0]
+    return array_of(stored[table], folder), None if bias is None else array_of(stored[bias], folder)
 
 
 def projection_of(graph: onnx.GraphProto, stored: set[str]) -> tuple[NodeProto, NodeProto, str | None]:
@@ -96,6 +116,16 @@ def packed_product(graph: onnx.GraphProto, node: NodeProto, rows: np.ndarray, bi
         "MatMulNBits", [node.input[0], *names], list(node.output), name=node.name, domain=CONTRIB, **sizes
     )
     return [made]
+
+
+def narrow_product(graph: onnx.GraphProto, node: NodeProto, narrow: NarrowTable) -> list[NodeProto]:
+    """The product with the table as one with a few columns and one with the narrow table in 4 bits."""
+    before, columns = path("before"), path("columns")
+    graph.initializer.append(numpy_helper.from_array(narrow.before, before))
+    after = NodeProto()
+    after.CopyFrom(node)
+    after.input[0] = columns
+    return [op("MatMul", [node.input[0], before], "columns"), *packed_product(graph, after, narrow.table, 4)]
 
 
 def packed(weights: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,6 +193,11 @@ def named(best: str, token: str) -> list[NodeProto]:
 def op(kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> NodeProto:
     made = [path(name) for name in outputs]
     return helper.make_node(kind, inputs, made, name=f"{made[0]}/{kind}", **attributes)
+
+
+def declare_states(graph: onnx.GraphProto, x: str, width: int) -> None:
+    graph.node.append(helper.make_node("Identity", [x], [STATES], name=path(STATES)))
+    graph.output.append(helper.make_tensor_value_info(STATES, TensorProto.FLOAT, ["B", "K", width]))
 
 
 def declare_outputs(graph: onnx.GraphProto) -> None:

@@ -26,6 +26,7 @@ from .draft_step import draft_graph
 from .flash_attention import flash_attention
 from .gemm_projection import gemm_projection
 from .int8_matmul import row_products
+from .narrow_table import NarrowTable
 from .screened_argmax import MOST, screened_graph
 from .shortlist import shortlist_graph
 from .top_candidates import candidate_graph
@@ -97,8 +98,13 @@ def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
     return row_products(model) if form.int8_products else model
 
 
-def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.ModelProto:
-    """The portable decoder step -> the one that a session runs. Weights that are not loaded are in `folder`."""
+def step_form(
+    model: onnx.ModelProto, form: OrtForm, folder: Path, narrow: NarrowTable | None = None
+) -> onnx.ModelProto:
+    """The portable decoder step -> the one that a session runs. Weights that are not loaded are in `folder`.
+
+    A `narrow` table is for a step that drafts.
+    """
     if form.transposed_keys:
         model = transposed_keys(model)
     if form.beam_positions:
@@ -110,7 +116,7 @@ def step_form(model: onnx.ModelProto, form: OrtForm, folder: Path) -> onnx.Model
     if form.shortlist is not None:
         model = shortlist_graph(model, form.shortlist, folder)
     if form.drafts:
-        return draft_graph(model, folder)
+        return draft_graph(model, folder, narrow)
     if form.int8_products:
         model = row_products(model)
     if form.greedy:

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec, TensorSpec
+from seq2engine.export.ort_forms.draft_step import STATES
 from seq2engine.export.ort_forms.forms import OrtForm
 from seq2engine.export.ort_forms.screened_argmax import MOST, WANTED
 from seq2engine.export.ort_forms.top_candidates import CANDIDATES, COUNT
@@ -218,6 +219,10 @@ class StepBinding:
         self.bind_counts(state.decoder.form, wanted, best)
         self.bind_outputs(sizes, state.bound, state.decoder.flat_logits)
         self.bind_cache(layout, state, sizes)
+        self.states: np.ndarray | None = None  # [B,K,D], of a step that puts them out
+        if state.decoder.state_width:
+            self.states = np.empty((batch, beams, state.decoder.state_width), dtype=np.float32)
+            bind_output(self.binding, STATES, self.states)
         shape = (batch, layout.heads, beams, state["source_mask"].shape[1])
         self.attention = {name: self.memory.empty(shape, dtype) for name, dtype in layout.attention.items()}
         for name, array in self.attention.items():

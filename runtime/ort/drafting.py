@@ -16,7 +16,7 @@ TRIAL = 8  # steps of the target, in each way, before they are compared
 REMEMBERED = 32  # latest steps of each way that count
 AGAIN = 256  # steps after which the other way is tried once more
 MARGIN = 1.05  # the other way must be this many times as fast to be taken
-FIRST, LONGEST = 5, 16  # tokens of one step: before anything is measured, and at most
+FIRST, LONGEST = 5, 32  # tokens of one step: before anything is measured, and at most
 EXPECTED = (19.0, 1.0)  # right and wrong drafts, before any was verified
 FADES = 0.99  # weight of earlier drafts for every new one: about the latest hundred count
 

@@ -58,7 +58,8 @@ class Encoder:
             state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
         parts = self.parts_of(source_mask)
-        fits = HELD.fits(max(len(part.rows) * part.width for part in parts) * self.inner, self.most_held)
+        most = max(len(part.rows) * part.width for part in parts) * self.inner
+        fits = HELD.fits(len(source_mask), most, self.most_held)
         with nullcontext() if self.lock is None else self.lock.held():
             for part in parts:
                 self.encode_part(given, part, giving_back() if part is parts[-1] and not fits else None)

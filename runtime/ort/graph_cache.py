@@ -39,20 +39,33 @@ class GraphCache:
 
     def graph(self, about: Mapping[str, Any], make: Callable[[], bytes]) -> bytes:
         """The graph that `about` describes, from its file or made."""
-        key = json.dumps({**about, "code": code_of_forms(), "libraries": LIBRARIES}, sort_keys=True).encode()
-        path = self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.onnx"
-        found = graph_in(path, key)
-        if found is not None:
+        found = self.found(about)
+        if found is None:
+            found = make()
+            self.keep(about, found)
+        return found
+
+    def found(self, about: Mapping[str, Any]) -> bytes | None:
+        """The graph that `about` describes, from its file; None where there is none."""
+        key, path = self.place(about)
+        graph = graph_in(path, key)
+        if graph is not None:
             with suppress(OSError):
                 os.utime(path)  # it was used now
-            return found
-        made = make()
+        return graph
+
+    def keep(self, about: Mapping[str, Any], graph: bytes) -> None:
+        key, path = self.place(about)
         with suppress(OSError):  # it is made again next time
             with new_file(path) as file, file.open("wb") as written:
-                written.write(digest_of(key, made))
-                written.write(made)
+                written.write(digest_of(key, graph))
+                written.write(graph)
             self.remove_oldest(path)
-        return made
+
+    def place(self, about: Mapping[str, Any]) -> tuple[bytes, Path]:
+        """The key of a graph, and its file."""
+        key = json.dumps({**about, "code": code_of_forms(), "libraries": LIBRARIES}, sort_keys=True).encode()
+        return key, self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.onnx"
 
     def remove_oldest(self, newest: Path) -> None:
         """Keeps the size of all files below the limit; the newest stays, whatever its size."""

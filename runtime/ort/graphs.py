@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,9 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.contract import GraphSpec
 from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
+from seq2engine.export.ort_forms.draft_step import STATES, projection_arrays
 from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
+from seq2engine.export.ort_forms.narrow_table import NarrowTable, narrow_table
 from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
 
@@ -130,6 +133,11 @@ class Decoder:
         """Whether its logits are [B*K,V], as a Gemm makes them (ort_forms/gemm_projection.py)."""
         return any(output.name == "logits" and len(output.shape) == 2 for output in self.session.get_outputs())
 
+    @cached_property
+    def state_width(self) -> int:
+        """Numbers of a state that it puts out, to narrow its table (ort_forms/draft_step.py); 0: it puts out none."""
+        return next((output.shape[-1] for output in self.session.get_outputs() if output.name == STATES), 0)
+
 
 class Decoders:
     """A model's decoder steps: one for all searches so far, and the one of the latest shortlist.
@@ -166,6 +174,14 @@ class Decoders:
                 self.latest = shortlist, self.opened(self.form.with_shortlist(shortlist.tokens))
             return self.latest[1]
 
+    def narrow(self, states: np.ndarray) -> None:
+        """Opens the step that drafts anew, with a table that is as narrow as these states [N,D] allow, if any is."""
+        with self.opening:
+            graph = narrow_graph(self.model, self.form, states)
+            if graph is not None:
+                self.first = None  # first free its memory
+                self.first = Decoder(self.form, open_step(self.model, self.placement, graph))
+
     def of_chain(self) -> Decoder:
         """The step that chooses the next tokens itself, greedily; it has its own copy of the weights."""
         with self.opening:
@@ -181,11 +197,17 @@ class Decoders:
 
 
 def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) -> ort.InferenceSession:
-    path = model.graphs[name]
     HELD.forget()
-    is_step = name == "decoder_step"
-    kind = GraphKind(name in placement.resting, is_step, is_step and model.cache_form == "static", model.precision)
-    return inference_session(path, placement, kind, kept_graph(model, name, form))
+    if name == "decoder_step":
+        return open_step(model, placement, kept_graph(model, name, form))
+    kind = GraphKind(name in placement.resting, precision=model.precision)
+    return inference_session(model.graphs[name], placement, kind, kept_graph(model, name, form))
+
+
+def open_step(model: OrtModel, placement: Placement, graph: bytes | None) -> ort.InferenceSession:
+    name = "decoder_step"
+    kind = GraphKind(name in placement.resting, True, model.cache_form == "static", model.precision)
+    return inference_session(model.graphs[name], placement, kind, graph)
 
 
 def kept_graph(model: OrtModel, name: str, form: OrtForm) -> bytes | None:
@@ -193,14 +215,39 @@ def kept_graph(model: OrtModel, name: str, form: OrtForm) -> bytes | None:
     make = partial(graph_bytes, name, model.graphs[name], form)
     if model.kept is None or (name == "encoder" and not form.changes_encoder):
         return make()
+    is_draft = form.drafts and name == "decoder_step"
+    if is_draft and (narrow := model.kept.found(about_narrow(model, form))) is not None:
+        return narrow
 
     def made() -> bytes:
         graph = make()
         assert graph is not None
         return graph
 
-    about = {"graph": name, "hash": model.fingerprints[name], "form": dataclasses.asdict(form)}
-    return model.kept.graph(about, made)
+    return model.kept.graph(about_graph(model, name, form), made)
+
+
+def about_graph(model: OrtModel, name: str, form: OrtForm) -> dict[str, Any]:
+    return {"graph": name, "hash": model.fingerprints[name], "form": dataclasses.asdict(form)}
+
+
+def about_narrow(model: OrtModel, form: OrtForm) -> dict[str, Any]:
+    """Of a step that drafts with a narrow table. Which columns it has depends on what was decoded: any will do."""
+    return {**about_graph(model, "decoder_step", form), "narrow": True}
+
+
+def narrow_graph(model: OrtModel, form: OrtForm, states: np.ndarray) -> bytes | None:
+    """The step that drafts, with a table that is as narrow as these states allow, kept for later sessions; None where
+    none finds their best tokens."""
+    path = model.graphs["decoder_step"]
+    table = narrow_table(*projection_arrays(graph_from_file(path), path.parent), states)
+    if table is None:
+        return None
+    graph = graph_bytes("decoder_step", path, form, table)
+    assert graph is not None
+    if model.kept is not None:
+        model.kept.keep(about_narrow(model, form), graph)
+    return graph
 
 
 def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placement) -> ort.InferenceSession:
@@ -210,10 +257,10 @@ def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placemen
     return inference_session(path, placement, GraphKind(rests=True, strict=True), graph.SerializeToString())
 
 
-def graph_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
+def graph_bytes(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None = None) -> bytes | None:
     """A graph in the requested form; its weights stay in the graph's folder. None: the file unchanged."""
     try:
-        return form_bytes(name, path, form)
+        return form_bytes(name, path, form, narrow)
     except ExportError as error:
         raise GraphError(
             f"{path} cannot be put into ONNX Runtime's form: {error}", name, node_in(str(error))
@@ -265,9 +312,9 @@ def run_error(name: str, error: Exception) -> GraphError:
     return GraphError(f"ONNX Runtime {ort.__version__} cannot run the {name}: {reason}", name, node_in(reason))
 
 
-def form_bytes(name: str, path: Path, form: OrtForm) -> bytes | None:
+def form_bytes(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None = None) -> bytes | None:
     if name == "decoder_step":
-        step = step_form(graph_from_file(path), form, path.parent)
+        step = step_form(graph_from_file(path), form, path.parent, narrow)
         if form.greedy:
             step = step_with_greedy(step, vocab_of(step), CHAIN_CANDIDATES)
         elif form.keeps_mask:

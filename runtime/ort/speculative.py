@@ -14,6 +14,8 @@ overwritten. Nothing is drafted behind an end token, unless the search has gone 
 several sources are not drafted: they have rows enough to use what they read.
 
 The draft is a cheaper precision of the bundle, or the target's own weights in fewer bits (ort_forms/draft_step.py).
+Its output table is narrowed when enough states of drafts are known (ort_forms/narrow_table.py): later drafts, of later
+sessions as well, take less time.
 How many tokens are drafted follows from measured times (drafting.py). With `drafting`, drafts are made only as long as
 they are worth their time, and the draft session is opened when single sources have taken about as long as opening it
 takes: not for one sentence.
@@ -43,6 +45,7 @@ from .session import OrtSession, OrtSettings
 
 WORTH_IT = 8_000_000  # numbers of a step's weights: 32 MB in fp32 are more than most processors' caches hold
 OPENING = 1.0  # seconds of plain steps after which a draft is opened: about what opening it takes
+STATES_PER_COLUMN = 4  # states of drafts, for each of their numbers, by which the table is narrowed
 PATIENCE = 3  # excess of wrong over right drafts after which a decode continues without
 
 
@@ -97,6 +100,7 @@ class SpeculativeSession(Session):
         assert target.settings.beam_positions
         self.target, self.open_draft, self.drafting = target, open_draft, drafting
         self.length = DraftLength()
+        self.states: list[np.ndarray] | None = []  # of drafts, until the draft's table is narrowed by them
         self.undrafted = 0.0  # seconds of steps that could have been drafted
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
@@ -223,7 +227,15 @@ class SpeculativeSession(Session):
         ended = time.perf_counter()
         verified.seconds, verified.tokens = ended - started, 1
         self.length.note_step(count, then - started, ended - then)
+        self.narrow(state)
         return first
+
+    def narrow(self, state: SpeculativeState) -> None:
+        """Narrows the draft's table once enough states are known; the draft's state is then that of another graph."""
+        if self.states and len(self.states) >= STATES_PER_COLUMN * len(self.states[0]):
+            assert self.draft.decoders is not None
+            self.draft.decoders.narrow(np.stack(self.states))
+            self.states, state.draft = None, None
 
     def drafted(
         self,
@@ -246,9 +258,14 @@ class SpeculativeSession(Session):
             places = position + ahead, write_index + ahead
             output = self.draft.step(state.draft, drafted[:, now], *places, masks[:, now], slot_position)
             drafted[0, ahead + 1] = output.candidates.tokens[0, 0, 0]
+            self.note_state(state.draft)
             if drafted[0, ahead + 1] == self.config.end_id and not state.verified.past_end:
                 break
         return drafted[:, : ahead + 2], masks[:, : ahead + 2]
+
+    def note_state(self, state: OrtState) -> None:
+        if self.states is not None and state.bound is not None and state.bound.states is not None:
+            self.states.append(state.bound.states[0, 0].copy())
 
     def draft_state(self, target: OrtState) -> OrtState:
         """Shares the memory: the draft reads the same cache, and the target overwrites what the draft writes."""

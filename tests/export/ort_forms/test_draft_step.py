@@ -16,7 +16,9 @@ from support.rounding import sum_error
 
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.ort_forms import draft_step
-from seq2engine.export.ort_forms.draft_step import draft_graph, packed
+from seq2engine.export.ort_forms import narrow_table as narrowing
+from seq2engine.export.ort_forms.draft_step import draft_graph, packed, projection_arrays
+from seq2engine.export.ort_forms.narrow_table import NarrowTable
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
@@ -99,6 +101,41 @@ def test_its_token_is_nearly_always_the_best_one(feeds_for, open_onnx, monkeypat
         assert drafted["best_tokens"].shape == drafted["best_logits"].shape == drafted["logits"].shape == (1, 1, 1)
         right += int(drafted["best_tokens"].item() == outputs["logits"].argmax())
     assert right >= 36
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", ""])
+def test_a_narrow_table_drafts_the_same_tokens(feeds_for, open_onnx, monkeypatch, biased: bool) -> None:
+    monkeypatch.setattr(draft_step, "LEAST", 1)
+    monkeypatch.setattr(draft_step, "WORTH_NARROWING", 1)
+    monkeypatch.setattr(narrowing, "REFINED", 8)
+    config = dataclasses.replace(PRESETS["tiny"], tie_output=True, output_bias=biased, share_embeddings=False)
+    plain = graphs_from_model(random_model(config, seed=3))["decoder_step"]
+    feeds = [feeds_for(graph_specs(config)["decoder_step"], SIZES, seed) for seed in range(40)]
+    wide = open_onnx(draft_graph(plain, Path("/nowhere")))
+    outputs = [wide(one) for one in feeds]
+    assert outputs[0]["states"].shape == (1, 1, config.d_model)
+    states = np.concatenate([one["states"][0] for one in outputs])
+    table, bias = projection_arrays(plain, Path("/nowhere"))
+    assert (bias is not None) == biased
+    logits = states @ table.T + (0 if bias is None else bias)
+    np.testing.assert_allclose(logits.max(axis=1), [one["best_logits"].item() for one in outputs], rtol=1e-4)
+
+    # All columns, turned: nothing is lost but what 4 bits lose.
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(config.d_model,) * 2))[0].astype(np.float32)
+    made = draft_graph(plain, Path("/nowhere"), NarrowTable(turn, table @ turn))
+    assert {output.name for output in made.graph.output}.isdisjoint({"states"})
+    narrow = open_onnx(made)
+    right = [
+        narrow(one)["best_tokens"].item() == best["best_tokens"].item()
+        for one, best in zip(feeds, outputs, strict=True)
+    ]
+    assert sum(right) >= 36
+
+
+def test_a_small_table_is_not_narrowed() -> None:
+    tied = dataclasses.replace(PRESETS["tiny"], tie_output=True)
+    made = draft_graph(graphs_from_model(random_model(tied, seed=3))["decoder_step"], Path("/nowhere"))
+    assert "states" not in {output.name for output in made.graph.output}
 
 
 def test_the_given_graph_is_left_as_it_was() -> None:

@@ -14,7 +14,9 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort import encoder
 from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, HeldMemory, resized, rows_of, zeros
+from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 
@@ -83,6 +85,7 @@ import sys
 from pathlib import Path
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort import encoder
 from seq2engine.runtime.ort.memory import trim
 from seq2engine.runtime.search.options import SearchOptions
 
@@ -144,12 +147,23 @@ def test_a_session_opens_the_step_that_is_asked_for(tmp_path):
 
 def test_memory_is_given_back_before_batches_unlike_those_before():
     held = HeldMemory()
-    assert [held.fits(numbers) for numbers in (100, 100, 50)] == [False, True, True]
-    assert [held.fits(numbers) for numbers in (49, 49, 60, 60)] == [False, True, False, True]
-    assert [held.fits(numbers) for numbers in (LARGE + 1, LARGE + 1)] == [False, False]
-    assert [held.fits(LARGE + 1, most) for most in (LARGE + 1, LARGE)] == [True, False]
+    assert [held.fits(sources, 100) for sources in (32, 32, 4, 32)] == [False, True, True, True]
+    assert [held.fits(sources, 100) for sources in (3, 3, 4, 4)] == [False, True, False, True]
+    assert [held.fits(4, numbers) for numbers in (50, LARGE, 1)] == [True, True, True]  # how long they are is no matter
+    assert [held.fits(4, numbers) for numbers in (LARGE + 1, LARGE + 1, 1, 1)] == [False, False, False, True]
+    assert [held.fits(4, LARGE + 1, most) for most in (LARGE + 1, LARGE)] == [True, False]
     held.forget()
-    assert not held.fits(60)
+    assert not held.fits(4, 60)
+
+
+def test_sources_of_other_lengths_take_the_memory_of_those_before(bundle, monkeypatch):
+    """Pages that the system has to clear again took a third of a step that verifies drafts."""
+    returned = []
+    monkeypatch.setattr(encoder, "trim", lambda: returned.append(True))
+    with OrtSession.from_bundle(bundle, "fp32", 1) as session:
+        for length in (5, 20, 3, 12, 24):
+            generate(session, [[3] * length], SearchOptions(max_length=3))
+    assert returned == [True]  # after opening
 
 
 def test_an_array_with_room_grows_where_it_is():

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from support.rounding import rounding_from_session
 
 from seq2engine.errors import SessionError
-from seq2engine.export.ort_forms import draft_step
+from seq2engine.export.ort_forms import draft_step, narrow_table
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
+from seq2engine.runtime.ort import graphs
 from seq2engine.runtime.ort.drafting import FIRST, LONGEST, DraftLength
-from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.ort.speculative import PATIENCE, SpeculativeSession
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.text.continuous_batching import translate_many
@@ -205,6 +206,61 @@ def test_a_draft_that_is_never_right_is_given_up(sessions, monkeypatch):
     generate(speculative, sources_of(1), SearchOptions(max_length=40, min_length=40, banned=((7,),)))
     assert len(counted.steps) == 40
     assert counted.drafted <= (PATIENCE + 1) * (FIRST - 1)
+
+
+@pytest.fixture
+def narrowed(tmp_path, monkeypatch):
+    """A bundle whose table is narrowed however small it is, and the graphs that were tried for it."""
+    monkeypatch.setattr(draft_step, "LEAST", 1)
+    monkeypatch.setattr(draft_step, "WORTH_NARROWING", 1)
+    tied = dataclasses.replace(SMALL, tie_output=True, share_embeddings=False)
+    tried = []
+    honest = graphs.narrow_graph
+    monkeypatch.setattr(graphs, "narrow_graph", lambda *given: tried.append(honest(*given)) or tried[-1])
+    return onnx_from_model(random_model(tied, seed=3), tmp_path / "bundle", ("fp32",)), tried
+
+
+LONG = SearchOptions(max_length=40, min_length=40, scores=False)
+
+
+def test_the_table_is_narrowed_by_what_was_drafted(narrowed, monkeypatch, tmp_path):
+    """Once, after enough drafts, for all later sessions; outputs stay the target's."""
+    monkeypatch.setattr(narrow_table, "FOUND", 0.0)  # any will do
+    bundle, tried = narrowed
+    with open_session(bundle, threads=1, draft=None) as plain:
+        expected = [generate(plain, [source], LONG)[0][0].tokens for source in sources_of(16)]
+    for number in range(2):
+        with open_session(bundle, threads=1, draft=QUANTISED, cache=tmp_path / "kept") as session:
+            assert session.draft.decoders.first.state_width == (0 if number else SMALL.d_model)
+            found = [generate(session, [source], LONG)[0][0].tokens for source in sources_of(16)]
+            assert session.draft.decoders.first.state_width == 0
+            assert not session.states
+        assert found == expected
+    assert len(tried) == 1
+    assert tried[0] is not None
+
+
+def test_a_table_that_cannot_be_narrowed_is_tried_once(narrowed, monkeypatch):
+    monkeypatch.setattr(narrow_table, "FOUND", 2.0)  # none does
+    bundle, tried = narrowed
+    with open_session(bundle, threads=1, draft=QUANTISED) as session:
+        for source in sources_of(32):
+            generate(session, [source], LONG)
+        assert session.draft.decoders.first.state_width == SMALL.d_model
+    assert tried == [None]
+
+
+def test_a_draft_session_has_its_encoder_beside_a_kept_narrow_table(narrowed, monkeypatch, tmp_path):
+    """Graphs are kept by name: the narrow step is not taken for the encoder."""
+    monkeypatch.setattr(narrow_table, "FOUND", 0.0)
+    bundle, tried = narrowed
+    with open_session(bundle, threads=1, draft=QUANTISED, cache=tmp_path / "kept") as session:
+        for source in sources_of(16):
+            generate(session, [source], LONG)
+        model = session.target.model
+    assert tried
+    with OrtSession(model, OrtSettings(1, drafts=True)) as alone:
+        assert alone.encode(np.array([[5, 6]]), np.ones((1, 2), dtype=bool))["encoder_states"].shape[1] == 2
 
 
 def test_threads_rest_while_the_other_works(bundles):
