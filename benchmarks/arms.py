@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 
+from seq2engine.common.measured import user_cache
 from seq2engine.common.progress import Progress
 from seq2engine.errors import Seq2EngineError, SessionError
 from seq2engine.export.artifact.bundle import REFERENCE, Bundle
@@ -64,6 +65,7 @@ def open_arms(stack: ExitStack, plan: Plan, progress: Progress) -> Arms:
                 provider=provider,
                 draft=draft,
                 workload=largest_of(plan),
+                cache=user_cache(),  # as `load` does
             )
             arms.sessions[name] = stack.enter_context(session)
         load_ms = 1000 * (time.perf_counter() - started)

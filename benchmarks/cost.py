@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from seq2engine.common.measured import user_cache
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.runtime.generate import generate
@@ -75,6 +76,7 @@ def decode_all(request: dict[str, Any]) -> None:
         request["threads"],
         provider=request["provider"],
         draft=request["draft"],
+        cache=user_cache(),
     ) as session:
         for case in (Case(**values) for values in request["cases"]):
             sources = sources_for(case, session.config, request["seed"])

@@ -15,6 +15,7 @@ from seq2engine.common.progress import Progress, silent
 from .intervals import Interval, paired_interval, separate_interval
 
 MOST_LEADING = 10  # untimed calls before a timed one
+MOST_IN_TURN = 8  # rounds
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def interleaved(
     stage: str = "timing",
     lead: float = 0.0,
     rest: float = 0.0,
+    turn: float = 0.0,
     before: Callable[[str, int], object] = lambda arm, number: None,
     after: Callable[[str, Any], object] | None = None,
     clock: Callable[[], int] = time.perf_counter_ns,
@@ -98,6 +100,8 @@ def interleaved(
     calls that are not timed, as its weights and code were pushed out of the processor's caches by the others, and the
     processor has slept: as many as the fastest arm makes in `lead` seconds, none where that is less than one. So short
     calls are timed as they are one after another, and long ones, which hardly gain, are not made twice.
+    Where rounds differ, as sentences do, an untimed call would be of another one: instead a turn of an arm has as many
+    rounds as the fastest arm makes in `turn` seconds, at most MOST_IN_TURN, with a rest before the first of them.
     `before` gets the arm and the number of the round, untimed, before anything else of its turn; the warm-up is of
     round 0. `after` gets the arm and what its timed call returned. Whatever an arm raises ends the run.
     """
@@ -112,21 +116,23 @@ def interleaved(
             arms[name]()
             shortest = min(shortest, clock() - started)
     leading = min(int(lead * 1e9 / max(shortest, 1)), MOST_LEADING)
-    for number in range(rounds):
-        first = number % len(names)
+    together = min(max(1, int(turn * 1e9 / max(shortest, 1))), MOST_IN_TURN)
+    for begin in range(0, rounds, together):
+        end, first = min(begin + together, rounds), begin // together % len(names)
         for name in names[first:] + names[:first]:
             call = arms[name]
-            before(name, number)
-            if rest:
-                sleep(rest)
-            for _ in range(leading):
-                call()
-            started = clock()
-            result = call()
-            taken[name].append(clock() - started)
-            if after is not None:
-                after(name, result)
-        progress(stage, (number + 1) / rounds)
+            for number in range(begin, end):
+                before(name, number)
+                if rest and number == begin:
+                    sleep(rest)
+                for _ in range(leading):
+                    call()
+                started = clock()
+                result = call()
+                taken[name].append(clock() - started)
+                if after is not None:
+                    after(name, result)
+        progress(stage, end / rounds)
     return {name: Samples(tuple(times)) for name, times in taken.items()}
 
 

@@ -1,5 +1,8 @@
 """Times every arm on real sentences, each decoded to its end token: one call per batch, arms take turns.
 
+A turn is some calls, a quarter of a second: sentences come to a model one after another, and find its weights and code
+where the one before left them.
+
 Sentences are in file order, so batches have mixed lengths. The quality of an arm is measured on the outputs of its
 timed calls. If CTranslate2 is among the peers, our arms use its beam search: the same beams and the
 same stopping rule.
@@ -29,6 +32,7 @@ from ..peers.processes import Worker
 from ..timed_decode import Tokens, best_tokens, case_options
 from ..timing import interleaved
 
+TURN = 0.25  # seconds of the fastest arm
 LONGEST = 256  # output tokens, CTranslate2's own maximum; real sentences end long before it
 PEERS_STYLE = "ctranslate2"
 Group = list[list[int]]
@@ -108,7 +112,7 @@ class NaturalTimer:
 
         stage = f"bench: {workload}, to their ends"
         calls = {name: run.run for name, run in runs.items()}
-        times = interleaved(calls, len(groups), 1, self.progress, stage, rest=self.rest, before=before)
+        times = interleaved(calls, len(groups), 1, self.progress, stage, rest=self.rest, turn=TURN, before=before)
         for name, run in runs.items():
             outputs[name] += run.tokens()
         self.take_memory(runs)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHARES = (8, 4, 2)  # parts of the columns that are tried: the first that finds enough is taken
+SHARES = (4, 2)  # parts of the columns that are tried: the first that finds enough is taken
 REFINED = 128  # roughly best tokens that are multiplied again
 FOUND = 0.995  # share of states that were not used to choose, whose best token is among those
-HELD = 4  # one state in so many is one of them
+HELD = 4  # one state in so many is one of them: the last ones, of other sentences than those before
 RIDGE = 1e-3  # of the mean variance: directions that no state had yet
 MULTIPLE = 16  # of which the number of columns is one
 TOKENS = 2048  # whose logits are held at a time
@@ -42,8 +42,8 @@ def narrow_table(table: np.ndarray, bias: np.ndarray | None, states: np.ndarray)
     width = table.shape[1]
     if not np.isfinite(states).all():
         return None
-    held = states[::HELD]
-    chosen = np.delete(states, np.s_[::HELD], axis=0).astype(np.float64)
+    chosen, held = np.split(states, [len(states) - len(states) // HELD])
+    chosen = chosen.astype(np.float64)
     moment = chosen.T @ chosen / len(chosen)
     moment += RIDGE * np.trace(moment) / width * np.eye(width)
     mean = table.mean(axis=0, dtype=np.float64)

@@ -45,7 +45,7 @@ from .session import OrtSession, OrtSettings
 
 WORTH_IT = 8_000_000  # numbers of a step's weights: 32 MB in fp32 are more than most processors' caches hold
 OPENING = 1.0  # seconds of plain steps after which a draft is opened: about what opening it takes
-STATES_PER_COLUMN = 4  # states of drafts, for each of their numbers, by which the table is narrowed
+STATES_PER_COLUMN = 2  # states of drafts, for each of their numbers, by which the table is narrowed
 PATIENCE = 3  # excess of wrong over right drafts after which a decode continues without
 
 

@@ -77,6 +77,25 @@ def test_long_calls_do_not_lead(nanoseconds, calls):
     assert clock.calls == ["a", "b", *["a"] * (calls + 1), *["b"] * (calls + 1)]
 
 
+@pytest.mark.parametrize(
+    ("turn", "calls", "rests"),
+    [
+        (0.0, "a1 b1 b2 a2 a3 b3 b4 a4 a5 b5", 10),
+        (25e-9, "a1 a2 b1 b2 b3 b4 a3 a4 a5 b5", 6),  # as many as the faster one makes
+        (1.0, "a1 a2 a3 a4 a5 b1 b2 b3 b4 b5", 2),
+    ],
+)
+def test_a_turn_of_several_rounds(turn, calls, rests):
+    """Every arm makes its rounds in their order, and rests before the first of a turn."""
+    clock, made = HandClock(), []
+    arms = {"a": clock.arm("a", 10), "b": clock.arm("b", 20)}
+    note = lambda name, number: made.append(f"{name}{number + 1}")  # noqa: E731
+    found = interleaved(arms, 5, warmup=1, rest=0.1, turn=turn, before=note, clock=clock, sleep=clock.sleep)
+    assert made == ["a1", "b1", *calls.split()]  # the first of each is the warm-up's
+    assert {name: len(taken.nanoseconds) for name, taken in found.items()} == {"a": 5, "b": 5}
+    assert clock.calls.count("rest") == rests
+
+
 def test_progress_ends_at_one():
     reports = []
     interleaved({"a": lambda: None}, rounds=4, progress=lambda *report: reports.append(report), stage="x")
