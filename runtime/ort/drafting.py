@@ -7,7 +7,9 @@ the other. The number of tokens that one step verifies follows from the same mea
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 from seq2engine.common.measured import Measured
@@ -114,19 +116,23 @@ class DraftLength:
         """A step of so many tokens, the seconds of its drafts together and its own."""
         self.drafts.append(drafting / (tokens - 1))
         self.steps.append((tokens, verifying))
-        self.most = min(range(2, LONGEST + 1), key=self.seconds_per_token)
+        draft, right, step_of = median(self.drafts), self.right / (self.right + self.wrong), self.line_of_steps()
+        taken = spent = 0.0  # tokens of a step, and its drafts' seconds
+        best = math.inf
+        for count in range(1, LONGEST + 1):
+            taken += right ** (count - 1)
+            each = (spent + step_of(count)) / taken
+            if count > 1 and each < best:
+                best, self.most = each, count
+            spent += draft
 
-    def seconds_per_token(self, tokens: int) -> float:
-        probability = self.right / (self.right + self.wrong)
-        expected = sum(probability**place for place in range(tokens))
-        return ((tokens - 1) * median(self.drafts) + self.seconds_of_step(tokens)) / expected
-
-    def seconds_of_step(self, tokens: int) -> float:
-        """On the line through the shortest and the longest step that were seen; it never falls, nor below either."""
+    def line_of_steps(self) -> Callable[[int], float]:
+        """Seconds of a step of so many tokens: on the line through the shortest and the longest step that were seen. It
+        never falls, nor below either."""
         counts = [count for count, _ in self.steps]
         (least, short), (most, long) = (
             (count, median(seconds for other, seconds in self.steps if other == count))
             for count in (min(counts), max(counts))
         )
         slope = max(0.0, long - short) / max(1, most - least)
-        return max(min(short, long), long + slope * (tokens - most))
+        return lambda tokens: max(min(short, long), long + slope * (tokens - most))

@@ -85,7 +85,7 @@ def test_a_delayed_step_makes_no_shorter_one_seem_free() -> None:
     length = DraftLength()
     length.note_step(8, 7.0, 4.0)
     length.note_step(9, 8.0, 40.0)
-    assert length.seconds_of_step(2) == 4.0
+    assert length.line_of_steps()(2) == 4.0
     assert length.most == 8
 
 
