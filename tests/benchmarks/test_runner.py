@@ -80,7 +80,7 @@ class Broken(Wrapped):
 def swap(monkeypatch, kind):
     """ONNX Runtime's session becomes one of that kind."""
 
-    def opener(bundle, backend, precision, threads, engine=None, provider=None, draft=None, workload=None):
+    def opener(bundle, backend, precision, threads, **others):
         session = open_session(bundle, backend, precision, threads)
         return kind(session) if backend == "onnxruntime" else session
 
