@@ -23,12 +23,14 @@ from .search.greedy_plan import GreedyPlan
 from .search.step import NO_TOKEN
 from .search.step_output import StepOutput
 from .session import EVERYTHING, Session, State, StepForm, cross_attention
+from .threads import row_work
 
 ROUND = 8  # capacities are multiples of this many slots
 PREFILL_TOKENS = 32  # of a prompt in one call: graphs compute the logits of all of them
 # What the calls of one compaction take, whatever it copies: as long as attention reads this many numbers of a layer's
 # keys. A small model's steps are short beside them (docs/LOG.md).
 COMPACTION_CALLS, LEAST_NUMBERS = 5_000_000, 768
+FIRST_STEP = 16_000_000  # multiplications that take as long as the calls for a first step of another shape
 COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
 
 
@@ -67,8 +69,9 @@ class TreeStep:
         self.set_positions(np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64))
         self.announces = session.keeps_mask and not self.growing
         # One beam then stands for all of a source. With one source that saves nothing: reading weights takes the time.
-        whole = batch == 1 or beams == 1 or form.candidates or self.growing or self.batch_invariant
-        self.alike = alike and session.narrows and not whole
+        whole = batch == 1 or form.candidates or self.growing or self.batch_invariant
+        worth_it = batch * (beams - 1) * row_work(session.config) >= FIRST_STEP
+        self.alike = alike and session.narrows and worth_it and not whole
         # With a plan the session runs some steps ahead of the search, which gets the outputs one by one.
         self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
         self.waiting: list[StepOutput] = []

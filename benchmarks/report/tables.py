@@ -137,8 +137,8 @@ NATURAL_HEAD = (
     "best setting",
 )
 NATURAL_NOTE = (
-    "Real sentences in file order, each decoded to its end token; a call decodes one batch, and arms take "
-    "turns after every call. Times as fast: all calls together, with the interval of a call's ratio. Equal outputs, "
+    "Real sentences in file order, each decoded to its end token; a call decodes one batch, and a turn of an "
+    "arm is a quarter of a second. Times as fast: all calls together, with the interval of a call's ratio. Equal outputs, "
     "chrF and BLEU are against the first arm's outputs, then chrF and BLEU against the references."
 )
 

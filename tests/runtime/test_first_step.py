@@ -13,6 +13,7 @@ from support.rounding import rounding_from_session
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
+from seq2engine.runtime import tree_cache
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
@@ -39,7 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("first") / "bundle"
     bundle = onnx_from_model(random_model(POSITIONS[request.param], seed=3), folder, ("fp32",))
-    with open_session(bundle, threads=1, attention=True, draft=None) as opened:
+    with open_session(bundle, threads=1, attention=True, draft=None) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_cache, "FIRST_STEP", 1)  # it pays for a small model, too
         yield opened
 
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from seq2engine.benchmarks.timed_decode import CountedSession
 from seq2engine.errors import RequestError
 from seq2engine.model.presets import PRESETS
+from seq2engine.runtime import tree_cache
 from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Limits
+from seq2engine.runtime.threads import row_work
 from seq2engine.runtime.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, TreeStep, rounded, slack
 
 
@@ -77,10 +79,12 @@ class MaskKeepingSession(PathSession):
         return super().step(state, tokens, position, write_index, self.kept)
 
 
-def make(batch, beams, steps, keeps_mask=False, **options):
+def make(batch, beams, steps, keeps_mask=False, first_step=1, **options):
     session = (MaskKeepingSession if keeps_mask else PathSession)(**options)
     state = {"source_mask": np.ones((batch, 1), dtype=bool)}
-    return TreeStep(session, state, batch, beams, steps, alike=options.get("narrows", False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_cache, "FIRST_STEP", first_step)
+        return TreeStep(session, state, batch, beams, steps, alike=options.get("narrows", False))
 
 
 def make_counted(batch, beams, steps):
@@ -147,6 +151,14 @@ def test_beams_that_are_alike_take_one_row_in_their_first_step(batch, beams, kin
     for _ in range(3):
         step(np.full((batch, beams), 5), np.zeros((batch, beams), dtype=np.int64))
     assert step.session.beams == [first, beams, beams]
+
+
+def test_few_rows_of_a_small_model_are_not_worth_another_shape():
+    saved = 2 * 2 * row_work(PRESETS["tiny"])  # two sources of three beams
+    for least, first in ((saved, 1), (saved + 1, 3)):
+        step = make(2, 3, 8, narrows=True, first_step=least)
+        step(np.full((2, 3), 5), np.zeros((2, 3), dtype=np.int64))
+        assert step.session.beams == [first]
 
 
 def test_greedy_never_needs_more_than_its_length():
