@@ -138,8 +138,8 @@ NATURAL_HEAD = (
 )
 NATURAL_NOTE = (
     "Real sentences in file order, each decoded to its end token; a call decodes one batch, and a turn of an "
-    "arm is a quarter of a second. Times as fast: all calls together, with the interval of a call's ratio. Equal outputs, "
-    "chrF and BLEU are against the first arm's outputs, then chrF and BLEU against the references."
+    "arm is a quarter of a second. Times as fast: all calls together, with the interval of a call's ratio. Equal "
+    "outputs, chrF and BLEU are against the first arm's outputs, then chrF and BLEU against the references."
 )
 
 
