@@ -87,7 +87,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     prefills_rows: bool = False  # whether `prefill` can read one source alone while others are decoded
     workers: Workers[Session] | None = None  # for parallel decodes of one batch, where they pay (parallel.py)
     ahead: RunAhead | None = None  # where its steps can choose tokens by themselves
-    narrows: bool = False  # its steps may have fewer beams than the decode (TreeStep)
+    fewer_beams: bool = False  # its steps may have fewer beams than the decode (TreeStep)
     keeps_mask: bool = False  # the mask stays on its device between steps, so `descend` is called
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:

@@ -71,7 +71,7 @@ class TreeStep:
         # One beam then stands for all of a source. With one source that saves nothing: reading weights takes the time.
         whole = batch == 1 or form.candidates or self.growing or self.batch_invariant
         worth_it = batch * (beams - 1) * row_work(session.config) >= FIRST_STEP
-        self.alike = alike and session.narrows and worth_it and not whole
+        self.alike = alike and session.fewer_beams and worth_it and not whole
         # With a plan the session runs some steps ahead of the search, which gets the outputs one by one.
         self.plan = plan if plan is not None and beams == 1 and self.capacity >= max_steps else None
         self.waiting: list[StepOutput] = []

@@ -84,7 +84,10 @@ def share_found(narrow: NarrowTable, bias: np.ndarray | None, states: np.ndarray
     known = (reduced * narrow.table[best]).sum(axis=1) + (0 if bias is None else bias[best])
     above = np.zeros(len(states), dtype=np.int64)
     for first in range(0, len(narrow.table), TOKENS):
-        above += (logits_of(narrow.table, bias, reduced, first) > known[:, None]).sum(axis=1)
+        logits = logits_of(narrow.table, bias, reduced, first)
+        here = np.flatnonzero((first <= best) & (best < first + TOKENS))
+        logits[here, best[here] - first] = -np.inf  # a sum of another order may be above itself
+        above += (logits > known[:, None]).sum(axis=1)
     return float((above < REFINED).mean())
 
 

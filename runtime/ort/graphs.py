@@ -174,7 +174,7 @@ class Decoders:
                 self.latest = shortlist, self.opened(self.form.with_shortlist(shortlist.tokens))
             return self.latest[1]
 
-    def narrow(self, states: np.ndarray) -> None:
+    def narrow_table(self, states: np.ndarray) -> None:
         """Opens the step that drafts anew, with a table that is as narrow as these states [N,D] allow, if any is."""
         with self.opening:
             graph = narrow_graph(self.model, self.form, states)

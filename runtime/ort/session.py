@@ -111,7 +111,7 @@ class OrtSession(Session):
                 f"deterministic pads sources to {EVEN} tokens, and this model takes {config.max_source}; leave "
                 "--deterministic out"
             )
-        self.keeps_mask, self.narrows = self.form.keeps_mask, settings.host
+        self.keeps_mask, self.fewer_beams = self.form.keeps_mask, settings.host
         ordered = PROVIDERS[settings.provider].ordered and not self.deterministic
         # The chain of steps feeds itself neither slot positions nor a position for every beam.
         plain = not config.relative and not self.form.beam_positions

@@ -105,7 +105,7 @@ class SpeculativeSession(Session):
         self.workers = target.workers
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
         self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
-        self.prefills_rows, self.narrows = target.prefills_rows, target.narrows
+        self.prefills_rows, self.fewer_beams = target.prefills_rows, target.fewer_beams
 
     @classmethod
     def from_bundle(
@@ -227,14 +227,14 @@ class SpeculativeSession(Session):
         ended = time.perf_counter()
         verified.seconds, verified.tokens = ended - started, 1
         self.length.note_step(count, then - started, ended - then)
-        self.narrow(state)
+        self.narrow_table(state)
         return first
 
-    def narrow(self, state: SpeculativeState) -> None:
+    def narrow_table(self, state: SpeculativeState) -> None:
         """Narrows the draft's table once enough states are known; the draft's state is then that of another graph."""
         if self.states and len(self.states) >= STATES_PER_COLUMN * len(self.states[0]):
             assert self.draft.decoders is not None
-            self.draft.decoders.narrow(np.stack(self.states))
+            self.draft.decoders.narrow_table(np.stack(self.states))
             self.states, state.draft = None, None
 
     def drafted(

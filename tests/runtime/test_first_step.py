@@ -66,7 +66,7 @@ def test_outputs_are_those_of_steps_of_all_beams(session: Any, given: dict[str, 
     width = options.width
     assert beams.count(1) == 1
     assert set(beams) == {1, width}
-    monkeypatch.setattr(session, "narrows", False)
+    monkeypatch.setattr(session, "fewer_beams", False)
     beams.clear()
     expected = generate(session, sources, options)
     assert set(beams) == {width}
@@ -80,6 +80,6 @@ def test_outputs_are_those_of_steps_of_all_beams(session: Any, given: dict[str, 
 def test_sources_that_begin_later_join_beams_that_differ(session: Any, rows: int, monkeypatch: Any) -> None:
     options, sources = SearchOptions(beam=3, max_length=10), sources_of(7, seed=2)
     found = dict(translate_many(session, sources, options, rows))
-    monkeypatch.setattr(session, "narrows", False)
+    monkeypatch.setattr(session, "fewer_beams", False)
     expected = [generate(session, [source], options)[0] for source in sources]
     assert [found[number][0].tokens for number in range(7)] == [nbest[0].tokens for nbest in expected]

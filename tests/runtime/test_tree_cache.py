@@ -22,9 +22,9 @@ class PathSession:
 
     keeps_mask = False
 
-    def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False, narrows=False):
+    def __init__(self, cache_form="static", slots=None, seen=64, deterministic=False, fewer_beams=False):
         self.cache_form, self.seen, self.deterministic = cache_form, seen, deterministic
-        self.narrows, self.beams = narrows, []
+        self.fewer_beams, self.beams = fewer_beams, []
         self.config = PRESETS["tiny"]
         self.limits = Limits(None, None, 64, 64, slots)
 
@@ -84,7 +84,7 @@ def make(batch, beams, steps, keeps_mask=False, first_step=1, **options):
     state = {"source_mask": np.ones((batch, 1), dtype=bool)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_cache, "FIRST_STEP", first_step)
-        return TreeStep(session, state, batch, beams, steps, alike=options.get("narrows", False))
+        return TreeStep(session, state, batch, beams, steps, alike=options.get("fewer_beams", False))
 
 
 def make_counted(batch, beams, steps):
@@ -112,7 +112,7 @@ def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps
     kinds = {
         "deterministic": {"deterministic": True},
         "kept mask": {"keeps_mask": True},
-        "first alike": {"narrows": True},
+        "first alike": {"fewer_beams": True},
     }
     kind = kinds.get(form, {"cache_form": form})
     step = make(batch, beams, steps, **kind)
@@ -147,7 +147,7 @@ def test_every_beam_sees_its_own_path_and_nothing_else(form, batch, beams, steps
     ],
 )
 def test_beams_that_are_alike_take_one_row_in_their_first_step(batch, beams, kind, first):
-    step = make(batch, beams, 8, narrows=True, **kind)
+    step = make(batch, beams, 8, fewer_beams=True, **kind)
     for _ in range(3):
         step(np.full((batch, beams), 5), np.zeros((batch, beams), dtype=np.int64))
     assert step.session.beams == [first, beams, beams]
@@ -156,7 +156,7 @@ def test_beams_that_are_alike_take_one_row_in_their_first_step(batch, beams, kin
 def test_few_rows_of_a_small_model_are_not_worth_another_shape():
     saved = 2 * 2 * row_work(PRESETS["tiny"])  # two sources of three beams
     for least, first in ((saved, 1), (saved + 1, 3)):
-        step = make(2, 3, 8, narrows=True, first_step=least)
+        step = make(2, 3, 8, fewer_beams=True, first_step=least)
         step(np.full((2, 3), 5), np.zeros((2, 3), dtype=np.int64))
         assert step.session.beams == [first]
 
