@@ -182,7 +182,7 @@ clean:
 	rm -rf $(VENV) .peers out build
 
 # Every version is pinned in constraints.txt; the editable install links the folders, so sources need no reinstall.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard runtime/kernels/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making $(VENV) with the pinned packages; this happens once and takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

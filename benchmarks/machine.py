@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seq2engine.runtime.kernels.library import instructions
 from seq2engine.runtime.threads import usable_cores
 
 LIBRARIES = {  # what is shown -> the distributions it may come from
@@ -74,7 +75,10 @@ def environment(threads: int, load_before: float | None, neighbours: int = 0) ->
         load_after=load_of_others(),
         platform=platform.platform(),
         python=platform.python_version(),
-        libraries={name: library_version(names) for name, names in LIBRARIES.items()},
+        libraries={
+            **{name: library_version(names) for name, names in LIBRARIES.items()},
+            "fused operators": instructions(),
+        },
         governor=governor(),
         neighbours=neighbours,
         commit=commit(),

@@ -21,6 +21,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "
 WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones further threads pay for less
 CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
 SHARED = 15  # nodes of a layer that threads share: products, and those beside them that are large enough
+FUSED = 8  # the same with fused operators: six products, two attentions
 TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
 SURE = 1.1  # the other way must be this many times as fast to be taken
 FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
@@ -103,12 +104,15 @@ def derived_speed(threads: int) -> MachineSpeed:
     )
 
 
-def step_seconds(config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES) -> float:
+def step_seconds(
+    config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES, shared: int = SHARED
+) -> float:
     """Seconds of a decoder step's products: weights are read or multiplied, whichever takes longer, and threads meet.
 
-    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32.
+    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32. Threads meet in `shared` nodes of
+    every layer.
     """
-    weights, regions = row_work(config), SHARED * config.decoder_layers + 1
+    weights, regions = row_work(config), shared * config.decoder_layers + 1
     reading = size * weights / speed.bandwidth(threads, size * weights)
     multiplying = rows * weights / speed.multiplications(threads) / (2 if size == 1 else 1)
     return max(reading, multiplying) + regions * speed.sharing(threads)
@@ -127,11 +131,12 @@ def is_small(config: ModelConfig) -> bool:
     return WEIGHT_BYTES * row_work(config) <= CACHED
 
 
-def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int) -> int:
+def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int, shared: int = SHARED) -> int:
     """Rows from which on so many threads make a small model's step faster than one: products of fewer end before
     threads have met."""
     for rows in range(1, MOST_ROWS):
-        if step_seconds(config, rows, threads, speed, size) < step_seconds(config, rows, 1, speed, size):
+        together, alone = (step_seconds(config, rows, count, speed, size, shared) for count in (threads, 1))
+        if together < alone:
             return rows
     return MOST_ROWS
 

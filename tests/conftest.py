@@ -51,6 +51,12 @@ def _threads_of_sessions():
         yield
 
 
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """Sessions as where the kernel library is not built: with the forms for ONNX Runtime's own operators."""
+    monkeypatch.setattr(ort_session, "library", lambda: None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_our_own(tmp_path_factory):
     """Builds keep engines in the user's cache; tests must neither find any there nor leave any."""

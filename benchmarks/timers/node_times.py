@@ -25,7 +25,7 @@ from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.runtime.encoder_inputs import encoder_inputs
 from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
-from seq2engine.runtime.session import EVERYTHING, StepForm
+from seq2engine.runtime.session import StepForm
 from seq2engine.runtime.threads import usable_cores
 
 from ..cases import Case, cases_from_text, sources_for
@@ -33,6 +33,12 @@ from ..ceiling import ceiling_of, step_work
 from ..real.scripts import exit_code_of
 
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "MatMulNBits")
+FUSED = {  # operators of the kernel library
+    "Linear": "products: layers, with biases, norms, rounding",
+    "LinearInt8": "products: layers, with biases, norms, rounding",
+    "Candidates": "output projection, best tokens and sums",
+    "CandidatesInt8": "output projection, best tokens and sums",
+}
 ROUNDING = ("Abs", "Clip", "DequantizeLinear", "Div", "QuantizeLinear", "ReduceMax", "Reciprocal", "Round")
 PROJECTION = ("output/", "all/", "logits")  # how names of its nodes begin
 STEPS, WARM_UP = 12, 3
@@ -41,6 +47,8 @@ KERNEL = "_kernel_time"  # how the profiler ends the name of a node's time
 
 def kind_of(op: str, name: str) -> str:
     """What a node of this operator and name belongs to."""
+    if op in FUSED:
+        return FUSED[op]
     if name.startswith(("candidates/", "screening/")):
         return "best tokens and sums over the vocabulary"
     if "_attn/" in name:
@@ -100,8 +108,8 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
             events = json.loads(Path(session.decoders.first.session.end_profiling()).read_text(encoding="utf-8"))
     milliseconds: defaultdict[str, float] = defaultdict(float)
     counts = Counter[str]()
-    for kind, ms in node_times(events):
-        milliseconds[kind] += ms / (STEPS + WARM_UP)
+    for kind, ms in node_times(events, WARM_UP):
+        milliseconds[kind] += ms / STEPS
         counts[kind] += 1
     ceiling, work = ceiling_of(usable_cores()), step_work(case, asdict(bundle.config), precision)
     return StepShares(
@@ -109,7 +117,7 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
         precision,
         1000 * seconds / STEPS,
         dict(milliseconds),
-        {kind: count // (STEPS + WARM_UP) for kind, count in counts.items()},
+        {kind: count // STEPS for kind, count in counts.items()},
         1000 * work.bytes / ceiling.read_rate(work.bytes),
         1000 * work.flops / ceiling.flops_per_second,
     )
@@ -120,7 +128,7 @@ def run_steps(session: OrtSession, case: Case) -> float:
     config, random = session.config, np.random.default_rng(0)
     state = session.encode(*encoder_inputs(sources_for(case, config), config))
     filled, slots = case.target // 2 * case.beam, case.target * case.beam
-    session.reserve(state, slots, StepForm(candidates=1) if case.beam == 1 else EVERYTHING)
+    session.reserve(state, slots, StepForm(candidates=1) if case.beam == 1 else StepForm(best=case.beam + 1))
     mask = np.zeros((case.batch, case.beam, slots), dtype=bool)
     mask[..., : case.target // 2] = True
     positions, written = (np.full(case.batch, value) for value in (case.target // 2, filled))
@@ -135,10 +143,15 @@ def run_steps(session: OrtSession, case: Case) -> float:
     return time.perf_counter() - started
 
 
-def node_times(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Kind and milliseconds of every node that ran; an If holds other nodes and is not counted itself."""
+def node_times(events: list[dict[str, Any]], skipped: int = 0) -> Iterator[tuple[str, float]]:
+    """Kind and milliseconds of every node that ran, but for its first few times: the very first packs its weights. An
+    If holds other nodes and is not counted itself."""
+    seen = Counter[str]()
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL) and event["args"]["op_name"] != "If":
+            seen[event["name"]] += 1
+            if seen[event["name"]] <= skipped:
+                continue
             yield kind_of(event["args"]["op_name"], event["name"].removesuffix(KERNEL)), event["dur"] / 1000
 
 

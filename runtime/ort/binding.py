@@ -5,16 +5,17 @@ Arrays are numpy's, in host memory, or a device's (device.py, device_state.py). 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec, TensorSpec
+from seq2engine.export.forms import OrtForm
 from seq2engine.export.ort_forms.draft_step import STATES
-from seq2engine.export.ort_forms.forms import OrtForm
 from seq2engine.export.ort_forms.screened_argmax import MOST, WANTED
 from seq2engine.export.ort_forms.top_candidates import CANDIDATES, COUNT
 
@@ -204,19 +205,24 @@ class StepBinding:
     outputs: StepTransfers
     logits: Any
 
-    def __init__(self, layout: StepLayout, state: OrtState, mask_shape: tuple[int, ...]):
+    def __init__(self, layout: StepLayout, state: OrtState, mask_shape: tuple[int, ...], with_logits: bool = False):
         self.shape, self.session, self.shortlist = mask_shape, state.decoder.session, state.form.shortlist
         self.memory = state.memory
         batch, beams, attended = mask_shape
-        wanted = candidates_of(state)
-        columns = layout.vocab if self.shortlist is None else len(self.shortlist.tokens)
-        best = min(wanted or (max(beams + 1, state.form.best) if state.decoder.form.counted else beams + 1), columns)
-        width = best if wanted and state.decoder.form.outputs_candidates else columns
+        columns = self.columns = layout.vocab if self.shortlist is None else len(self.shortlist.tokens)
+        wanted = 0 if with_logits else candidates_of(state)
+        # Of some steps candidates with their scores are read, hardly ever all logits.
+        form = state.decoder.form
+        repeats = form.kernels and not form.drafts and not layout.grows  # a grown cache would grow again
+        scored = min(state.form.best, columns) if repeats and not wanted and not with_logits else 0
+        most = max(beams + 1, state.form.best) if state.decoder.form.counted else beams + 1
+        best = min(wanted or scored or most, columns)
+        width = best if (wanted or scored) and state.decoder.form.outputs_candidates else columns
         sizes = {"B": batch, "K": beams, "M": attended, "L": attended, "W": width, "C": best}
         self.binding = self.session.io_binding()
         self.mask = state.kept_mask(mask_shape)
         self.bind_inputs(layout.spec, state, sizes)
-        self.bind_counts(state.decoder.form, wanted, best)
+        self.bind_counts(state.decoder.form, wanted or -scored, best)
         self.bind_outputs(sizes, state.bound, state.decoder.flat_logits)
         self.bind_cache(layout, state, sizes)
         self.states: np.ndarray | None = None  # [B,K,D], of a step that puts them out
@@ -230,6 +236,8 @@ class StepBinding:
         found = self.outputs.values
         self.reduced = Reduced(Candidates(found["best_tokens"], found["best_logits"]), found["exp_sum"])
         self.no_logits = np.zeros((batch, beams, 0), dtype=np.float32) if wanted else None
+        again = repeats and (wanted or scored)
+        self.again = partial(StepBinding, layout, state, mask_shape, with_logits=True) if again else None
         self.replays, self.places = state.decoder.replays, ()
         if self.replays is not None:
             arrays = [*state.values(), *self.attention.values(), self.logits, self.inputs.array, self.outputs.array]
@@ -249,7 +257,7 @@ class StepBinding:
 
     def bind_counts(self, form: OrtForm, wanted: int, best: int) -> None:
         """How many candidates: on the host wherever the graph runs."""
-        self.counts = {WANTED.name: np.array([wanted])} if form.screened else {}
+        self.counts = {WANTED.name: np.array([wanted])} if form.takes_wanted else {}
         if form.counted:
             self.counts[COUNT.name] = np.array([best])
         for name, count in self.counts.items():
@@ -290,12 +298,34 @@ class StepBinding:
             options = self.replays.options((*self.places, *self.mask.where))
         run_bound(self.session, self.binding, options)
         self.outputs.fetch()
-        logits = self.memory.read_logits(self.logits) if self.no_logits is None else self.no_logits
-        return StepOutput(logits, self.reduced, self.shortlist)
+        return StepOutput(self.read_logits(), self.reduced, self.shortlist)
+
+    def read_logits(self) -> Logits:
+        if self.again is not None:
+            return RepeatedStep(self.again, self.inputs.values, (*self.shape[:2], self.columns))
+        return self.memory.read_logits(self.logits) if self.no_logits is None else self.no_logits
 
     def release(self) -> None:
         """Drops its references to the state's arrays, which are being moved; the next binding may reuse its outputs."""
-        self.binding, self.shape, self.grown, self.attention = None, (), {}, {}
+        self.binding, self.shape, self.grown, self.attention, self.again = None, (), {}, {}, None
+
+
+class RepeatedStep:
+    """Logits of a step that output its candidates alone: once they are asked for, the step is computed again with them.
+
+    It writes the same numbers to the same slots of the cache. Valid until the next step.
+    """
+
+    def __init__(self, bind: Callable[[], StepBinding], given: Mapping[str, np.ndarray], shape: tuple[int, ...]):
+        self.bind, self.given, self.shape = bind, given, shape
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self.all[index]
+
+    @cached_property
+    def all(self) -> np.ndarray:
+        """[B,K,W]."""
+        return self.bind().run(self.given).raw[...]
 
 
 def cache_of(step: GraphSpec) -> tuple[TensorSpec, ...]:
@@ -309,7 +339,7 @@ def candidates_of(state: OrtState) -> int:
     wanted, form = state.form.candidates, state.decoder.form
     if form.drafts:
         return 1
-    return wanted if form.counted or (form.screened and wanted <= MOST) else 0
+    return wanted if form.counted or form.kernels or (form.screened and wanted <= MOST) else 0
 
 
 def bind_input(binding: ort.IOBinding, name: str, array: np.ndarray) -> None:

@@ -103,7 +103,7 @@ def code_of_forms() -> str:
     """A hash of the modules that make forms: a graph of an older version of them is of no use."""
     digest = hashlib.sha256()
     folder = Path(ort_forms.__path__[0]).parent
-    inner = ("artifact", "device_graphs", "ort_forms", "precision")
+    inner = ("artifact", "device_graphs", "kernel_forms", "ort_forms", "precision")
     folders = (folder, *(folder / name for name in inner), Path(__file__).parent)
     for path in (path for each in folders for path in sorted(each.glob("*.py"))):
         digest.update(path.read_bytes())

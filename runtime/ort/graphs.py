@@ -22,13 +22,15 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.contract import GraphSpec
 from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
+from seq2engine.export.forms import OrtForm, encoder_form, step_form
 from seq2engine.export.ort_forms.draft_step import STATES, projection_arrays
-from seq2engine.export.ort_forms.forms import OrtForm, encoder_form, step_form
 from seq2engine.export.ort_forms.narrow_table import NarrowTable, narrow_table
 from seq2engine.export.ort_forms.top_candidates import vocab_of
 from seq2engine.model.config import ModelConfig
 
 from ..defaults import defaults_of
+from ..kernels.library import library
+from ..kernels.mapped_weights import share_weights
 from ..search.step_output import Shortlist
 from ..session import EVERYTHING, StepForm
 from .device import Replays
@@ -113,6 +115,7 @@ class GraphKind:
 
     rests: bool = False  # its threads sleep when a call ends
     strict: bool = False  # no node may run on the CPU, not even one that computes a shape
+    kernels: bool = False  # it has operators of the kernel library
     replayed: bool = False  # its shapes repeat from call to call, so that a CUDA graph serves many
     precision: str = "fp32"
 
@@ -180,7 +183,7 @@ class Decoders:
             graph = narrow_graph(self.model, self.form, states)
             if graph is not None:
                 self.first = None  # first free its memory
-                self.first = Decoder(self.form, open_step(self.model, self.placement, graph))
+                self.first = Decoder(self.form, open_step(self.model, self.placement, graph, self.form.kernels))
 
     def of_chain(self) -> Decoder:
         """The step that chooses the next tokens itself, greedily; it has its own copy of the weights."""
@@ -199,14 +202,16 @@ class Decoders:
 def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) -> ort.InferenceSession:
     HELD.forget()
     if name == "decoder_step":
-        return open_step(model, placement, kept_graph(model, name, form))
-    kind = GraphKind(name in placement.resting, precision=model.precision)
+        return open_step(model, placement, kept_graph(model, name, form), form.kernels)
+    kind = GraphKind(name in placement.resting, precision=model.precision, kernels=form.kernels)
     return inference_session(model.graphs[name], placement, kind, kept_graph(model, name, form))
 
 
-def open_step(model: OrtModel, placement: Placement, graph: bytes | None) -> ort.InferenceSession:
+def open_step(
+    model: OrtModel, placement: Placement, graph: bytes | None, kernels: bool = False
+) -> ort.InferenceSession:
     name = "decoder_step"
-    kind = GraphKind(name in placement.resting, True, model.cache_form == "static", model.precision)
+    kind = GraphKind(name in placement.resting, True, kernels, model.cache_form == "static", model.precision)
     return inference_session(model.graphs[name], placement, kind, graph)
 
 
@@ -342,6 +347,11 @@ def inference_session(
         options.intra_op_num_threads = placement.threads
     if kind.rests:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    held: list[object] = []
+    if kind.kernels:
+        assert changed is not None
+        options.register_custom_ops_library(str(library()))
+        held = share_weights(options, changed, path.parent)
     try:
         session = ort.InferenceSession(
             changed or str(path),
@@ -353,6 +363,7 @@ def inference_session(
         raise GraphError(
             f"ONNX Runtime {ort.__version__} cannot load {path}: {reason}", path.stem, node_in(reason)
         ) from error
+    session.held_weights = held  # which it reads as long as it lives
     if changed is not None:
         session._model_bytes = b""  # it would keep the graph for `set_providers`, which is never called
     check_assignment(session, placement.provider, path, kind.strict)

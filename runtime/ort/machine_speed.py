@@ -20,6 +20,8 @@ from seq2engine.common.measured import Measured, Value, user_cache
 from seq2engine.model.config import ModelConfig
 
 from ..threads import (
+    FUSED,
+    SHARED,
     MachineSpeed,
     derived_speed,
     is_small,
@@ -49,11 +51,12 @@ def sensible_threads(config: ModelConfig) -> int:
     return cores if cores <= 2 else threads_for(config, machine_speed(cores))  # of two, both: nothing to choose
 
 
-def rows_of_threads(config: ModelConfig, threads: int, precision: str) -> int:
+def rows_of_threads(config: ModelConfig, threads: int, precision: str, kernels: bool = False) -> int:
     """Rows from which on so many threads decode this model faster than one on this machine."""
     if not is_small(config):
         return 1
-    return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision))
+    shared = FUSED if kernels else SHARED
+    return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision), shared)
 
 
 def rows_of_worker(config: ModelConfig, threads: int, precision: str) -> int:

@@ -18,12 +18,13 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
 from seq2engine.export.contract import PRECISIONS, attention_name
-from seq2engine.export.ort_forms.forms import OrtForm
+from seq2engine.export.forms import OrtForm
 from seq2engine.export.ort_forms.screened_argmax import worth_screening
 from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED
 from seq2engine.model.config import ModelConfig
 
 from ..fitting import fitted
+from ..kernels.library import library
 from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
@@ -59,6 +60,7 @@ class OrtSettings:
     resting: tuple[str, ...] = ("encoder",)  # as in Placement
     tokens_per_wait: int = TOKENS_PER_WAIT  # tokens of greedy search on a device between two waits of the host
     profiled: Path | None = None  # as in Placement
+    kernels: bool = True  # fused operators of the kernel library, where it is there and has them
     on_device: bool = False  # treats the CPU like a GPU: same forms, same memory; always so for other providers
 
     @property
@@ -71,6 +73,7 @@ class OrtSettings:
         # The shortcut to the best candidates works for all sources at once, so it is not bitwise batch-invariant.
         screened = on_cpu and self.shortcut and not self.deterministic
         unpadded = on_cpu and has_no_padding(model)
+        kernels = on_cpu and self.kernels and not self.deterministic and has_kernels(model)
         return OrtForm(
             transposed_keys=on_cpu and not unpadded,
             flash_heads=model.config.encoder_config.heads if unpadded else 0,
@@ -80,9 +83,10 @@ class OrtSettings:
             cross_rows=unpadded,
             screened=screened and worth_screening(model.config, model.precision) and not self.drafts,
             drafts=self.drafts,
-            gemm=on_cpu and model.precision == "fp32",
+            gemm=on_cpu and model.precision == "fp32" and not kernels,
             counted=not on_cpu,
             invariant_sums=self.deterministic,
+            kernels=kernels,
             keeps_mask=not on_cpu and model.cache_form == "static",
         )
 
@@ -275,19 +279,25 @@ class OrtSession(Session):
 
 def workers_of(model: OrtModel, settings: OrtSettings, threads: int, encoder: AnyEncoder) -> Workers[Session]:
     """For batches that workers of one thread decode faster than all threads together."""
-    config, precision = model.config, model.precision
+    config, precision, kernels = model.config, model.precision, settings.form(model).kernels
     # Few rows of a small model have one thread, unless a number of threads is asked for.
-    few = rows_of_threads(config, threads, precision) if settings.threads is None else 1
-    # On two cores one thread is left beside a neighbour. In fp32 it would take as much memory again.
-    follows = threads == 2 and precision in WORKER_SHORTCUTS and not settings.drafts
-    opening = worker_of(model, settings, encoder, whole=few > 1)
+    few = rows_of_threads(config, threads, precision, kernels) if settings.threads is None else 1
+    # On two cores one thread is left beside a neighbour. Without kernels it would take as much memory again in fp32.
+    follows = threads == 2 and (precision in WORKER_SHORTCUTS or kernels) and not settings.drafts
+    opening = worker_of(model, settings, encoder, whole=few > 1 or kernels)
     return Workers(threads, lambda: threads * rows_of_worker(config, threads, precision), opening, few, follows)
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:
-    """Opens a single-threaded session with the same outputs; `whole`: with all that this one has, as it is small."""
+    """Opens a single-threaded session with the same outputs; `whole`: with all that this one has, as that is small, or
+    kernels share its weights."""
     alone = dataclasses.replace(settings, threads=1, shortcut=whole or model.precision in WORKER_SHORTCUTS)
     return partial(OrtSession, model, alone, None if whole or model.precision in WORKER_ENCODERS else encoder)
+
+
+def has_kernels(model: OrtModel) -> bool:
+    """Whether fused operators compute in this model's precision, and the library is there."""
+    return model.precision in ("fp32", "w8a8") and library() is not None
 
 
 def has_no_padding(model: OrtModel) -> bool:

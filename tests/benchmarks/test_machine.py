@@ -25,7 +25,7 @@ def test_this_machine_is_described():
     assert found.cores >= 1
     assert found.threads == 1
     assert found.cpu
-    assert set(found.libraries) == {"seq2engine", "torch", "onnxruntime", "onnx", "numpy"}
+    assert set(found.libraries) == {"seq2engine", "torch", "onnxruntime", "onnx", "numpy", "fused operators"}
     assert "not installed" not in found.libraries.values()
 
 

@@ -24,8 +24,9 @@ from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import session as ort_session
+from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.machine_speed import WHOLE_ROWS, rows_of_worker
-from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.parallel import balanced_parts, in_parallel, part_cost, workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
@@ -267,7 +268,7 @@ def test_few_rows_of_a_small_model_have_one_thread():
 def test_sessions_have_the_threads_that_suit_their_model_or_those_asked_for(monkeypatch, bundle):
     monkeypatch.undo()
     monkeypatch.setattr(ort_session, "sensible_threads", lambda config: 3)
-    monkeypatch.setattr(ort_session, "rows_of_threads", lambda config, threads, precision: 8)
+    monkeypatch.setattr(ort_session, "rows_of_threads", lambda config, threads, precision, kernels: 8)
     sources, options = [[5, 6, 7, 2]] * 4, SearchOptions(max_length=6)
     with open_session(bundle) as session:
         assert session.threads == 3
@@ -394,12 +395,13 @@ def test_one_thread_is_not_tried_where_threads_keep_their_cores():
     assert decoded(OneThread(), 100, 2.0, 1.0, switches=0) == 0
 
 
-def test_only_sessions_of_two_threads_that_have_a_cheap_worker_follow_the_machine(bundle):
-    with open_session(bundle, precision="w8a8", threads=2) as session:
-        assert session.workers.follows
-    for precision, threads in (("fp32", 2), ("w8a8", 3)):
-        with open_session(bundle, precision=precision, threads=threads) as session:
-            assert not session.workers.follows
+@pytest.mark.parametrize("kernels", [True, False])
+def test_only_sessions_of_two_threads_that_have_a_cheap_worker_follow_the_machine(bundle, kernels):
+    """One whose weights the other session has packed already, or that is small."""
+    for precision, threads, follows in (("w8a8", 2, True), ("fp32", 2, kernels), ("w8a8", 3, False)):
+        model = model_from_bundle(bundle, precision)
+        with OrtSession(model, OrtSettings(threads=threads, kernels=kernels)) as session:
+            assert session.workers.follows == follows
 
 
 def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from seq2engine.benchmarks.cases import Case
 from seq2engine.benchmarks.timers.node_times import (
+    FUSED,
     STEPS,
     WARM_UP,
     StepShares,
@@ -32,11 +33,21 @@ def bundle(tmp_path_factory):
 def test_steps_with_relative_positions_are_timed(tmp_path):
     config = dataclasses.replace(PRESETS["tiny"], positions="relative", max_distance=4)
     bundle = onnx_from_model(random_model(config, seed=3), tmp_path / "t5")
-    assert shares_of_step(bundle, "fp32", CASE).nodes["product: output projection"] == 1
+    assert shares_of_step(bundle, "fp32", CASE).nodes[FUSED["Candidates"]] == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_every_node_of_a_step_has_a_kind(bundle, precision):
+def test_fused_operators_have_kinds_of_their_own(bundle, precision):
+    shares = shares_of_step(bundle, precision, CASE)
+    layers = bundle.config.decoder_layers
+    assert shares.nodes[FUSED["Linear"]] == 6 * layers  # qkv and out, q and out, up and down
+    assert shares.nodes[FUSED["Candidates"]] == 1
+    assert shares.nodes["attention: scores, masks, softmax, cache"] == 2 * layers
+    assert all(ms > 0 for ms in shares.kinds.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_every_node_of_a_step_has_a_kind(bundle, precision, without_kernels):
     shares = shares_of_step(bundle, precision, CASE)
     layers = bundle.config.decoder_layers
     assert shares.nodes["products: layers"] == 6 * layers  # qkv and out, q and out, up and down
@@ -73,6 +84,7 @@ def test_a_branch_is_not_counted_beside_its_nodes():
         {"cat": "Session", "name": "model_run", "dur": 9500},
     ]
     assert list(node_times(events)) == [("product: output projection", 8.0)]
+    assert list(node_times(events * 2, 1)) == [("product: output projection", 8.0)], "but for the first time"
 
 
 def test_the_table_names_the_limit_and_what_is_between_nodes(bundle, capsys):

@@ -71,7 +71,16 @@ def test_what_a_large_batch_needed_goes_back_with_the_next(bundle, how):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision):
+def test_workers_have_graphs_of_their_own_where_kernels_share_the_weights(bundle, precision):
+    with open_session(bundle, precision=precision, threads=2) as session:
+        worker = workers_for(session, SOURCES, SOURCES * BEAM)[0]
+        assert worker.encoder is not session.encoder
+        assert worker.encoder.lock is None
+        assert worker.decoders.whole.session is not session.decoders.whole.session
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_workers_have_a_decoder_of_their_own_and_in_int8_an_encoder(bundle, precision, without_kernels):
     with open_session(bundle, precision=precision, threads=2) as session:
         worker = workers_for(session, SOURCES, SOURCES * BEAM)[0]
         assert (worker.encoder is session.encoder) is (precision == "fp32")
@@ -129,6 +138,7 @@ def test_no_table_is_held_twice(beams, tables, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_kernels")
 def test_a_session_opens_the_step_that_is_asked_for(tmp_path):
     bundle = onnx_from_model(random_model(TIED, seed=0), tmp_path / "bundle", ("fp32", "w8a8"))
 

@@ -192,7 +192,7 @@ def test_one_session_decodes_in_several_forms_at_once(bundles):
         whole, short, listed, both_ways = (session.step(state, *given) for state in states)
         assert whole.logits.shape == (1, 1, VOCAB)
         assert np.array_equal(short.candidates.tokens, whole.candidates.tokens)
-        assert short.logits.size == 0, "nothing that could be taken for logits"
+        assert np.array_equal(short.logits, whole.logits), "the step again, as they are asked for"
         best = shortlist.tokens[whole.logits[0, 0, list(shortlist.tokens)].argmax()]
         assert listed.candidates.tokens[0, 0, 0] == both_ways.candidates.tokens[0, 0, 0] == best
         assert session.step(states[0], *given).logits.shape == (1, 1, VOCAB)
@@ -215,7 +215,17 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path, precision):
         generate(session, [[5, 6]], SearchOptions(max_length=4, scores=False))
 
 
-def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monkeypatch):
+def test_steps_without_kernels_have_no_logits_where_candidates_are_asked_for(bundles, without_kernels):
+    mask = np.zeros((1, 1, 8), dtype=bool)
+    mask[..., 0] = True
+    with open_session(bundles["static"], threads=1) as session:
+        state = session.encode(np.array([[5, 6, 7]]), np.ones((1, 3), dtype=bool))
+        session.reserve(state, 8, StepForm(candidates=2))
+        output = session.step(state, np.array([[1]]), np.array([0]), np.array([0]), mask)
+        assert output.logits.size == 0, "nothing that could be taken for logits"
+
+
+def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monkeypatch, without_kernels):
     workers_for_few_rows(monkeypatch)
     options = SearchOptions(max_length=4, scores=False)
     listed = dataclasses.replace(options, shortlist=tuple(range(3, 2000)))

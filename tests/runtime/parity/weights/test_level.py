@@ -211,7 +211,7 @@ def half(tmp_path_factory):
 
 
 class TestForms:
-    def test_the_tables_of_the_screening_are_held_against_the_output_table(self, wide, monkeypatch):
+    def test_the_tables_of_the_screening_are_held_against_the_output_table(self, wide, monkeypatch, without_kernels):
         from seq2engine.export.ort_forms import screened_argmax
 
         results = weights_of(wide, "fp32", backend="onnxruntime")
@@ -232,6 +232,7 @@ class TestForms:
             assert message in faults[0].detail
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("without_kernels")
     def test_the_bias_of_the_screening_is_held_against_the_projections(self, biased, monkeypatch):
         from seq2engine.export.ort_forms import screened_argmax
 
@@ -254,7 +255,9 @@ class TestForms:
             assert [fault.tensor for fault in faults] == [name]
             assert message in faults[0].detail
 
-    def test_the_second_name_of_the_output_table_is_the_same_place_of_the_file(self, wide, monkeypatch):
+    def test_the_second_name_of_the_output_table_is_the_same_place_of_the_file(
+        self, wide, monkeypatch, without_kernels
+    ):
         from seq2engine.export.ort_forms import gemm_projection
 
         right = gemm_projection.packed_name

@@ -5,6 +5,9 @@
                   -> top candidates -> screened argmax -> Gemm projection
     draft step    transposed keys -> shortlist -> draft step, for speculative decoding
 
+Where the kernel library is there, fused operators (kernel_forms) take the place of int8 products, top candidates,
+screened argmax and Gemm projection.
+
 Each form is one module. A session applies it or not; the order never changes. So a session with cross-attention
 outputs computes the same numbers as one without.
 """
@@ -18,19 +21,20 @@ from pathlib import Path
 
 import onnx
 
-from ..contract import GraphSpec
-from .attention_outputs import attention_graph
-from .beam_positions import beam_positions, spec_with_beam_positions
-from .cross_rows import cross_rows
-from .draft_step import draft_graph
-from .flash_attention import flash_attention
-from .gemm_projection import gemm_projection
-from .int8_matmul import row_products
-from .narrow_table import NarrowTable
-from .screened_argmax import MOST, screened_graph
-from .shortlist import shortlist_graph
-from .top_candidates import candidate_graph
-from .transposed_keys import specs_with_transposed_keys, transposed_keys
+from .contract import GraphSpec
+from .kernel_forms.step import kernel_encoder, kernel_layers, kernel_step
+from .ort_forms.attention_outputs import attention_graph
+from .ort_forms.beam_positions import beam_positions, spec_with_beam_positions
+from .ort_forms.cross_rows import cross_rows
+from .ort_forms.draft_step import draft_graph
+from .ort_forms.flash_attention import flash_attention
+from .ort_forms.gemm_projection import gemm_projection
+from .ort_forms.int8_matmul import row_products
+from .ort_forms.narrow_table import NarrowTable
+from .ort_forms.screened_argmax import MOST, screened_graph
+from .ort_forms.shortlist import shortlist_graph
+from .ort_forms.top_candidates import candidate_graph
+from .ort_forms.transposed_keys import specs_with_transposed_keys, transposed_keys
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class OrtForm:
     counted: bool = False  # a further input: how many candidates to output, so that no node computes a shape
     greedy: bool = False  # no candidates: the step makes the next one's inputs (device_graphs/whole_step.py)
     invariant_sums: bool = False  # sums over the vocabulary have the same bits in every row of a batch
+    kernels: bool = False  # fused operators of the kernel library, for fp32 and w8a8 on the CPU
     keeps_mask: bool = False  # first: the step computes its mask from the latest one (device_graphs/whole_step.py)
 
     def specs(self, specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
@@ -71,7 +76,7 @@ class OrtForm:
         In int8 one graph does both. In fp32 screening reads a table of its own, and all logits a packed copy of the
         output table, so there is a graph for each: few searches need both.
         """
-        if not self.screened or self.int8_products:
+        if not self.screened or self.int8_products or self.kernels:
             return self
         return (
             dataclasses.replace(self, complete=False)
@@ -82,11 +87,16 @@ class OrtForm:
     @property
     def outputs_candidates(self) -> bool:
         """Whether a step's logits are those of its candidates alone, where it is asked for candidates."""
-        return self.screened or self.drafts
+        return self.takes_wanted or self.drafts
+
+    @property
+    def takes_wanted(self) -> bool:
+        """Whether a step has the input `wanted`: how many candidates to output, 0 for all logits."""
+        return (self.screened or self.kernels) and not self.drafts
 
     @property
     def changes_encoder(self) -> bool:
-        return self.transposed_keys or self.flash_heads > 0 or self.int8_products
+        return self.transposed_keys or self.flash_heads > 0 or self.int8_products or self.kernels
 
 
 def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
@@ -95,6 +105,8 @@ def encoder_form(model: onnx.ModelProto, form: OrtForm) -> onnx.ModelProto:
         model = transposed_keys(model)
     if form.flash_heads:
         model = flash_attention(model, form.flash_heads)
+    if form.kernels:
+        return kernel_encoder(model)
     return row_products(model) if form.int8_products else model
 
 
@@ -116,7 +128,9 @@ def step_form(
     if form.shortlist is not None:
         model = shortlist_graph(model, form.shortlist, folder)
     if form.drafts:
-        return draft_graph(model, folder, narrow)
+        return draft_graph(kernel_layers(model) if form.kernels else model, folder, narrow)
+    if form.kernels:
+        return kernel_step(model, screened=form.screened)
     if form.int8_products:
         model = row_products(model)
     if form.greedy:

@@ -1,0 +1,81 @@
+/* Best tokens, sums over the vocabulary, and which tokens rounding leaves in question. Part of compute.h. */
+/* Products of one row with some rows of a table, summed as float_panels sums them: the same bits. */
+static void gathered_products(const float *x, size_t depth, const float *table, const int64_t *tokens, size_t count,
+                              float *y) {
+    enum { TOKENS = 8 };
+    for (size_t i = 0; i < count; i += TOKENS) {
+        size_t n = count - i < TOKENS ? count - i : TOKENS;
+        const float *rows[TOKENS];
+        float total[TOKENS];
+        UNROLL for (size_t j = 0; j < TOKENS; j++) rows[j] = table + (size_t)tokens[i + (j < n ? j : 0)] * depth;
+        for (size_t from = 0; from < depth; from += DEPTH) {
+            size_t to = from + DEPTH < depth ? from + DEPTH : depth;
+            float sum[TOKENS] = {0};
+            for (size_t d = from; d < to; d++)
+                UNROLL for (size_t j = 0; j < TOKENS; j++) sum[j] = __builtin_fmaf(x[d], rows[j][d], sum[j]);
+            UNROLL for (size_t j = 0; j < TOKENS; j++) total[j] = from ? total[j] + sum[j] : sum[j];
+        }
+        for (size_t j = 0; j < n; j++) y[i + j] = total[j];
+    }
+}
+
+static void rank(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, Ranking *state,
+                 float *best, int64_t *tokens) {
+    Floats most = vall(-INFINITY);
+    unsigned bad = 0;
+    for (size_t c = 0; c < count; c += W) {
+        size_t n = count - c < W ? count - c : W;
+        Floats v = vload_part(logits + c, n);
+        if (bias) {
+            v = vadd(v, vload_part(bias + c, n));
+            vstore_part(logits + c, v, n);
+        }
+        bad |= not_numbers(v, n);
+        if (n == W)
+            most = vmax(v, most);
+        else
+            for (size_t i = 0; i < n; i++) most = vmax(vall(logits[c + i]), most);
+        unsigned found = state->count < wanted ? (1u << n) - 1 : larger(v, best[wanted - 1], n);
+        for (; found; found &= found - 1) {
+            size_t lane = (size_t)__builtin_ctz(found);
+            float value = logits[c + lane];
+            if (state->count == wanted && !(value > best[wanted - 1])) continue;
+            int place = state->count < wanted ? state->count++ : wanted - 1;
+            for (; place > 0 && value > best[place - 1]; place--) {
+                best[place] = best[place - 1];
+                tokens[place] = tokens[place - 1];
+            }
+            best[place] = value;
+            tokens[place] = (int64_t)(first + c + lane);
+        }
+    }
+    float largest = vmost(most);
+    if (bad || largest == INFINITY) state->bad = 1;
+    if (!summed) return;
+    if (largest > state->largest) {
+        if (state->sum > 0) state->sum *= expf(state->largest - largest);
+        state->largest = largest;
+    }
+    if (state->largest == -INFINITY) return; /* nothing but -inf so far */
+    Floats sum = vzero(), shift = vall(state->largest);
+    size_t c = 0;
+    for (; c + W <= count; c += W) sum = vadd(sum, vpower(vmul(vsub(vload(logits + c), shift), vall(1.44269504f))));
+    float rest = 0;
+    for (; c < count; c++) rest += expf(logits[c] - state->largest);
+    state->sum += vsum(sum) + rest;
+}
+
+/* Tokens of `count` rough logits whose exact ones may be t or more -> how many. A bound is
+   of_weights * wrong + of_rows * norms + wide (or none). */
+static size_t reaching_tokens(const float *rough, size_t count, const Bounds *bounds, float t, int64_t *tokens) {
+    size_t found = 0;
+    for (size_t c = 0; c < count; c += W) {
+        size_t n = count - c < W ? count - c : W;
+        Floats bound = vmul(vall(bounds->of_weights), vload_part(bounds->wrong + c, n));
+        bound = vfma(vall(bounds->of_rows), vload_part(bounds->norms + c, n), bound);
+        if (bounds->wide) bound = vadd(bound, vload_part(bounds->wide + c, n));
+        unsigned lanes = reaching(vadd(vload_part(rough + c, n), bound), t, n);
+        for (; lanes; lanes &= lanes - 1) tokens[found++] = (int64_t)(c + (size_t)__builtin_ctz(lanes));
+    }
+    return found;
+}

@@ -1,0 +1,191 @@
+/* Linear, LinearInt8: a product with constant weights, what is before it and what follows it.
+
+       x [.., D] - (norm) - (smoothing) - (rounded to int8) - product with weights [D,N] - bias - activation - residual
+   - norm */
+#include <stdlib.h>
+#include <string.h>
+
+#include "operators.h"
+
+enum { X, WEIGHT, SCALE, BIAS, SMOOTHING, RESIDUAL, NORM_WEIGHT, NORM_BIAS, INPUT_NORM_WEIGHT, INPUT_NORM_BIAS };
+enum { ROW_BLOCK = 96, NARROW = 4 /* panels of a part at least: few rows multiply four at a time */ };
+
+typedef struct {
+    Weights weights;
+    Steps steps;
+    enum Activation activation;
+    int stored_int8, rounds, rms, input_rms;
+    float epsilon, input_epsilon;
+} Linear;
+
+typedef struct {
+    const Linear *op;
+    const Packed *weights;
+    const float *x, *smoothing;
+    float *smoothed;
+    Int8Rows rounded;
+    uint8_t *steps;
+    float *row_scale;
+    Epilogue then;
+    const float *norm_weight, *norm_bias, *input_norm_weight, *input_norm_bias;
+    float *y, *normalised;
+    size_t rows, depth, columns, panels, row_blocks, column_parts;
+} Call;
+
+static void round_part(void *given, size_t part) {
+    Call *call = given;
+    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
+    kernels->round_rows(call->x, first, end, call->depth, call->smoothing, call->op->steps, call->steps,
+                        call->row_scale);
+}
+
+static void normalise_part(void *given, size_t part) {
+    Call *call = given;
+    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
+    kernels->normalise(call->y, first, end, call->columns, call->norm_weight, call->norm_bias, call->op->epsilon,
+                       call->op->rms);
+}
+
+static void normalise_inputs(void *given, size_t part) {
+    Call *call = given;
+    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
+    memcpy(call->normalised + first * call->depth, call->x + first * call->depth,
+           (end - first) * call->depth * sizeof(float));
+    kernels->normalise(call->normalised, first, end, call->depth, call->input_norm_weight, call->input_norm_bias,
+                       call->op->input_epsilon, call->op->input_rms);
+}
+
+static void multiply_part(void *given, size_t part) {
+    Call *call = given;
+    size_t block = part / call->column_parts, column_part = part % call->column_parts;
+    size_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
+    size_t first = call->panels * column_part / call->column_parts;
+    size_t end = call->panels * (column_part + 1) / call->column_parts;
+    if (call->panels >= NARROW * call->column_parts) { /* whole groups of panels */
+        size_t groups = (call->panels + NARROW - 1) / NARROW;
+        first = groups * column_part / call->column_parts * NARROW;
+        end = groups * (column_part + 1) / call->column_parts * NARROW;
+        if (end > call->panels) end = call->panels;
+    }
+    Epilogue then = call->then;
+    if (then.residual) then.residual += row * call->columns;
+    float *y = call->y + row * call->columns;
+    if (call->rounded.steps) {
+        Int8Rows x = call->rounded;
+        x.steps += row * x.quads * 4;
+        x.scale += row;
+        kernels->int8_product(&x, rows, &call->weights->int8, first, end, &then, y);
+    } else {
+        const float *x = (call->smoothed ? call->smoothed : call->x) + row * call->depth;
+        kernels->float_product(x, rows, call->depth, call->weights->floats, call->columns, first, end, &then, y);
+    }
+}
+
+static size_t parts_of(const Call *call) { /* columns of a block of rows, so that a part is work enough */
+    size_t rows = call->rows < ROW_BLOCK ? call->rows : ROW_BLOCK;
+    size_t parts = rows * call->depth * call->columns / LEAST_WORK, most = (call->panels + NARROW - 1) / NARROW;
+    if (call->row_blocks >= 4 && parts > 4) parts = 4;
+    if (parts > 16) parts = 16;
+    if (parts > most) parts = most;
+    return parts ? parts : 1;
+}
+
+/* The first call packs them; later ones need not look at it nor at the other constants. NULL: they do not fit. */
+static const Packed *packed_weights(Linear *op, void *context, enum PackedForm form) {
+    const Packed *packed = __atomic_load_n(&op->weights.packed, __ATOMIC_ACQUIRE);
+    Tensor weight;
+    if (packed || !input_of(context, WEIGHT, &weight) || weight.rank != 2) return packed;
+    size_t depth = (size_t)weight.dims[0], columns = (size_t)weight.dims[1];
+    if (op->stored_int8 && !floats_of(context, SCALE)) return NULL;
+    for (size_t place = SCALE; place <= INPUT_NORM_BIAS; place++) {
+        int of_inputs = place == SMOOTHING || place == INPUT_NORM_WEIGHT || place == INPUT_NORM_BIAS;
+        if (place != RESIDUAL && !input_has(context, place, of_inputs ? depth : columns)) return NULL;
+    }
+    return weights_of(&op->weights, &weight, floats_of(context, SCALE), 0, form);
+}
+
+static Status compute(void *kernel, void *context) {
+    Linear *op = kernel;
+    Tensor x;
+    enum PackedForm form = op->stored_int8 ? INT8_PANELS : op->rounds ? ROUNDED_PANELS : FLOAT_PANELS;
+    const Packed *weights = packed_weights(op, context, form);
+    if (!input_of(context, X, &x) || !weights || x.rank < 1 || x.dims[x.rank - 1] != (int64_t)weights->depth)
+        return error_of("Linear: x [.., D], weight [D, N] and the other inputs do not fit");
+    Call call = {.op = op,
+                 .weights = weights,
+                 .x = x.data,
+                 .rows = rows_of(&x),
+                 .depth = weights->depth,
+                 .columns = weights->columns};
+    x.dims[x.rank - 1] = (int64_t)call.columns;
+    call.y = output_of(context, 0, x.dims, x.rank);
+    if (!call.rows || !call.columns) return NULL;
+    if (!input_has(context, RESIDUAL, call.rows * call.columns))
+        return error_of("Linear: its residual has another shape");
+    call.then = (Epilogue){floats_of(context, BIAS), floats_of(context, RESIDUAL), op->activation};
+    call.smoothing = floats_of(context, SMOOTHING);
+    call.norm_weight = floats_of(context, NORM_WEIGHT);
+    call.norm_bias = floats_of(context, NORM_BIAS);
+    call.panels = (call.columns + PANEL - 1) / PANEL;
+    call.row_blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    call.column_parts = parts_of(&call);
+    call.input_norm_weight = floats_of(context, INPUT_NORM_WEIGHT);
+    call.input_norm_bias = floats_of(context, INPUT_NORM_BIAS);
+    Status failed = NULL;
+    if (call.input_norm_weight) {
+        call.normalised = scratch(NORMALISED, call.rows * call.depth * sizeof(float));
+        failed = in_parallel(context, normalise_inputs, call.row_blocks, &call);
+        if (failed) return failed;
+        call.x = call.normalised;
+    }
+    if (form != FLOAT_PANELS) {
+        size_t quads = (call.depth + 3) / 4;
+        call.steps = scratch(ROUNDED, call.rows * quads * 4);
+        call.row_scale = scratch(ROW_SCALES, call.rows * sizeof(float));
+        call.rounded = (Int8Rows){call.steps, call.row_scale, quads, op->steps.zero, 1.0f / (float)op->steps.above};
+        failed = in_parallel(context, round_part, call.row_blocks, &call);
+    } else if (call.smoothing) {
+        call.smoothed = scratch(SMOOTHED, call.rows * call.depth * sizeof(float));
+        for (size_t r = 0; r < call.rows; r++)
+            kernels->multiply(call.x + r * call.depth, call.smoothing, call.depth, call.smoothed + r * call.depth);
+    }
+    if (!failed) failed = in_parallel(context, multiply_part, call.row_blocks * call.column_parts, &call);
+    if (!failed && call.norm_weight) failed = in_parallel(context, normalise_part, call.row_blocks, &call);
+    return failed;
+}
+
+static Status create(const Operator *operator, Functions functions, const void *info, void **kernel) {
+    (void)functions;
+    Linear *op = calloc(1, sizeof *op);
+    if (!op) return error_of("out of memory");
+    op->stored_int8 = operator == &linear_int8;
+    op->rounds = int_attribute(info, "quantised", 0);
+    if (is_attribute(info, "activation", "relu")) op->activation = RELU;
+    if (is_attribute(info, "activation", "gelu")) op->activation = GELU;
+    if (is_attribute(info, "activation", "silu")) op->activation = SILU;
+    op->epsilon = float_attribute(info, "epsilon", 1e-5f);
+    op->rms = int_attribute(info, "rms", 0);
+    op->input_epsilon = float_attribute(info, "input_epsilon", 1e-5f);
+    op->input_rms = int_attribute(info, "input_rms", 0);
+    op->steps = steps_of(info);
+    *kernel = op;
+    return NULL;
+}
+
+static void destroy(void *kernel) {
+    give_back(((Linear *)kernel)->weights.packed);
+    free(kernel);
+}
+
+Operator linear = {.called = "Linear",
+                   .inputs = "ffFFFFFFFF",
+                   .outputs = "f",
+                   .create_or_fail = create,
+                   .compute_or_fail = compute,
+                   .destroy = destroy};
+Operator linear_int8 = {.called = "LinearInt8",
+                        .inputs = "fcFFFFFFFF",
+                        .outputs = "f",
+                        .create_or_fail = create,
+                        .compute_or_fail = compute,
+                        .destroy = destroy};

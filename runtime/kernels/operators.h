@@ -1,0 +1,22 @@
+/* The operators that ONNX Runtime gets, a file for each kind. */
+#ifndef SEQ2ENGINE_OPERATORS_H
+#define SEQ2ENGINE_OPERATORS_H
+
+#include "kernels.h"
+#include "packing.h"
+#include "runtime_api.h"
+
+extern const Kernels *kernels; /* of this processor */
+enum { LEAST_WORK = 1 << 17 }; /* multiplications of a part of a call that another thread may take */
+
+extern Operator linear, linear_int8, self_attention, cross_attention, encoder_attention, candidates, candidates_int8;
+
+/* A kernel's packed weights, made by its first call: constant inputs never move. */
+typedef struct {
+    Packed *packed;
+} Weights;
+const Packed *weights_of(Weights *weights, const Tensor *stored, const float *scale, int by_rows, enum PackedForm form);
+
+Steps steps_of(const void *info);
+
+#endif
