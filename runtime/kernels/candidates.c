@@ -33,6 +33,7 @@ typedef struct {
     Ranking *rankings; /* [chunks, M] */
     float *best;       /* [chunks, M, wanted] */
     int64_t *tokens;   /* the same */
+    float *floors;     /* [M], that a logit must reach to be among the best: so many are as large in a chunk before */
     float *rough;      /* [M,V], of screening */
     float *out_logits, *out_best, *out_sum;
     int64_t *out_tokens;
@@ -48,6 +49,18 @@ static void products(const Call *call, size_t first, size_t end, float *y, size_
         kernels->float_panels(call->x, call->rows, call->depth, weights->floats, call->vocab, panel, last, y, stride);
 }
 
+/* Ranks some logits of a row among those of its chunk. Threads read and raise a row's floor as it comes: whichever they
+   find, what is left out is not among the best, so the result is the same. */
+static void rank_row(const Call *call, size_t chunk, size_t row, float *logits, size_t first, size_t count) {
+    size_t place = chunk * call->rows + row, wanted = (size_t)call->wanted;
+    float floor, *best = call->best + place * wanted;
+    __atomic_load(&call->floors[row], &floor, __ATOMIC_RELAXED);
+    kernels->rank(logits, call->bias ? call->bias + first : NULL, first, count, call->wanted, call->summed, floor,
+                  &call->rankings[place], best, call->tokens + place * wanted);
+    if (call->rankings[place].count == call->wanted && best[wanted - 1] > floor)
+        __atomic_store(&call->floors[row], &best[wanted - 1], __ATOMIC_RELAXED);
+}
+
 static void rank_chunk(void *given, size_t chunk) {
     Call *call = given;
     size_t end = (chunk + 1) * CHUNK < call->vocab ? (chunk + 1) * CHUNK : call->vocab;
@@ -58,12 +71,7 @@ static void rank_chunk(void *given, size_t chunk) {
         size_t count = end - first < BLOCK ? end - first : BLOCK;
         float *y = call->logits ? call->logits + first : tile;
         products(call, first, first + count, y, stride);
-        for (size_t r = 0; r < call->rows; r++) {
-            size_t place = chunk * call->rows + r;
-            kernels->rank(y + r * stride, call->bias ? call->bias + first : NULL, first, count, call->wanted,
-                          call->summed, &call->rankings[place], call->best + place * (size_t)call->wanted,
-                          call->tokens + place * (size_t)call->wanted);
-        }
+        for (size_t r = 0; r < call->rows; r++) rank_row(call, chunk, r, y + r * stride, first, count);
     }
 }
 
@@ -108,7 +116,8 @@ static void merge_row(void *given, size_t row) {
     Call *call = given;
     size_t wanted = (size_t)call->wanted;
     float *best = call->out_best + row * wanted;
-    merged(call, row, best, call->out_tokens + row * wanted);
+    int64_t *tokens = call->out_tokens + row * wanted;
+    for (size_t i = (size_t)merged(call, row, best, tokens); i < wanted; i++) best[i] = -INFINITY, tokens[i] = 0;
     call->out_sum[row] = sum_of(call, row, best);
     if (call->out_logits) memcpy(call->out_logits + row * wanted, best, wanted * sizeof(float));
 }
@@ -124,11 +133,8 @@ static void screen_chunk(void *given, size_t chunk) {
     size_t first = chunk * CHUNK, count = first + CHUNK < call->vocab ? CHUNK : call->vocab - first;
     products(call, first, first + count, call->rough + first, call->vocab);
     for (size_t r = 0; r < call->rows; r++) {
-        size_t place = chunk * call->rows + r, wanted = (size_t)call->wanted;
-        call->rankings[place] = (Ranking){.largest = -INFINITY};
-        kernels->rank(call->rough + r * call->vocab + first, call->bias ? call->bias + first : NULL, first, count,
-                      call->wanted, 0, &call->rankings[place], call->best + place * wanted,
-                      call->tokens + place * wanted);
+        call->rankings[chunk * call->rows + r] = (Ranking){.largest = -INFINITY};
+        rank_row(call, chunk, r, call->rough + r * call->vocab + first, first, count);
     }
 }
 
@@ -187,6 +193,8 @@ static void reserve_ranks(Call *call) {
     call->rankings = scratch(RANKINGS, pairs * sizeof(Ranking));
     call->best = scratch(BEST, pairs * wanted * sizeof(float));
     call->tokens = scratch(FOUND, pairs * wanted * sizeof(int64_t));
+    call->floors = scratch(FLOORS, call->rows * sizeof(float));
+    for (size_t r = 0; r < call->rows; r++) call->floors[r] = -INFINITY;
 }
 
 static Status screened(const Call *whole, void *context) {

@@ -19,35 +19,61 @@ static void gathered_products(const float *x, size_t depth, const float *table, 
     }
 }
 
-static void rank(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, Ranking *state,
-                 float *best, int64_t *tokens) {
+/* Puts a logit among the best, if it is one of them: behind those that are as large. */
+INLINE void place_best(float value, int64_t token, float floor, int wanted, Ranking *state, float *best,
+                       int64_t *tokens) {
+    int full = state->count == wanted;
+    if (full ? !(value > best[wanted - 1]) : !(value >= floor)) return;
+    int place = full ? wanted - 1 : state->count++;
+    for (; place > 0 && value > best[place - 1]; place--) {
+        best[place] = best[place - 1];
+        tokens[place] = tokens[place - 1];
+    }
+    best[place] = value;
+    tokens[place] = token;
+}
+
+/* Bias and ranking of n logits from c on; `found` are those that may be among the best. */
+INLINE Floats rank_vector(float *logits, const float *bias, size_t c, size_t n, float bar, unsigned *found,
+                          unsigned *bad) {
+    Floats v = n == W ? vload(logits + c) : vload_part(logits + c, n);
+    if (bias) {
+        v = vadd(v, n == W ? vload(bias + c) : vload_part(bias + c, n));
+        if (n == W)
+            vstore(logits + c, v);
+        else
+            vstore_part(logits + c, v, n);
+    }
+    *bad |= not_numbers(v, n);
+    *found = reaching(v, bar, n);
+    return v;
+}
+
+static void rank(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, float floor,
+                 Ranking *state, float *best, int64_t *tokens) {
+    enum { VECTORS = 4 }; /* looked at together: hardly any has one of the best */
     Floats most = vall(-INFINITY);
     unsigned bad = 0;
-    for (size_t c = 0; c < count; c += W) {
-        size_t n = count - c < W ? count - c : W;
-        Floats v = vload_part(logits + c, n);
-        if (bias) {
-            v = vadd(v, vload_part(bias + c, n));
-            vstore_part(logits + c, v, n);
-        }
-        bad |= not_numbers(v, n);
-        if (n == W)
-            most = vmax(v, most);
-        else
-            for (size_t i = 0; i < n; i++) most = vmax(vall(logits[c + i]), most);
-        unsigned found = state->count < wanted ? (1u << n) - 1 : larger(v, best[wanted - 1], n);
-        for (; found; found &= found - 1) {
-            size_t lane = (size_t)__builtin_ctz(found);
-            float value = logits[c + lane];
-            if (state->count == wanted && !(value > best[wanted - 1])) continue;
-            int place = state->count < wanted ? state->count++ : wanted - 1;
-            for (; place > 0 && value > best[place - 1]; place--) {
-                best[place] = best[place - 1];
-                tokens[place] = tokens[place - 1];
+    for (size_t c = 0; c < count; c += VECTORS * W) {
+        float bar = state->count == wanted ? best[wanted - 1] : floor;
+        unsigned found[VECTORS] = {0}, any = 0;
+        if (count - c >= VECTORS * W)
+            UNROLL for (size_t i = 0; i < VECTORS; i++) {
+                most = vmax(rank_vector(logits, bias, c + i * W, W, bar, &found[i], &bad), most);
+                any |= found[i];
             }
-            best[place] = value;
-            tokens[place] = (int64_t)(first + c + lane);
-        }
+        else
+            for (size_t i = 0; i < VECTORS && c + i * W < count; i++) {
+                size_t n = count - c - i * W < W ? count - c - i * W : W;
+                Floats v = rank_vector(logits, bias, c + i * W, n, bar, &found[i], &bad);
+                most = vmax(n == W ? v : vfirst(v, n, most), most);
+                any |= found[i];
+            }
+        for (size_t i = 0; any && i < VECTORS; i++)
+            for (; found[i]; found[i] &= found[i] - 1) {
+                size_t column = c + i * W + (size_t)__builtin_ctz(found[i]);
+                place_best(logits[column], (int64_t)(first + column), floor, wanted, state, best, tokens);
+            }
     }
     float largest = vmost(most);
     if (bad || largest == INFINITY) state->bad = 1;

@@ -80,9 +80,9 @@ typedef struct {
     void (*multiply)(const float *a, const float *b, size_t count, float *to);
 
     /* Adds a bias (or NULL) to the logits of tokens first..first+count and ranks them: best [wanted] and their tokens,
-       and the sum if asked for. */
-    void (*rank)(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, Ranking *state,
-                 float *best, int64_t *tokens);
+       and the sum if asked for. Logits below `floor` are not among the best of the whole vocabulary. */
+    void (*rank)(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, float floor,
+                 Ranking *state, float *best, int64_t *tokens);
     size_t (*reaching_tokens)(const float *rough, size_t count, const Bounds *bounds, float t, int64_t *tokens);
 
     void (*attend_slots)(const float *q, float scale, const float *keys, const float *values, const int32_t *slots,

@@ -105,6 +105,7 @@ enum ScratchUse {
     RANKINGS,
     BEST,
     FOUND,
+    FLOORS,
     ROUGH,
     NORMALISED,
     USES

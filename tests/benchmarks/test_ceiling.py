@@ -45,8 +45,8 @@ def test_a_single_beam_reads_the_output_projection_in_int8() -> None:
 
 def test_what_fits_in_a_cache_is_read_at_its_rate() -> None:
     """The best rate from the next smaller buffer up, so that a bound is never one that a faster level breaks."""
-    ceiling = Ceiling(5.0, 1.0, ((1 << 20, 40.0), (4 << 20, 50.0), (16 << 20, 6.0)))
-    sizes = {1 << 10: 50.0, 1 << 20: 50.0, 5 << 20: 50.0, 16 << 20: 6.0, 63 << 20: 6.0, 64 << 20: 5.0, 1 << 30: 5.0}
+    ceiling = Ceiling(5.0, 1.0, ((1 << 20, 40.0), (2 << 20, 50.0), (4 << 20, 6.0)))
+    sizes = {1 << 10: 50.0, 1 << 20: 50.0, 3 << 20: 50.0, 4 << 20: 6.0, 7 << 20: 6.0, 8 << 20: 5.0, 1 << 30: 5.0}
     assert {size: ceiling.read_rate(size) for size in sizes} == sizes
     assert Ceiling(5.0, 1.0).read_rate(1) == 5.0  # a result from before they were measured
 
