@@ -57,7 +57,7 @@ static void self_part(void *given, size_t part) {
         }
     }
     int32_t *slots = scratch(SLOTS, (call->length + 8) * sizeof(int32_t));
-    float *scores = scores_of(call->length + width);
+    float *scores = scores_of(call->length + width + SLOTS_TOGETHER);
     for (size_t k = 0; k < call->beams; k++) {
         size_t row = source * call->beams + k;
         size_t count = seen_slots(call->mask + row * call->length, call->length, slots);
@@ -139,7 +139,7 @@ static void cross_part(void *given, size_t part) {
     size_t source = part / call->groups, group = part % call->groups, width = call->width, heads = call->heads;
     size_t first = heads * group / call->groups, end = heads * (group + 1) / call->groups, length = call->length;
     const uint8_t *mask = call->mask ? call->mask + source * length : NULL;
-    float *scores = scores_of(call->beams * (length + width));
+    float *scores = scores_of(call->beams * (length + width) + SLOTS_TOGETHER);
     int32_t *slots = call->op->transposed ? NULL : scratch(SLOTS, (length + 8) * sizeof(int32_t));
     size_t count = slots && mask ? seen_slots(mask, length, slots) : 0;
     int none = slots && mask && !count; /* all are masked, so all weigh the same */

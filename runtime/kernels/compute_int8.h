@@ -47,17 +47,18 @@ static void round_rows(const float *x, size_t first, size_t end, size_t depth, c
     }
 }
 
-/* As float_tile, with sums of int8 products: [rows][2 vectors] from quads of inputs. */
-INLINE void int8_tile(const int rows, const int panels, const Int8Rows *x, size_t row, const Int8Weights *w,
-                      size_t panel, int half, float *y, size_t stride) {
+/* As float_tile, with sums of int8 products from quads of inputs; the first pair is number `half` of its panel. */
+INLINE void int8_tile(const int rows, const int pairs, const Int8Rows *x, size_t row, const Int8Weights *w,
+                      size_t panel, int half, Ahead ahead, float *y, size_t stride) {
     Ints sum[ROWS][4][2];
-    size_t quads = x->quads, panel_size = quads * PANEL * 4;
+    size_t quads = x->quads, panel_size = quads * PANEL * 4, apart = PAIRS == 1 ? panel_size : PAIR * 4;
     const uint8_t *bytes = x->steps + row * quads * 4;
     const int8_t *weights = w->panels + panel * panel_size + half * PAIR * 4;
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++) sum[r][p][0] = sum[r][p][1] = izero();
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < pairs; p++) sum[r][p][0] = sum[r][p][1] = izero();
     for (size_t q = 0; q < quads; q++) {
-        UNROLL for (int p = 0; p < panels; p++) {
-            const int8_t *place = weights + p * panel_size + q * PANEL * 4;
+        if (rows > 1) bring(ahead, q);
+        UNROLL for (int p = 0; p < pairs; p++) {
+            const int8_t *place = weights + p * apart + q * PANEL * 4;
             Ints low = iload(place), high = iload(place + W * 4);
             UNROLL for (int r = 0; r < rows; r++) {
                 int32_t four;
@@ -68,15 +69,15 @@ INLINE void int8_tile(const int rows, const int panels, const Int8Rows *x, size_
             }
         }
     }
-    UNROLL for (int p = 0; p < panels; p++) UNROLL for (int h = 0; h < 2; h++) {
-        size_t column = (panel + p) * PANEL + half * PAIR + h * W;
+    UNROLL for (int p = 0; p < pairs; p++) UNROLL for (int h = 0; h < 2; h++) {
+        size_t column = panel * PANEL + (half + p) * PAIR + h * W;
         if (column >= w->columns) continue;
         size_t n = w->columns - column < W ? w->columns - column : W;
         Floats scale = vmul(vall(x->step), vload_part(w->scale + column, n));
         Ints zeros = imul(iall(x->zero), iload(w->sums + column)); /* sums have whole panels */
         UNROLL for (int r = 0; r < rows; r++) {
             Floats v = vmul(vmul(vto_float(isub(sum[r][p][h], zeros)), scale), vall(x->scale[row + r]));
-            float *place = y + r * stride + p * PANEL + h * W;
+            float *place = y + r * stride + p * PAIR + h * W;
             if (n == W)
                 vstore(place, v);
             else
@@ -85,17 +86,13 @@ INLINE void int8_tile(const int rows, const int panels, const Int8Rows *x, size_
     }
 }
 
-#define INT8_TILE(rows, panels) int8_tile(rows, panels, x, row, w, panel, half, y, stride)
-static void int8_tiles(int rows, int panels, const Int8Rows *x, size_t row, const Int8Weights *w, size_t panel,
-                       int half, float *y, size_t stride) {
-    if (panels == 4)
+#define INT8_TILE(rows, pairs) int8_tile(rows, pairs, x, row, w, panel, half, ahead, y, stride)
+static void int8_tiles(int rows, int pairs, const Int8Rows *x, size_t row, const Int8Weights *w, size_t panel, int half,
+                       Ahead ahead, float *y, size_t stride) {
+    if (pairs == 4)
         INT8_TILE(1, 4);
-    else if (panels == 2)
-        switch (rows) {
-            case 1: INT8_TILE(1, 2); break;
-            case 2: INT8_TILE(2, 2); break;
-            default: INT8_TILE(3, 2); break;
-        }
+    else if (pairs == 2)
+        INT8_TILE(1, 2);
     else
         switch (rows) {
             case 1: INT8_TILE(1, 1); break;
@@ -118,14 +115,18 @@ static void int8_tiles(int rows, int panels, const Int8Rows *x, size_t row, cons
 /* Panels first..end of the product, to columns 0.. of y [rows, stride]. */
 static void int8_panels(const Int8Rows *x, size_t rows, const Int8Weights *w, size_t first, size_t end, float *y,
                         size_t stride) {
+    size_t tiles = (rows + ROWS - 1) / ROWS * PAIRS, size = x->quads * PANEL * 4;
     for (size_t p = first; p < end;) {
-        int together = PAIRS == 1 ? panels_of(rows, end - p) : 1;
-        size_t count;
+        int pairs = rows == 1 ? pairs_of(1, end - p) : 1;
+        size_t together = PAIRS == 1 ? (size_t)pairs : 1, count, tile = 0; /* panels */
+        const int8_t *panel = w->panels + p * size, *next = p + together < end ? panel + size : NULL;
         for (size_t r = 0; r < rows; r += count) {
             count = tile_rows(rows, rows - r);
-            for (int h = 0; h < PAIRS; h++)
-                int8_tiles((int)count, together, x, r, w, p, h, y + r * stride + (p - first) * PANEL + h * PAIR,
-                           stride);
+            for (int h = 0; h < PAIRS; h += PAIRS == 1 ? 1 : pairs) {
+                Ahead ahead = share_ahead(next, panel, size, tile++, tiles, x->quads);
+                int8_tiles((int)count, pairs, x, r, w, p, h, ahead,
+                           y + r * stride + (p - first) * PANEL + h * PAIR, stride);
+            }
         }
         p += together;
     }

@@ -1,15 +1,37 @@
 /* Products in fp32: tiles of rows and panels, and what follows them. Part of compute.h. */
-enum { PAIR = 2 * W, PAIRS = PANEL / PAIR }; /* outputs of a tile, and tiles of a panel */
+enum { PAIR = 2 * W, PAIRS = PANEL / PAIR }; /* outputs of two vectors, and how often a panel has them */
 enum { TOGETHER = 4 };                       /* panels that are finished while they are in the cache */
+enum { FEW = W == 16 ? 6 : 3 };              /* rows that are multiplied as fast as memory is read, in one go */
 
-/* A tile of `rows` x `panels` * 2 vectors: sums over inputs from..to, added to what y has unless `from` is 0. */
-INLINE void float_tile(const int rows, const int panels, const float *x, size_t depth, size_t from, size_t to,
-                       const float *w, size_t panel_size, float *y, size_t stride) {
+/* Weights that are multiplied next. Each tile of the current ones has a share of them brought to the cache, while it
+   computes: otherwise the first of the next tiles would wait for memory, and the others would not use it. */
+typedef struct {
+    const char *from;
+    size_t step; /* bytes for each input, or each four of them in int8 */
+} Ahead;
+
+INLINE void bring(Ahead ahead, size_t number) {
+    __builtin_prefetch(ahead.from + number * ahead.step, 0, 2);
+    if (ahead.step > 64) __builtin_prefetch(ahead.from + number * ahead.step + 64, 0, 2);
+}
+
+/* The share of tile `tile` of `tiles`, in `bytes` that begin at `next`; nothing to bring: `here` is in the cache. */
+INLINE Ahead share_ahead(const void *next, const void *here, size_t bytes, size_t tile, size_t tiles, size_t inputs) {
+    if (!next) return (Ahead){here, 0};
+    size_t share = (bytes + tiles - 1) / tiles;
+    return (Ahead){(const char *)next + tile * share, (share + inputs - 1) / inputs};
+}
+
+/* A tile of `rows` x `pairs` of vectors, which are `apart` in w: sums over inputs from..to, added to what y has unless
+   `from` is 0. */
+INLINE void float_tile(const int rows, const int pairs, const float *x, size_t depth, size_t from, size_t to,
+                       const float *w, size_t apart, Ahead ahead, float *y, size_t stride) {
     Floats sum[ROWS][4][2];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++) sum[r][p][0] = sum[r][p][1] = vzero();
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < pairs; p++) sum[r][p][0] = sum[r][p][1] = vzero();
     for (size_t d = from; d < to; d++) {
-        UNROLL for (int p = 0; p < panels; p++) {
-            const float *row = w + p * panel_size + d * PANEL;
+        if (rows > FEW) bring(ahead, d - from);
+        UNROLL for (int p = 0; p < pairs; p++) {
+            const float *row = w + p * apart + d * PANEL;
             Floats low = vload(row), high = vload(row + W);
             UNROLL for (int r = 0; r < rows; r++) {
                 Floats each = vall(x[r * depth + d]);
@@ -18,18 +40,18 @@ INLINE void float_tile(const int rows, const int panels, const float *x, size_t 
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++) UNROLL for (int h = 0; h < 2; h++) {
-        float *to_store = y + r * stride + p * PANEL + h * W;
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < pairs; p++) UNROLL for (int h = 0; h < 2; h++) {
+        float *to_store = y + r * stride + p * PAIR + h * W;
         vstore(to_store, from ? vadd(vload(to_store), sum[r][p][h]) : sum[r][p][h]);
     }
 }
 
-#define FLOAT_TILE(rows, panels) float_tile(rows, panels, x, depth, from, to, w, panel_size, y, stride)
-static void float_tiles(int rows, int panels, const float *x, size_t depth, size_t from, size_t to, const float *w,
-                        size_t panel_size, float *y, size_t stride) {
-    if (panels == 4)
+#define FLOAT_TILE(rows, pairs) float_tile(rows, pairs, x, depth, from, to, w, apart, ahead, y, stride)
+static void float_tiles(int rows, int pairs, const float *x, size_t depth, size_t from, size_t to, const float *w,
+                        size_t apart, Ahead ahead, float *y, size_t stride) {
+    if (pairs == 4)
         FLOAT_TILE(1, 4);
-    else if (panels == 2)
+    else if (pairs == 2)
         switch (rows) {
             case 1: FLOAT_TILE(1, 2); break;
             case 2: FLOAT_TILE(2, 2); break;
@@ -54,9 +76,12 @@ static void float_tiles(int rows, int panels, const float *x, size_t depth, size
         }
 }
 
-INLINE int panels_of(size_t rows, size_t left) { /* that are multiplied together, so that few rows have many sums */
-    int most = rows == 1 ? 4 : rows <= (W == 16 ? 3 : 1) ? 2 : 1;
-    return left >= (size_t)most ? most : left >= 2 && most >= 2 ? 2 : 1;
+/* Pairs of vectors that are multiplied together, so that few rows have many sums: of several panels, or of one whose
+   pairs would be read one after the other. */
+INLINE int pairs_of(size_t rows, size_t panels_left) {
+    if (PAIRS == 2) return rows <= 3 ? 2 : 1;
+    int most = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return panels_left >= (size_t)most ? most : panels_left >= 2 && most >= 2 ? 2 : 1;
 }
 
 INLINE size_t tile_rows(size_t rows, size_t left) { /* rows in tiles of nearly the same size */
@@ -94,23 +119,30 @@ static void float_panels(const float *x, size_t rows, size_t depth, const float 
                          size_t end, float *y, size_t stride) {
     float part[ROWS * PANEL];
     size_t panel_size = depth * PANEL, whole = columns / PANEL < end ? columns / PANEL : end;
+    size_t tiles = (rows + ROWS - 1) / ROWS * PAIRS;
     for (size_t p = first; p < end;) {
-        int together = PAIRS == 1 && p < whole ? panels_of(rows, whole - p) : 1;
+        int pairs = p < whole ? pairs_of(rows, whole - p) : 1;
+        size_t together = PAIRS == 1 ? (size_t)pairs : 1; /* panels */
         for (size_t from = 0; from < depth; from += DEPTH) {
-            size_t to = from + DEPTH < depth ? from + DEPTH : depth, count;
+            size_t to = from + DEPTH < depth ? from + DEPTH : depth, bytes = (to - from) * PANEL * sizeof(float);
+            size_t count, tile = 0;
+            const float *block = panels + p * panel_size + from * PANEL, *next = block + (to - from) * PANEL;
+            if (to == depth && p + together >= end) next = NULL;
             for (size_t r = 0; r < rows; r += count) {
                 count = tile_rows(rows, rows - r);
-                for (int h = 0; h < PAIRS; h++) {
+                for (int h = 0; h < PAIRS; h += PAIRS == 1 ? 1 : pairs) {
+                    Ahead ahead = share_ahead(next, block, bytes, tile++, tiles, to - from);
                     const float *w = panels + p * panel_size + h * PAIR;
                     size_t column = p * PANEL + h * PAIR, left = column < columns ? columns - column : 0;
                     float *place = y + r * stride + column - first * PANEL;
                     if (left >= PAIR) {
-                        float_tiles((int)count, together, x + r * depth, depth, from, to, w, panel_size, place, stride);
+                        float_tiles((int)count, pairs, x + r * depth, depth, from, to, w,
+                                    PAIRS == 1 ? panel_size : PAIR, ahead, place, stride);
                         continue;
                     }
                     for (size_t i = 0; from && i < count; i++)
                         memcpy(part + i * PANEL, place + i * stride, left * sizeof(float));
-                    float_tiles((int)count, 1, x + r * depth, depth, from, to, w, panel_size, part, PANEL);
+                    float_tiles((int)count, 1, x + r * depth, depth, from, to, w, 0, ahead, part, PANEL);
                     for (size_t i = 0; i < count; i++)
                         memcpy(place + i * stride, part + i * PANEL, left * sizeof(float));
                 }

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 enum { PANEL = 32, DEPTH = 512 /* inputs that are summed before they are added to the sum of those before */ };
+enum { SLOTS_TOGETHER = 4 }; /* cache slots whose scores are summed at a time */
 enum Activation { NO_ACTIVATION, RELU, GELU, SILU };
 
 /* How a row is rounded to int8: `above` steps from 0 to its scale, `zero` below; its scale is at least `least`.
@@ -85,6 +86,7 @@ typedef struct {
                  Ranking *state, float *best, int64_t *tokens);
     size_t (*reaching_tokens)(const float *rough, size_t count, const Bounds *bounds, float t, int64_t *tokens);
 
+    /* One query over some slots of a cache [L,E]; `scores` has room for count + E + SLOTS_TOGETHER. */
     void (*attend_slots)(const float *q, float scale, const float *keys, const float *values, const int32_t *slots,
                          size_t count, size_t width, float *scores, float *context);
     void (*attend_source)(const float *q, size_t beams, size_t q_stride, float scale, const float *keys,

@@ -51,6 +51,14 @@ static inline unsigned reaching(Floats v, float x, size_t n) {
 static inline unsigned not_numbers(Floats v, size_t n) {
     return _mm512_mask_cmp_ps_mask((__mmask16)((1u << n) - 1), v, v, _CMP_UNORD_Q);
 }
+/* The sums of four vectors. */
+static inline __m128 vsum4(Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = vadd(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); /* in each quarter a0 b0 a1 b1 */
+    Floats cd = vadd(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    Floats all = vadd(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee)); /* a b c d */
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
 static inline void store_bytes(uint8_t *p, Ints v) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtusepi32_epi8(_mm512_max_epi32(v, izero())));
 }
@@ -96,6 +104,12 @@ static inline float vsum(Floats a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+static inline __m128 vsum4(Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = vadd(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    Floats cd = vadd(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    Floats all = vadd(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 static inline float vmost(Floats a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
