@@ -53,7 +53,8 @@ def cut_graph(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
         nodes[::-1],
         model.graph.name,
         [value for value in model.graph.input if value.name in needed],
-        [helper.make_tensor_value_info(name, types[name], None) for name in wanted],
+        # Inference knows no fused operators; those make fp32.
+        [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in wanted],
         [weight for weight in model.graph.initializer if weight.name in needed],
     )
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -47,6 +47,7 @@ class GraphView:
         self.readers = readers_of(graph.node)
         self.outputs = {value.name for value in graph.output}
         self.weights = {weight.name: weight for weight in graph.initializer}
+        self.ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
 
     def maker(self, name: str, *kinds: str) -> NodeProto:
         """The node of one of these kinds that makes a tensor."""

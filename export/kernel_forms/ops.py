@@ -17,6 +17,7 @@ VERSION = 1
 LINEAR, LINEAR_INT8 = "Linear", "LinearInt8"
 SELF_ATTENTION, CROSS_ATTENTION, ENCODER_ATTENTION = "SelfAttention", "CrossAttention", "EncoderAttention"
 CANDIDATES, CANDIDATES_INT8 = "Candidates", "CandidatesInt8"
+EMBEDDING, EMBEDDING_INT8 = "Embedding", "EmbeddingInt8"
 RELU, GELU, SILU = "relu", "gelu", "silu"  # values of the attribute `activation`; "" is none
 
 
@@ -119,6 +120,25 @@ def candidates(
     inputs = [x, table, scale, bias, wanted, smoothing]
     own: dict[str, Any] = steps_of(steps) if scale else {"screened": int(screened)}
     return node(CANDIDATES_INT8 if scale else CANDIDATES, inputs, outputs, name, by_rows=int(by_rows), **own)
+
+
+def embedding(
+    name: str,
+    output: str,
+    *,
+    tokens: str,
+    table: str,
+    scale: str = "",
+    positions: str = "",
+    place: str = "",
+    factor: float = 1.0,
+) -> NodeProto:
+    """table[tokens] * factor + positions[place]; int8 where there is a `scale` of the table's rows.
+
+    `place` are the rows of `positions` for tokens [B,Q]: [B or 1, Q or 1], or [B].
+    """
+    inputs = [tokens, table, scale, positions, place]
+    return node(EMBEDDING_INT8 if scale else EMBEDDING, inputs, [output], name, factor=float(factor))
 
 
 def steps_of(steps: Steps) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The chain of passes by which a session that has the kernel library gets its graphs.
 
-    encoder       attentions -> products
-    decoder step  attentions -> vocabulary -> products
-    both          -> int8 forms of ort_forms for what no operator reads (rows of an embedding table) -> unread weights
+    encoder       attentions -> products -> embedding
+    decoder step  attentions -> vocabulary -> products -> embedding
+    both          -> int8 forms of ort_forms for what no operator reads -> unread weights
 
 They follow the forms of ort_forms that change inputs and outputs: transposed keys, beam positions, attention outputs,
 cross rows and shortlist. Weights keep their names, numbers and files; they need not be loaded.
@@ -19,6 +19,7 @@ from ..graph_index import copy_of, drop_unread_weights
 from ..ort_forms.int8_matmul import CONTRIB, row_products
 from . import ops
 from .attention import fuse_attentions
+from .embedding import fuse_embeddings
 from .linear import fuse_products
 from .vocabulary import fits, fuse_vocabulary
 
@@ -39,6 +40,7 @@ def kernel_step(model: onnx.ModelProto, *, screened: bool) -> onnx.ModelProto:
     fuse_attentions(made.graph)
     fuse_vocabulary(made, screened=screened)
     fuse_products(made)
+    fuse_embeddings(made.graph)
     return finished(made)
 
 
@@ -48,6 +50,7 @@ def kernel_layers(model: onnx.ModelProto) -> onnx.ModelProto:
     made = copy_of(model)
     fuse_attentions(made.graph)
     fuse_products(made, quantised=True, outputs=False)
+    fuse_embeddings(made.graph)
     return finished(made)
 
 
@@ -56,11 +59,12 @@ def kernel_encoder(model: onnx.ModelProto) -> onnx.ModelProto:
     made = copy_of(model)
     fuse_attentions(made.graph)
     fuse_products(made)
+    fuse_embeddings(made.graph)
     return finished(made)
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Looks up int8 tables row by row, drops weights that nobody reads, and declares the domains of all nodes."""
+    """Takes the int8 forms of what is left, drops weights that nobody reads, and declares the domains of all nodes."""
     if any(node.op_type == "DequantizeLinear" for node in model.graph.node):
         model = row_products(model)
     drop_unread_weights(model.graph)

@@ -23,6 +23,16 @@ const Packed *weights_of(Weights *weights, const Tensor *stored, const float *sc
     return none;
 }
 
+const Packed *packed_elsewhere(Weights *weights, const void *stored, size_t depth, size_t columns,
+                               enum PackedForm form) {
+    Packed *packed = __atomic_load_n(&weights->packed, __ATOMIC_ACQUIRE), *none = NULL;
+    if (packed || !(packed = packed_before(stored, depth, columns, form))) return packed;
+    if (__atomic_compare_exchange_n(&weights->packed, &none, packed, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return packed;
+    give_back(packed); /* another thread was first: it is the same one */
+    return none;
+}
+
 Steps steps_of(const void *info) {
     Steps steps = {int_attribute(info, "above", 127), int_attribute(info, "zero", 128), 0,
                    float_attribute(info, "least", 0.0f)};
@@ -71,8 +81,8 @@ static int one(const Operator *op) { return (void)op, 1; }
 static int last_version(const Operator *op) { return (void)op, INT_MAX; }
 
 static Status make_domain(void **domain) {
-    Operator *operators[] = {&linear,     &linear_int8,    &self_attention, &cross_attention, &encoder_attention,
-                             &candidates, &candidates_int8};
+    Operator *operators[] = {&linear,     &linear_int8,     &self_attention, &cross_attention, &encoder_attention,
+                             &candidates, &candidates_int8, &embedding,      &embedding_int8};
     Status failed = ((Status (*)(const char *, void **))runtime[CREATE_DOMAIN])("seq2engine", domain);
     for (size_t i = 0; !failed && i < sizeof operators / sizeof *operators; i++) {
         Operator *op = operators[i];

@@ -9,13 +9,18 @@
 extern const Kernels *kernels; /* of this processor */
 enum { LEAST_WORK = 1 << 17 }; /* multiplications of a part of a call that another thread may take */
 
-extern Operator linear, linear_int8, self_attention, cross_attention, encoder_attention, candidates, candidates_int8;
+extern Operator linear, linear_int8, self_attention, cross_attention, encoder_attention, candidates, candidates_int8,
+    embedding, embedding_int8;
 
 /* A kernel's packed weights, made by its first call: constant inputs never move. */
 typedef struct {
     Packed *packed;
 } Weights;
 const Packed *weights_of(Weights *weights, const Tensor *stored, const float *scale, int by_rows, enum PackedForm form);
+
+/* The packed form that another operator has made of the same memory, by rows; NULL as long as there is none. */
+const Packed *packed_elsewhere(Weights *weights, const void *stored, size_t depth, size_t columns,
+                               enum PackedForm form);
 
 Steps steps_of(const void *info);
 

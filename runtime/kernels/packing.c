@@ -264,6 +264,15 @@ Packed *packed_from(const void *weights, const float *scale, size_t depth, size_
     return found;
 }
 
+Packed *packed_before(const void *weights, size_t depth, size_t columns, enum PackedForm form) {
+    pthread_mutex_lock(&lock);
+    Packed *found = find(weights, form, depth, columns);
+    if (found && !found->made) found = NULL;
+    if (found) found->uses++;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 void give_back(Packed *packed) {
     if (!packed) return;
     pthread_mutex_lock(&lock);

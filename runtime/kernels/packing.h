@@ -29,6 +29,8 @@ typedef struct Packed {
    are those of stored int8 weights. Each call wants a `give_back`. `most`: the largest step of rounded weights. */
 Packed *packed_from(const void *weights, const float *scale, size_t depth, size_t columns, int by_rows,
                     enum PackedForm form, int most);
+/* The same, if it was made before; else NULL, which wants no `give_back`. */
+Packed *packed_before(const void *weights, size_t depth, size_t columns, enum PackedForm form);
 void give_back(Packed *packed);
 /* Memory from `start` on is a file's, mapped: pages that have been packed are dropped, and read again if need be. */
 void note_mapped(const void *start, size_t size, int mapped);

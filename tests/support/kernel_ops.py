@@ -157,4 +157,24 @@ class CandidatesInt8(Candidates):
         return int8_product(x, table, scale, self.above, self.zero, self.least)
 
 
-OPS = [Linear, LinearInt8, SelfAttention, CrossAttention, EncoderAttention, Candidates, CandidatesInt8]
+class Embedding(OpRun):
+    op_domain = DOMAIN
+
+    def _run(self, tokens, table, scale=None, positions=None, place=None, **_):
+        """In fp32, operation by operation: every bit counts."""
+        rows = table[tokens].astype(np.float32)
+        rows = rows if scale is None else rows * scale[tokens][..., None]
+        rows = rows * np.float32(self.factor)
+        if positions is not None:
+            rows = rows + positions[place[:, None] if place.ndim == 1 else place]
+        return (rows,)
+
+
+class EmbeddingInt8(Embedding):
+    pass
+
+
+OPS = [
+    *(Linear, LinearInt8, SelfAttention, CrossAttention, EncoderAttention),
+    *(Candidates, CandidatesInt8, Embedding, EmbeddingInt8),
+]

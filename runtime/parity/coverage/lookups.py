@@ -19,7 +19,7 @@ from seq2engine.export.debug_outputs import cut_graph
 from seq2engine.model.transformer import Transformer
 
 from ...numerics.budgets import ErrorTally, TensorResult
-from ...ort.graphs import Placement, graph_bytes, inference_session, run_arrays
+from ...ort.graphs import GraphKind, Placement, graph_bytes, inference_session, run_arrays
 from ...ort.session import OrtSession
 from ...session import Session
 from ...torch_session import TorchSession
@@ -66,7 +66,8 @@ def looked_up(candidate: OrtSession, lookup: Lookup) -> Iterator[np.ndarray]:
     made = graph_bytes(lookup.graph, path, candidate.form)
     model = graph_from_file(path) if made is None else onnx.load_from_string(made)
     cut = cut_graph(model, [lookup.tensor])
-    session = inference_session(path, Placement(candidate.threads), changed=cut.SerializeToString())
+    kind = GraphKind(kernels=candidate.form.kernels)
+    session = inference_session(path, Placement(candidate.threads), kind, cut.SerializeToString())
     names = [given.name for given in session.get_inputs()]
     for feeds in lookup.parts:
         yield run_arrays(session, [lookup.tensor], {name: feeds[name] for name in names}, lookup.graph)[0]

@@ -38,6 +38,7 @@ FACTORS = {
     "gated": ("plain", "gated"),
     "output": ("tied", "tied with bias", "own", "own with bias"),
     "biases": ("biases", "no biases"),
+    "embedding": ("scaled embedding", "embedding", "normalised embedding"),
     "scale": ("scaled", "not scaled"),
     "precision": ("fp32", "w8a8", "smoothed w8a8"),
     "cache": ("static", "growing"),
@@ -58,6 +59,8 @@ def config_of(case: Case) -> ModelConfig:
         biases=case["biases"] == "biases",
         scale_attention=case["scale"] == "scaled",
         scale_output=case["scale"] != "scaled",
+        scale_embeddings=case["embedding"].startswith("scaled"),
+        embedding_norm=case["embedding"].startswith("normalised"),
         **named,
     )
 
@@ -115,6 +118,7 @@ def test_a_decoder_step_computes_the_same(case, feeds_for, run_onnx):
         ops.LINEAR_INT8 if int8 else ops.LINEAR: products - 1,
         ops.CROSS_ATTENTION: layers,
         ops.CANDIDATES_INT8 if int8 else ops.CANDIDATES: 1,
+        ops.EMBEDDING_INT8 if int8 else ops.EMBEDDING: 1,
     } | ({ops.SELF_ATTENTION: layers} if fused else {})
     assert counts(made) == expected
     left = [node.op_type for node in made.graph.node]
@@ -148,10 +152,12 @@ def test_an_encoder_computes_the_same(case, feeds_for, run_onnx):
     int8 = case["precision"] != "fp32"
     before = row_products(plain) if int8 else plain
     fused = case["positions"] in ("sinusoidal", "learned")
-    assert counts(made) == {ops.LINEAR_INT8 if int8 else ops.LINEAR: constant_products(plain.graph)} | (
-        {ops.ENCODER_ATTENTION: config.encoder_layers} if fused else {}
-    )
+    assert counts(made) == {
+        ops.LINEAR_INT8 if int8 else ops.LINEAR: constant_products(plain.graph),
+        ops.EMBEDDING_INT8 if int8 else ops.EMBEDDING: 1,
+    } | ({ops.ENCODER_ATTENTION: config.encoder_layers} if fused else {})
     left = [node.op_type for node in made.graph.node]
+    assert "Gather" not in left or not fused  # rotations and biases of distances are looked up, too
     assert left.count("MatMul") == (0 if fused else 2 * config.encoder_layers)
     check_rest(before, made)
     assert made.graph.output == plain.graph.output

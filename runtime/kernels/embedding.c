@@ -1,0 +1,144 @@
+/* Embedding, EmbeddingInt8: rows of a table, times a factor, and rows of a table of positions added to them.
+
+       tokens [B,Q] -> table [V,D] (times a row's scale in int8) - times factor - plus positions [P,D] at place [B or 1,
+   Q or 1], or [B] -> y [B,Q,D]
+
+   The output projection may have the same table, packed: its numbers are then read there, so that no second copy is in
+   memory. Every number is rounded as separate operators of ONNX round it. */
+#include <stdlib.h>
+
+#include "operators.h"
+
+enum { TOKENS, TABLE, SCALE, POSITIONS, PLACE };
+enum { ROW_BLOCK = 32 };
+
+typedef struct {
+    Weights packed; /* of an operator of the same memory, as soon as it is there */
+    int stored_int8;
+    float factor;
+} Embedding;
+
+typedef struct {
+    const int64_t *tokens, *places;
+    const void *table;
+    const Packed *packed;
+    const float *scale, *positions;
+    float *y, factor;
+    size_t rows, depth, vocab, queries, place_sources, place_queries;
+    int64_t last_position;
+    int stored_int8, failed;
+} Call;
+
+/* Number d of a token's row is at places first + d * step, of floats; of int8 so are fours of them. */
+static void copy_floats(const Call *call, size_t token, float *y) {
+    const float *row = (const float *)call->table + token * call->depth;
+    size_t step = 1;
+    if (call->packed) {
+        row = call->packed->floats + token / PANEL * PANEL * call->depth + token % PANEL;
+        step = PANEL;
+    }
+    for (size_t d = 0; d < call->depth; d++) y[d] = row[d * step] * call->factor;
+}
+
+static void copy_int8(const Call *call, size_t token, float *y) {
+    const int8_t *row = (const int8_t *)call->table + token * call->depth;
+    size_t step = 4;
+    if (call->packed) {
+        row = call->packed->int8.panels + token / PANEL * PANEL * ((call->depth + 3) / 4 * 4) + token % PANEL * 4;
+        step = PANEL * 4;
+    }
+    float scale = call->scale[token];
+    for (size_t d = 0; d < call->depth; d++) y[d] = (float)row[d / 4 * step + d % 4] * scale * call->factor;
+}
+
+static void embed_part(void *given, size_t part) {
+    Call *call = given;
+    size_t end = (part + 1) * ROW_BLOCK < call->rows ? (part + 1) * ROW_BLOCK : call->rows;
+    for (size_t r = part * ROW_BLOCK; r < end; r++) {
+        size_t source = r / call->queries, query = r % call->queries;
+        int64_t token = call->tokens[r], place = 0;
+        if (call->positions) {
+            size_t row = call->place_sources > 1 ? source : 0, column = call->place_queries > 1 ? query : 0;
+            place = call->places[row * call->place_queries + column];
+        }
+        if (token < 0 || (size_t)token >= call->vocab || place < 0 || place > call->last_position) {
+            call->failed = 1;
+            return;
+        }
+        float *y = call->y + r * call->depth;
+        if (call->stored_int8)
+            copy_int8(call, (size_t)token, y);
+        else
+            copy_floats(call, (size_t)token, y);
+        const float *added = call->positions ? call->positions + (size_t)place * call->depth : NULL;
+        for (size_t d = 0; added && d < call->depth; d++) y[d] += added[d];
+    }
+}
+
+static Status compute(void *kernel, void *context) {
+    Embedding *op = kernel;
+    Tensor tokens, table, positions, place;
+    int placed = input_of(context, POSITIONS, &positions) && input_of(context, PLACE, &place);
+    if (!input_of(context, TOKENS, &tokens) || !input_of(context, TABLE, &table) || tokens.rank != 2 ||
+        table.rank != 2 || (op->stored_int8 && !floats_of(context, SCALE)) ||
+        !input_has(context, SCALE, (size_t)table.dims[0]) ||
+        (placed && (positions.rank != 2 || positions.dims[1] != table.dims[1] || place.rank < 1 || place.rank > 2)))
+        return error_of("Embedding: tokens [B,Q], table [V,D], positions [P,D] and their places do not fit");
+    int64_t dims[] = {tokens.dims[0], tokens.dims[1], table.dims[1]};
+    Call call = {.tokens = tokens.data,
+                 .table = table.data,
+                 .scale = floats_of(context, SCALE),
+                 .factor = op->factor,
+                 .rows = tokens.count,
+                 .depth = (size_t)table.dims[1],
+                 .vocab = (size_t)table.dims[0],
+                 .queries = (size_t)tokens.dims[1],
+                 .stored_int8 = op->stored_int8};
+    call.y = output_of(context, 0, dims, 3);
+    if (!call.rows) return NULL; /* empty outputs have no memory */
+    if (placed) {
+        call.positions = positions.data, call.places = place.data, call.last_position = positions.dims[0] - 1;
+        call.place_sources = (size_t)place.dims[0], call.place_queries = place.rank == 2 ? (size_t)place.dims[1] : 1;
+        if ((call.place_sources != 1 && place.dims[0] != tokens.dims[0]) ||
+            (call.place_queries != 1 && place.dims[1] != tokens.dims[1]))
+            return error_of("Embedding: places of positions are neither one for all tokens nor one for each");
+    }
+    call.packed = packed_elsewhere(&op->packed, table.data, call.depth, call.vocab,
+                                   op->stored_int8 ? INT8_PANELS : FLOAT_PANELS);
+    Status failed = NULL;
+    size_t parts = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    if (call.rows * call.depth >= LEAST_WORK)
+        failed = in_parallel(context, embed_part, parts, &call);
+    else
+        for (size_t i = 0; i < parts; i++) embed_part(&call, i);
+    if (!failed && call.failed) return error_of("Embedding: a token or a position is not in its table");
+    return failed;
+}
+
+static Status create(const Operator *operator, Functions functions, const void *info, void **kernel) {
+    (void)functions;
+    Embedding *op = calloc(1, sizeof *op);
+    if (!op) return error_of("out of memory");
+    op->stored_int8 = operator == &embedding_int8;
+    op->factor = float_attribute(info, "factor", 1.0f);
+    *kernel = op;
+    return NULL;
+}
+
+static void destroy(void *kernel) {
+    give_back(((Embedding *)kernel)->packed.packed);
+    free(kernel);
+}
+
+Operator embedding = {.called = "Embedding",
+                      .inputs = "ifFFI",
+                      .outputs = "f",
+                      .create_or_fail = create,
+                      .compute_or_fail = compute,
+                      .destroy = destroy};
+Operator embedding_int8 = {.called = "EmbeddingInt8",
+                           .inputs = "icFFI",
+                           .outputs = "f",
+                           .create_or_fail = create,
+                           .compute_or_fail = compute,
+                           .destroy = destroy};
