@@ -67,6 +67,8 @@ def balanced_parts(lengths: Sequence[int], width: int, count: int) -> list[list[
 
     How long an output will be is not known; longer sources have longer ones.
     """
+    if count == 1:
+        return [list(range(len(lengths)))]
     longest_first = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     ordered = [lengths[number] for number in longest_first]
     low, high = 0, part_cost(ordered, width)

@@ -8,10 +8,11 @@
 #include "operators.h"
 
 enum { X, WEIGHT, SCALE, BIAS, SMOOTHING, RESIDUAL, NORM_WEIGHT, NORM_BIAS, INPUT_NORM_WEIGHT, INPUT_NORM_BIAS };
-enum { ROW_BLOCK = 96, NARROW = 4 /* panels of a part at least: few rows multiply four at a time */ };
+enum { ROW_BLOCK = 96, NARROW = 4 /* panels of a part, about: the next ones of a part are read while it computes */ };
 
 typedef struct {
     Weights weights;
+    const float *constants[INPUT_NORM_BIAS + 1]; /* of all inputs that never move, but for the weight */
     Steps steps;
     enum Activation activation;
     int stored_int8, rounds, rms, input_rms;
@@ -59,14 +60,11 @@ static void multiply_part(void *given, size_t part) {
     Call *call = given;
     size_t block = part / call->column_parts, column_part = part % call->column_parts;
     size_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
-    size_t first = call->panels * column_part / call->column_parts;
-    size_t end = call->panels * (column_part + 1) / call->column_parts;
-    if (call->panels >= NARROW * call->column_parts) { /* whole groups of panels */
-        size_t groups = (call->panels + NARROW - 1) / NARROW;
-        first = groups * column_part / call->column_parts * NARROW;
-        end = groups * (column_part + 1) / call->column_parts * NARROW;
-        if (end > call->panels) end = call->panels;
-    }
+    size_t group = rows == 1 ? NARROW : rows <= 3 ? 2 : 1; /* panels that are multiplied together */
+    size_t groups = (call->panels + group - 1) / group;
+    size_t first = groups * column_part / call->column_parts * group;
+    size_t end = groups * (column_part + 1) / call->column_parts * group;
+    if (end > call->panels) end = call->panels;
     Epilogue then = call->then;
     if (then.residual) then.residual += row * call->columns;
     float *y = call->y + row * call->columns;
@@ -87,6 +85,7 @@ static size_t parts_of(const Call *call) { /* columns of a block of rows, so tha
     if (call->row_blocks >= 4 && parts > 4) parts = 4;
     if (parts > 16) parts = 16;
     if (parts > most) parts = most;
+    if (parts > 1) parts += parts % 2; /* as much for each of two threads */
     return parts ? parts : 1;
 }
 
@@ -101,7 +100,9 @@ static const Packed *packed_weights(Linear *op, void *context, enum PackedForm f
         int of_inputs = place == SMOOTHING || place == INPUT_NORM_WEIGHT || place == INPUT_NORM_BIAS;
         if (place != RESIDUAL && !input_has(context, place, of_inputs ? depth : columns)) return NULL;
     }
-    return weights_of(&op->weights, &weight, floats_of(context, SCALE), 0, form);
+    for (size_t place = SCALE; place <= INPUT_NORM_BIAS; place++)
+        if (place != RESIDUAL) op->constants[place] = floats_of(context, place); /* before the weights are seen */
+    return weights_of(&op->weights, &weight, op->constants[SCALE], 0, form);
 }
 
 static Status compute(void *kernel, void *context) {
@@ -120,17 +121,18 @@ static Status compute(void *kernel, void *context) {
     x.dims[x.rank - 1] = (int64_t)call.columns;
     call.y = output_of(context, 0, x.dims, x.rank);
     if (!call.rows || !call.columns) return NULL;
-    if (!input_has(context, RESIDUAL, call.rows * call.columns))
+    Tensor residual = {0};
+    if (input_of(context, RESIDUAL, &residual) && residual.count != call.rows * call.columns)
         return error_of("Linear: its residual has another shape");
-    call.then = (Epilogue){floats_of(context, BIAS), floats_of(context, RESIDUAL), op->activation};
-    call.smoothing = floats_of(context, SMOOTHING);
-    call.norm_weight = floats_of(context, NORM_WEIGHT);
-    call.norm_bias = floats_of(context, NORM_BIAS);
+    call.then = (Epilogue){op->constants[BIAS], residual.data, op->activation};
+    call.smoothing = op->constants[SMOOTHING];
+    call.norm_weight = op->constants[NORM_WEIGHT];
+    call.norm_bias = op->constants[NORM_BIAS];
     call.panels = (call.columns + PANEL - 1) / PANEL;
     call.row_blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     call.column_parts = parts_of(&call);
-    call.input_norm_weight = floats_of(context, INPUT_NORM_WEIGHT);
-    call.input_norm_bias = floats_of(context, INPUT_NORM_BIAS);
+    call.input_norm_weight = op->constants[INPUT_NORM_WEIGHT];
+    call.input_norm_bias = op->constants[INPUT_NORM_BIAS];
     Status failed = NULL;
     if (call.input_norm_weight) {
         call.normalised = scratch(NORMALISED, call.rows * call.depth * sizeof(float));

@@ -252,7 +252,7 @@ class StepBinding:
             for name, array in self.mask.places.items():
                 self.memory.bind_input(self.binding, name, array)
         for tensor in spec.inputs:
-            if tensor not in small:
+            if tensor.name not in SMALL_INPUTS:
                 self.memory.bind_input(self.binding, tensor.name, state[tensor.name])
 
     def bind_counts(self, form: OrtForm, wanted: int, best: int) -> None:

@@ -73,6 +73,8 @@ class Encoder:
         One call for a large batch is no faster than several, and its working memory exceeds its outputs.
         """
         longest = mask.shape[1]
+        if len(mask) == 1:
+            return [Part(np.zeros(1, dtype=np.int64), longest)]
         lengths = longest - mask[:, ::-1].argmax(axis=1)  # a row without any source keeps all columns
         widths = np.minimum(-(-lengths // self.even) * self.even, longest)
         parts = []

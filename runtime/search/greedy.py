@@ -80,17 +80,18 @@ class GreedyState:
         self.tokens = best.tokens[..., 0].copy()  # [B, 1]
         if self.options.allowed_log_probs:
             normaliser = allowed.normaliser
-        # Rules may have changed a logit; without rules a candidate's logit is the model's own.
-        own = allowed.own or self.unscored or self.options.allowed_log_probs
-        logits = best.logits[..., 0] if own else answer.logits_of(self.tokens)
-        log_probs = logits.astype(np.float64) - normaliser
         if self.options.alternatives:
             self.mark_absent(best)
+        if not self.unscored:
+            # Rules may have changed a logit; without rules a candidate's logit is the model's own.
+            own = allowed.own or self.options.allowed_log_probs
+            logits = best.logits[..., 0] if own else answer.logits_of(self.tokens)
+            log_probs = np.where(self.done[:, None], 0.0, logits.astype(np.float64) - normaliser)
+            self.log_probs[self.here, self.length - 1] = log_probs[:, 0]
         if self.done_count:
-            self.tokens[self.done], log_probs[self.done] = self.end, 0.0
+            self.tokens[self.done] = self.end
 
         self.chosen[self.here, self.length - 1] = self.tokens[:, 0]
-        self.log_probs[self.here, self.length - 1] = log_probs[:, 0]
         if self.options.alignments:
             self.attended[self.here, self.length - 1] = step.attention()[:, 0].argmax(axis=-1)
         last = self.length == self.options.max_length
