@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from seq2engine.export.artifact.bundle import Bundle
 
 from ..backends import QUANTISED
 from ..search.option_fields import LEAST_CANDIDATES
-from ..search.step_output import Candidates, Reduced, StepOutput
+from ..search.step_output import Candidates, Logits, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
 from ..threads import row_work
 from .binding import OrtState
@@ -322,4 +323,17 @@ def output_of_beam(output: StepOutput, beam: int) -> StepOutput:
     count = LEAST_CANDIDATES if output.raw.shape[-1] else best.tokens.shape[-1]
     found = Candidates(best.tokens[:, only, :count], best.logits[:, only, :count])
     reduced = Reduced(found, output.reduced.exp_sum[:, only])
-    return StepOutput(output.raw[:, only], reduced, output.shortlist)
+    raw = output.raw[:, only] if isinstance(output.raw, np.ndarray) else LogitsOfBeam(output.raw, beam)
+    return StepOutput(raw, reduced, output.shortlist)
+
+
+class LogitsOfBeam:
+    """The logits [B,1,W] of one beam of a step that may have to be computed again for them: only once they are asked
+    for."""
+
+    def __init__(self, logits: Logits, beam: int):
+        batch, _, width = logits.shape
+        self.logits, self.beam, self.shape = logits, beam, (batch, 1, width)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self.logits[:, self.beam : self.beam + 1][index]

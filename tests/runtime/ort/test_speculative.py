@@ -19,7 +19,7 @@ from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort import graphs
+from seq2engine.runtime.ort import binding, graphs
 from seq2engine.runtime.ort.drafting import FIRST, LONGEST, DraftLength
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.ort.speculative import PATIENCE, SpeculativeSession
@@ -314,3 +314,25 @@ def test_continuous_batching_with_speculative_decoding(sessions, batch):
     expected = [nbest[0].tokens for nbest in generate(plain, sources, options)]
     found = dict(translate_many(speculative, sources, options, batch))
     assert [found[row][0].tokens for row in range(len(sources))] == expected
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_a_verifying_step_is_not_computed_again_for_logits_that_nobody_reads(bundles, monkeypatch, scores):
+    repeated = []
+
+    class Watched(binding.RepeatedStep):
+        def __getitem__(self, index):
+            repeated.append(index)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(binding, "RepeatedStep", Watched)
+    with open_session(bundles["sinusoidal"], threads=1, draft=QUANTISED) as session:
+        assert isinstance(session, SpeculativeSession)
+        if not session.target.form.kernels:
+            pytest.skip("the kernel library is not built: without it a step outputs logits")
+        for source in sources_of(3):  # one by one: several rows are not drafted
+            generate(session, [source], SearchOptions(max_length=30, min_length=20, scores=scores))
+        assert session.length.steps, "drafts were verified"
+        assert not repeated
+        generate(session, sources_of(1), SearchOptions(max_length=9, min_length=9, repetition_penalty=1.3))
+        assert repeated, "a rule that reads logits"
