@@ -31,8 +31,8 @@ from .cases import Case
 
 BUFFERS = tuple(2**power for power in range(18, 29))  # bytes: 256 KB to 256 MB, more than any cache holds
 STEP = 2  # from one buffer to the next
-# Bytes read per measurement; smaller buffers are read repeatedly. Starting the threads takes some 0.1 ms: with a quarter
-# of it, memory of 80 GB/s was taken for one of 37.
+# Bytes read per measurement; smaller buffers are read repeatedly. Starting the threads takes some 0.1 ms: with a
+# quarter of it, memory of 80 GB/s was taken for one of 37.
 READ = 2**26
 SIZES = (512, 1024)  # sizes of square matmuls; the best one counts
 TRIES = 5

@@ -320,10 +320,12 @@ def output_of_beam(output: StepOutput, beam: int) -> StepOutput:
     only = slice(beam, beam + 1)
     assert output.reduced is not None
     best = output.reduced.candidates
-    count = LEAST_CANDIDATES if output.raw.shape[-1] else best.tokens.shape[-1]
+    stored = isinstance(output.raw, np.ndarray)
+    # A step with logits has a candidate more for every beam; one without has as many as the search asked for.
+    count = LEAST_CANDIDATES if stored and output.raw.shape[-1] else best.tokens.shape[-1]
     found = Candidates(best.tokens[:, only, :count], best.logits[:, only, :count])
     reduced = Reduced(found, output.reduced.exp_sum[:, only])
-    raw = output.raw[:, only] if isinstance(output.raw, np.ndarray) else LogitsOfBeam(output.raw, beam)
+    raw = output.raw[:, only] if stored else LogitsOfBeam(output.raw, beam)
     return StepOutput(raw, reduced, output.shortlist)
 
 

@@ -98,7 +98,8 @@ class Rules:
         if not answer.raw.shape[-1] or isinstance(answer.raw, np.ndarray):
             return not answer.raw.shape[-1]
         forced = not self.options.unscored and (self.forced_at(length, len(answer.candidates.tokens)) >= 0).any()
-        return not forced and 0 < self.options.best <= answer.candidates.tokens.shape[-1]
+        needed = self.options.greedy_candidates if self.options.unscored else self.options.best
+        return not forced and 0 < needed <= answer.candidates.tokens.shape[-1]
 
     def among(self, answer: StepOutput, length: int) -> StepOutput:
         """The same for an output that has only candidates, as many as the options need."""

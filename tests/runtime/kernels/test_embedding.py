@@ -1,4 +1,4 @@
-"""Rows of a table, scaled and with positions: the same bits as separate operators, from the table or its packed form."""
+"""Rows of a table, scaled and with positions: the bits of separate operators, from the table or its packed form."""
 
 from __future__ import annotations
 

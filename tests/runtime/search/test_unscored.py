@@ -16,7 +16,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import form_from_options, generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort.binding import candidates_of
+from seq2engine.runtime.ort.binding import RepeatedStep, candidates_of
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, Shortlist
@@ -234,3 +234,18 @@ def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monke
             worker = workers_for(session, 64, 64)[0]
             assert (shortcut_of(worker, options), shortcut_of(worker, listed)) == (wanted, 0)
             assert shortcut_of(session, options) == 1
+
+
+@pytest.mark.parametrize("options", [{"min_length": 6}, {"banned": ((5,),)}], ids=str)
+def test_no_step_is_computed_again_for_rules_that_candidates_suffice_for(options, bundles, monkeypatch):
+    repeated = []
+
+    def logits_again(self, index):
+        repeated.append(index)
+        return self.all[index]
+
+    monkeypatch.setattr(RepeatedStep, "__getitem__", logits_again)
+    with open_session(bundles["static"], threads=1) as session:
+        found = generate(session, sources_of(2), SearchOptions(max_length=9, scores=False, **options))
+    assert all(nbest[0].tokens for nbest in found)
+    assert not repeated
