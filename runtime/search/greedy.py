@@ -86,7 +86,9 @@ class GreedyState:
             # Rules may have changed a logit; without rules a candidate's logit is the model's own.
             own = allowed.own or self.options.allowed_log_probs
             logits = best.logits[..., 0] if own else answer.logits_of(self.tokens)
-            log_probs = np.where(self.done[:, None], 0.0, logits.astype(np.float64) - normaliser)
+            log_probs = logits.astype(np.float64) - normaliser
+            if self.done_count:
+                log_probs[self.done] = 0.0
             self.log_probs[self.here, self.length - 1] = log_probs[:, 0]
         if self.done_count:
             self.tokens[self.done] = self.end
