@@ -103,7 +103,8 @@ class StepShares:
 def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
     """Profiles steps in the middle of a decode, of greedy search without scores or of beam search."""
     model = model_from_bundle(bundle, precision)
-    with OrtSession(model) as session:
+    session = OrtSession(model)
+    with session:
         alone = median(run_steps(session, case))
     with tempfile.TemporaryDirectory() as folder:
         session = OrtSession(model, OrtSettings(profiled=Path(folder) / "nodes"))
