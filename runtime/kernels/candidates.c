@@ -75,17 +75,6 @@ static void rank_chunk(void *given, size_t chunk) {
     }
 }
 
-static void insert(float value, int64_t token, int wanted, int *count, float *best, int64_t *tokens) {
-    if (*count == wanted && !(value > best[wanted - 1])) return;
-    int place = *count < wanted ? (*count)++ : wanted - 1;
-    for (; place > 0 && value > best[place - 1]; place--) {
-        best[place] = best[place - 1];
-        tokens[place] = tokens[place - 1];
-    }
-    best[place] = value;
-    tokens[place] = token;
-}
-
 /* Not a number where a logit is none or infinite. Where nothing is above -inf, neither is the sum of e^x a number. */
 static float sum_of(const Call *call, size_t row, const float *best) {
     double sum = 0;
@@ -106,8 +95,8 @@ static int merged(const Call *call, size_t row, float *best, int64_t *tokens) {
     for (size_t chunk = 0; chunk < call->chunks; chunk++) { /* lower tokens first: of equal ones they stay in front */
         size_t place = chunk * call->rows + row;
         for (int i = 0; i < call->rankings[place].count; i++)
-            insert(call->best[place * wanted + (size_t)i], call->tokens[place * wanted + (size_t)i], call->wanted,
-                   &count, best, tokens);
+            place_best(call->best[place * wanted + (size_t)i], call->tokens[place * wanted + (size_t)i], -INFINITY,
+                       call->wanted, &count, best, tokens);
     }
     return count;
 }
@@ -178,7 +167,7 @@ static void settle_row(void *given, size_t row) {
     for (int i = 0; i < found; i++) least = t[i] < least ? t[i] : least;
     n = tokens_in_question(call, row, least, asked);
     exact_logits(call, row, asked, n, logits);
-    for (size_t i = 0; i < n; i++) insert(logits[i], asked[i], call->wanted, &count, best, tokens);
+    for (size_t i = 0; i < n; i++) place_best(logits[i], asked[i], -INFINITY, call->wanted, &count, best, tokens);
     double sum = 0;
     for (int i = 0; i < count; i++) sum += exp((double)best[i] - best[0]);
     for (; count < call->wanted; count++) best[count] = -INFINITY, tokens[count] = 0;

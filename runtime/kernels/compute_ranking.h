@@ -19,20 +19,6 @@ static void gathered_products(const float *x, size_t depth, const float *table, 
     }
 }
 
-/* Puts a logit among the best, if it is one of them: behind those that are as large. */
-INLINE void place_best(float value, int64_t token, float floor, int wanted, Ranking *state, float *best,
-                       int64_t *tokens) {
-    int full = state->count == wanted;
-    if (full ? !(value > best[wanted - 1]) : !(value >= floor)) return;
-    int place = full ? wanted - 1 : state->count++;
-    for (; place > 0 && value > best[place - 1]; place--) {
-        best[place] = best[place - 1];
-        tokens[place] = tokens[place - 1];
-    }
-    best[place] = value;
-    tokens[place] = token;
-}
-
 /* Bias and ranking of n logits from c on; `found` are those that may be among the best. */
 INLINE Floats rank_vector(float *logits, const float *bias, size_t c, size_t n, float bar, unsigned *found,
                           unsigned *bad) {
@@ -72,7 +58,7 @@ static void rank(float *logits, const float *bias, size_t first, size_t count, i
         for (size_t i = 0; any && i < VECTORS; i++)
             for (; found[i]; found[i] &= found[i] - 1) {
                 size_t column = c + i * W + (size_t)__builtin_ctz(found[i]);
-                place_best(logits[column], (int64_t)(first + column), floor, wanted, state, best, tokens);
+                place_best(logits[column], (int64_t)(first + column), floor, wanted, &state->count, best, tokens);
             }
     }
     float largest = vmost(most);

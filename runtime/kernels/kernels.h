@@ -51,6 +51,21 @@ typedef struct {
     int count, bad; /* bad: a logit was not a number, or infinite */
 } Ranking;
 
+/* Puts a logit among the `count` best so far, if it is one of the best: behind those that are as large. None is below
+   `floor`, and what is not a number is none. */
+static inline void place_best(float value, int64_t token, float floor, int wanted, int *count, float *best,
+                              int64_t *tokens) {
+    int full = *count == wanted;
+    if (full ? !(value > best[wanted - 1]) : !(value >= floor)) return;
+    int place = full ? wanted - 1 : (*count)++;
+    for (; place > 0 && value > best[place - 1]; place--) {
+        best[place] = best[place - 1];
+        tokens[place] = tokens[place - 1];
+    }
+    best[place] = value;
+    tokens[place] = token;
+}
+
 /* Of what rounding to int8 can change in a row's products with tokens. */
 typedef struct {
     float of_weights, of_rows;
