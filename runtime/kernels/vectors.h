@@ -40,11 +40,7 @@ static inline void vstore_part(float *p, Floats v, size_t n) {
 static inline Floats vfirst(Floats v, size_t n, Floats rest) {
     return _mm512_mask_mov_ps(rest, (__mmask16)((1u << n) - 1), v);
 }
-/* Which of the numbers are larger than x; the first n count. */
-static inline unsigned larger(Floats v, float x, size_t n) {
-    return _mm512_mask_cmp_ps_mask((__mmask16)((1u << n) - 1), v, vall(x), _CMP_GT_OQ);
-}
-/* Which are not less: x or more, or no number. */
+/* Which of the first n numbers are not less than x: x or more, or no number. */
 static inline unsigned reaching(Floats v, float x, size_t n) {
     return _mm512_mask_cmp_ps_mask((__mmask16)((1u << n) - 1), v, vall(x), _CMP_NLT_UQ);
 }
@@ -115,9 +111,6 @@ static inline float vmost(Floats a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-static inline unsigned larger(Floats v, float x, size_t n) {
-    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(v, vall(x), _CMP_GT_OQ)) & ((1u << n) - 1);
 }
 static inline unsigned reaching(Floats v, float x, size_t n) {
     return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(v, vall(x), _CMP_NLT_UQ)) & ((1u << n) - 1);
