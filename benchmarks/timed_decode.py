@@ -22,13 +22,14 @@ import numpy as np
 
 from seq2engine.runtime.generate import form_from_options, generate, prompts_of, start_of
 from seq2engine.runtime.model_options import measured_options
-from seq2engine.runtime.search.greedy_plan import GreedyPlan
+from seq2engine.runtime.search.beams_ahead import BeamsAhead
+from seq2engine.runtime.search.greedy_plan import ChosenTokens, GreedyPlan
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted, Hypothesis
 from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Session, State, StepForm
+from seq2engine.runtime.steps.tree_cache import TreeStep
 from seq2engine.runtime.threads import Workers
-from seq2engine.runtime.tree_cache import TreeStep
 
 from .cases import Case, Sources, audio_prompt
 
@@ -102,6 +103,14 @@ class WatchedSession:
     def choose(self, state: State, *inputs: Any) -> list[StepOutput]:
         with self.counted("step"):
             return self.session.choose(state, *inputs)
+
+    def choose_alone(self, state: State, *inputs: Any) -> ChosenTokens:
+        with self.counted("step"):
+            return self.session.choose_alone(state, *inputs)
+
+    def choose_beams(self, state: State, *inputs: Any) -> BeamsAhead:
+        with self.counted("step"):
+            return self.session.choose_beams(state, *inputs)
 
     def reserve(self, state: State, slots: int, form: StepForm) -> None:
         with self.counted("copies"):

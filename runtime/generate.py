@@ -13,15 +13,17 @@ from .model_options import options_from_session
 from .parallel import in_parallel
 from .requests import check_request
 from .search.alternatives import alternatives_search
-from .search.beam import beam_search
-from .search.greedy import greedy_search
+from .search.beam import beam_search, beam_search_ahead
+from .search.beams_ahead import runs_ahead
+from .search.greedy import greedy_search, planned_search
 from .search.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.options import SearchOptions
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
 from .session import Session, State, StepForm
-from .tree_cache import TreeStep
+from .steps.planned_step import PlannedStep
+from .steps.tree_cache import TreeStep
 
 
 def decode(
@@ -48,10 +50,11 @@ def decode_checked(
     prefixes: Sequence[Sequence[int]] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
     logits: bool = False,
+    followed: bool = True,
 ) -> Search:
-    """The same for a checked request, or a part of one."""
+    """The same for a checked request, or a part of one; `followed`: somebody reads its steps as they come."""
     state = session.encode(*encoder_inputs(sources, session.config))
-    return (yield from decode_encoded(session, state, sources, options, prefixes, prompts, logits))
+    return (yield from decode_encoded(session, state, sources, options, prefixes, prompts, logits, followed))
 
 
 def decode_encoded(
@@ -62,13 +65,22 @@ def decode_encoded(
     prefixes: Sequence[Sequence[int]] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
     logits: bool = False,
+    followed: bool = True,
 ) -> Search:
     """The same for sources that were encoded; their state may be decoded several times, one after another."""
     form = form_from_options(options, session.config, logits)
-    plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes)
+    plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes, followed)
+    if plan is not None and session.ahead is not None and session.ahead.undisturbed:
+        choosing = PlannedStep(session, state, len(sources), options.max_length, form, plan)
+        special, starts = special_of(session.config, options), starts_of(options, prefixes)
+        return (yield from planned_search(choosing, len(sources), special, options, starts))
     step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan, alike=True)
     if prompts or options.prompt:
         step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))
+    undisturbed = session.ahead is not None and session.ahead.undisturbed and not (followed or logits)
+    if undisturbed and not (prompts or options.prompt or prefixes) and runs_ahead(options):
+        special = special_of(session.config, options)
+        return (yield from beam_search_ahead(step, len(sources), special, options, sources))
     return (yield from search_over(step, sources, session.config, options, prefixes))
 
 
@@ -106,16 +118,31 @@ def special_of(config: ModelConfig, options: SearchOptions) -> Special:
 
 
 def plan_from_options(
-    session: Session, options: SearchOptions, batch: int, prefixes: Sequence[Sequence[int]] | None
+    session: Session,
+    options: SearchOptions,
+    batch: int,
+    prefixes: Sequence[Sequence[int]] | None,
+    followed: bool = True,
 ) -> GreedyPlan | None:
-    """The plan by which a session chooses tokens itself; None if it cannot, or not with these options."""
+    """The plan by which a session chooses tokens itself; None if it cannot, or not with these options, or should not,
+    as the decode is `followed`."""
     ahead, config = session.ahead, session.config
     if options.prompt:  # a plan counts from position 0
         return None
     if ahead is None or options.max_length > ahead.length or unserved(options, ahead.candidates):
         return None
+    if ahead.undisturbed and (followed or not chosen_among_candidates(options, config, prefixes)):
+        return None
     starts = starts_of(options, prefixes)
     return greedy_plan(options, special_of(config, options), starts, batch, config.target_vocab, ahead.length)
+
+
+def chosen_among_candidates(
+    options: SearchOptions, config: ModelConfig, prefixes: Sequence[Sequence[int]] | None
+) -> bool:
+    """Whether a step's candidates have every token that a plan chooses: a forced one needs none without a score."""
+    forced = any(prefixes or ()) or options.forced_start or options.forced_eos is not None
+    return options.candidates <= config.target_vocab and (options.unscored or not forced)
 
 
 def form_from_options(options: SearchOptions, config: ModelConfig, logits: bool = False) -> StepForm:
@@ -165,7 +192,7 @@ def generate(
     def part(worker: Session, numbers: list[int]) -> list[list[Hypothesis]]:
         own = None if prefixes is None else [prefixes[number] for number in numbers]
         fed = None if prompts is None else [prompts[number] for number in numbers]
-        return drain(decode_checked(worker, [rows[number] for number in numbers], options, own, fed))
+        return drain(decode_checked(worker, [rows[number] for number in numbers], options, own, fed, followed=False))
 
     found = in_parallel(session, rows, options.width, part, tokens_of)
     by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}

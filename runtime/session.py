@@ -18,7 +18,8 @@ from seq2engine.export.contract import attention_name
 from seq2engine.model.config import ModelConfig
 
 from .defaults import Defaults
-from .search.greedy_plan import GreedyPlan
+from .search.beams_ahead import BeamsAhead
+from .search.greedy_plan import ChosenTokens, GreedyPlan
 from .search.step_output import Shortlist, StepOutput
 from .threads import Workers
 
@@ -64,12 +65,15 @@ class Limits:
 class RunAhead:
     """How a session chooses tokens by itself, greedily: tokens between two waits of the host, and candidates per step.
 
-    A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers.
+    A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers. `undisturbed`: only for a
+    decode that nobody follows token by token, and to which no source is added: it may end early, for sources to leave,
+    and its cache may grow. Steps of beam search may be run ahead then, too.
     """
 
     tokens: int
     candidates: int
     length: int
+    undisturbed: bool = False
 
 
 class Session(AbstractContextManager["Session"], Protocol):
@@ -148,6 +152,30 @@ class Session(AbstractContextManager["Session"], Protocol):
         the plan, stays there; its outputs are meaningless.
         """
         raise SessionError(f"{self.backend} chooses no tokens by itself")
+
+    def choose_alone(
+        self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> ChosenTokens:
+        """The same where `ahead` is `undisturbed`, of at least one and at most `count` steps: it ends when sources
+        should leave the batch, or a logit is not finite."""
+        raise SessionError(f"{self.backend} chooses no tokens by itself")
+
+    def choose_beams(
+        self,
+        state: State,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        scores: np.ndarray,
+        end: int,
+        count: int,
+    ) -> BeamsAhead:
+        """Only where `ahead` is `undisturbed`: at most `count` steps of beam search, the first with the inputs of
+        `step`, but that the mask is without the slots it writes, and with the beams' `scores` [B,K]. It ends when the
+        cache is full, or with a step in which a candidate is the token `end` or a logit is not finite, or with the
+        last one."""
+        raise SessionError(f"{self.backend} runs no steps of beam search by itself")
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Keeps these sources [B'] (None: all) and of their caches these slots [B',L'] (None: as they are).

@@ -21,7 +21,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" is two cores, "
 WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones further threads pay for less
 CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
 SHARED = 15  # nodes of a layer that threads share: products, and those beside them that are large enough
-FUSED = 8  # the same with fused operators: six products, two attentions
+FUSED = 8  # the same with fused operators: six products, two attentions (and threads that stay together, if all are)
 TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
 SURE = 1.1  # the other way must be this many times as fast to be taken
 FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
@@ -72,11 +72,11 @@ class MachineSpeed:
     cached: tuple[float, float]  # and of weights that stay in the caches
     products: tuple[float, float]  # multiplications per second, for many rows
     chained: tuple[float, float]  # seconds of a small product among others: of one thread, and shared by all
+    fused: tuple[float, float]  # the same in a program of fused operators, if there are any here
 
-    @property
-    def region(self) -> float:
+    def region(self, fused: bool = False) -> float:
         """Seconds that a product costs beside its work where all threads share it."""
-        alone, shared = self.chained
+        alone, shared = self.fused if fused else self.chained
         return max(0.0, shared - alone / self.threads)
 
     def bandwidth(self, threads: int, size: int) -> float:
@@ -87,9 +87,9 @@ class MachineSpeed:
         one, most = self.products
         return one + (most - one) * (threads - 1) / max(1, self.threads - 1)
 
-    def sharing(self, threads: int) -> float:
+    def sharing(self, threads: int, fused: bool = False) -> float:
         """Threads start and meet as a tree: twice as many are one level more."""
-        return self.region * math.log2(threads) / math.log2(max(2, self.threads))
+        return self.region(fused) * math.log2(threads) / math.log2(max(2, self.threads))
 
 
 def derived_speed(threads: int) -> MachineSpeed:
@@ -101,21 +101,27 @@ def derived_speed(threads: int) -> MachineSpeed:
         (cached, cached * threads * 0.8),
         (products, products * threads),
         (small, small / threads + 2.2e-6 * max(1.0, math.log2(threads))),
+        (small, small / threads + 0.2e-6 * max(1.0, math.log2(threads))),
     )
 
 
 def step_seconds(
-    config: ModelConfig, rows: int, threads: int, speed: MachineSpeed, size: int = WEIGHT_BYTES, shared: int = SHARED
+    config: ModelConfig,
+    rows: int,
+    threads: int,
+    speed: MachineSpeed,
+    size: int = WEIGHT_BYTES,
+    fused: bool = False,
 ) -> float:
     """Seconds of a decoder step's products: weights are read or multiplied, whichever takes longer, and threads meet.
 
-    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32. Threads meet in `shared` nodes of
-    every layer.
+    `size` is that of a weight in bytes: int8 is multiplied twice as fast as fp32. Threads meet in some nodes of every
+    layer, fewer and sooner in those of `fused` operators.
     """
-    weights, regions = row_work(config), shared * config.decoder_layers + 1
+    weights, regions = row_work(config), (FUSED if fused else SHARED) * config.decoder_layers + 1
     reading = size * weights / speed.bandwidth(threads, size * weights)
     multiplying = rows * weights / speed.multiplications(threads) / (2 if size == 1 else 1)
-    return max(reading, multiplying) + regions * speed.sharing(threads)
+    return max(reading, multiplying) + regions * speed.sharing(threads, fused)
 
 
 def threads_for(config: ModelConfig, speed: MachineSpeed) -> int:
@@ -131,11 +137,11 @@ def is_small(config: ModelConfig) -> bool:
     return WEIGHT_BYTES * row_work(config) <= CACHED
 
 
-def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int, shared: int = SHARED) -> int:
+def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, size: int, fused: bool = False) -> int:
     """Rows from which on so many threads make a small model's step faster than one: products of fewer end before
     threads have met."""
     for rows in range(1, MOST_ROWS):
-        together, alone = (step_seconds(config, rows, count, speed, size, shared) for count in (threads, 1))
+        together, alone = (step_seconds(config, rows, count, speed, size, fused) for count in (threads, 1))
         if together < alone:
             return rows
     return MOST_ROWS

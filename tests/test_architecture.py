@@ -41,7 +41,7 @@ MOST_MODULES = 16  # in one folder, its __init__.py counted
 # the contract, the files of a bundle (manifest, passports, graphs), and what a session makes when it is opened: forms
 # of the bundle's graphs, and small graphs without weights that move its state on a device. Engines are built of the
 # latter as well, so they cannot be in runtime.
-SERVING_MAY = {"contract", "artifact", "forms", "kernel_forms", "ort_forms", "device_graphs"}
+SERVING_MAY = {"contract", "artifact", "forms", "ort_form", "kernel_forms", "ort_forms", "device_graphs"}
 # And these of model, none of which imports torch.
 SERVING_MODEL = ("model.config", "model.images", "model.pairs", "model.speech", "model.tokenizers")
 # The rooms that hold a model against its PyTorch reference, or run it.

@@ -21,7 +21,7 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
-from seq2engine.runtime.tree_cache import TreeStep
+from seq2engine.runtime.steps.tree_cache import TreeStep
 
 CASE = Case("8x4x32x32", batch=8, beam=4, source=32, target=32)
 

@@ -17,7 +17,7 @@ from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.serving.scheduler import Scheduler
 from seq2engine.runtime.serving.tickets import Request
 from seq2engine.runtime.session import Session
-from seq2engine.runtime.tree_cache import TreeStep
+from seq2engine.runtime.steps.tree_cache import TreeStep
 
 ROWS = 32
 Tokens = tuple[int, ...]

@@ -10,7 +10,8 @@ import numpy as np
 
 from seq2engine.model.config import ModelConfig
 from seq2engine.model.presets import PRESETS
-from seq2engine.runtime.ort.session import OrtSession
+from seq2engine.runtime.ort.graphs import OrtModel
+from seq2engine.runtime.ort.session import DEFAULT_SETTINGS, OrtSession, OrtSettings
 from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput
 from seq2engine.runtime.session import State
 
@@ -59,6 +60,10 @@ LENGTHS = {
 
 class RaggedSession(OrtSession):
     """Ends every output after 0.6 to 1.4 times its source's length, determined by the source's tokens."""
+
+    def __init__(self, model: OrtModel, settings: OrtSettings = DEFAULT_SETTINGS):
+        super().__init__(model, settings)
+        self.ahead = None  # outputs are ended between two steps
 
     def encode(self, source: np.ndarray, source_mask: np.ndarray) -> State:
         state = super().encode(source, source_mask)

@@ -19,7 +19,8 @@ import onnx
 from onnx import NodeProto, helper
 
 from ..contract import GraphSpec, TensorSpec
-from ..ort_forms.top_candidates import CANDIDATES, exp_nodes, path, top_node
+from ..ort_forms.interface import CANDIDATES
+from ..ort_forms.top_candidates import exp_nodes, path, top_node
 from .tiny_graph import tiny_graph
 
 LEAST = 8  # candidates of a beam: with four beams, three more than a search without rules reads

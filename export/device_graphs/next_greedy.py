@@ -27,11 +27,11 @@ import onnx
 from onnx import NodeProto, helper
 
 from ..contract import GraphSpec, TensorSpec
+from ..ort_forms.interface import RECORDED
 from .candidates import LAST, ONE, ZERO, candidate_nodes, constants_of, logits_of, node
 from .tiny_graph import tiny_graph
 
 BAN_ROWS = 4  # of `banned`: always, and also for the first free token, before the least length, and both
-RECORDED = ("top_logits", "chosen_logits", "exp_sums")  # besides the target; without scores only the first
 
 
 def next_greedy(

@@ -13,6 +13,7 @@ from ..contract import GraphSpec, TensorSpec
 OPSET = 20  # of the growing cache; no op here is younger
 ELEMENT = {
     "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
     "float16": TensorProto.FLOAT16,
     "bfloat16": TensorProto.BFLOAT16,
     "int64": TensorProto.INT64,

@@ -1,7 +1,7 @@
 """The embedding of tokens, scaled and with positions, as one operator.
 
     tokens [B,Q] -> Gather(table [V,D]) -> Mul(factor) -> Add -> x [B,Q,D]
-    place        -> Gather(positions [P,D]) -------------/
+    place        -> Gather(positions [P,D]) -------------/       (Shape -> Range -> place: counted by the operator)
     becomes
     tokens, table, positions, place -> Embedding -> x
 
@@ -18,7 +18,16 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from . import ops
-from .graph_view import Fusion, GraphView, Mismatch, attributes_of, drop_unread_nodes, replace_fused, require
+from .graph_view import (
+    Fusion,
+    GraphView,
+    Mismatch,
+    attributes_of,
+    check_attributes,
+    drop_unread_nodes,
+    replace_fused,
+    require,
+)
 from .weights import stored_weight
 
 
@@ -73,10 +82,29 @@ def positions(view: GraphView, end: str, width: int) -> tuple[list[NodeProto], d
     table, place = lookup.input
     weight = view.weights.get(table)
     require(weight is not None and weight.data_type == TensorProto.FLOAT and list(weight.dims[1:]) == [width])
-    try:
-        widened = view.maker(place, "Unsqueeze")
-        require(view.ints(widened.input[1]) == [1] and view.ranks.get(widened.input[0]) == 1)
-        place = widened.input[0]
-    except Mismatch:
-        pass  # it has an axis for the tokens
+    for shorter in (of_sources, of_columns):
+        try:
+            place = shorter(view, place)
+            break
+        except Mismatch:
+            pass  # it has an axis for the tokens
     return [lookup, add], {"positions": table, "place": place}
+
+
+def of_sources(view: GraphView, place: str) -> str:
+    """A place [B] for all tokens of a source, as it is before it gets an axis of its own."""
+    widened = view.maker(place, "Unsqueeze")
+    require(view.ints(widened.input[1]) == [1] and view.ranks.get(widened.input[0]) == 1)
+    return widened.input[0]
+
+
+def of_columns(view: GraphView, place: str) -> str:
+    """Nothing, where places are 0, 1, 2, ... of all columns of an input [B,S]."""
+    widened = view.maker(place, "Unsqueeze")
+    counted = view.maker(widened.input[0], "Range")
+    first, end, step = counted.input
+    require(view.ints(widened.input[1]) == [0] and view.ints(first) == [0] and view.ints(step) == [1])
+    shape = view.maker(view.maker(end, "Squeeze").input[0], "Shape")
+    check_attributes(shape, start=1, end=2)
+    require(view.ranks.get(shape.input[0]) == 2)
+    return ""

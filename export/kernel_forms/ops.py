@@ -18,6 +18,8 @@ LINEAR, LINEAR_INT8 = "Linear", "LinearInt8"
 SELF_ATTENTION, CROSS_ATTENTION, ENCODER_ATTENTION = "SelfAttention", "CrossAttention", "EncoderAttention"
 CANDIDATES, CANDIDATES_INT8 = "Candidates", "CandidatesInt8"
 EMBEDDING, EMBEDDING_INT8 = "Embedding", "EmbeddingInt8"
+SOURCE_HEADS = "SourceHeads"
+PROGRAMS = STEP_PROGRAM, ENCODER_PROGRAM = "StepProgram", "EncoderProgram"  # program.py
 RELU, GELU, SILU = "relu", "gelu", "silu"  # values of the attribute `activation`; "" is none
 
 
@@ -111,14 +113,16 @@ def candidates(
     smoothing: str = "",
     by_rows: bool,
     screened: bool,
+    words: bool = False,
     steps: Steps = SIGNED,
 ) -> NodeProto:
     """`outputs`: logits, exp_sum, best_logits and best_tokens; int8 where there is a `scale` of the table.
 
     `by_rows`: the table is [V,D], else [D,V]. `screened`: a float table has an int8 copy that finds the best tokens.
+    `words`: it has one in 16 bits where sums are asked for as well.
     """
     inputs = [x, table, scale, bias, wanted, smoothing]
-    own: dict[str, Any] = steps_of(steps) if scale else {"screened": int(screened)}
+    own: dict[str, Any] = steps_of(steps) if scale else {"screened": int(screened), "words": int(words)}
     return node(CANDIDATES_INT8 if scale else CANDIDATES, inputs, outputs, name, by_rows=int(by_rows), **own)
 
 
@@ -135,10 +139,15 @@ def embedding(
 ) -> NodeProto:
     """table[tokens] * factor + positions[place]; int8 where there is a `scale` of the table's rows.
 
-    `place` are the rows of `positions` for tokens [B,Q]: [B or 1, Q or 1], or [B].
+    `place` are the rows of `positions` for tokens [B,Q]: [B or 1, Q or 1], or [B]; "": the tokens' columns.
     """
     inputs = [tokens, table, scale, positions, place]
     return node(EMBEDDING_INT8 if scale else EMBEDDING, inputs, [output], name, factor=float(factor))
+
+
+def source_heads(name: str, outputs: Sequence[str], *, kv: str, heads: int, transposed: bool) -> NodeProto:
+    """`outputs`: keys and values [B,H,S,E] of kv [B,S,2HE]. `transposed`: keys are [B,H,E,S]."""
+    return node(SOURCE_HEADS, [kv], outputs, name, heads=heads, transposed=int(transposed))
 
 
 def steps_of(steps: Steps) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The chain of passes by which a session that has the kernel library gets its graphs.
 
-    encoder       attentions -> products -> embedding
+    encoder       attentions -> products -> embedding -> heads of the source
     decoder step  attentions -> vocabulary -> products -> embedding
     both          -> int8 forms of ort_forms for what no operator reads -> unread weights
 
@@ -21,6 +21,7 @@ from . import ops
 from .attention import fuse_attentions
 from .embedding import fuse_embeddings
 from .linear import fuse_products
+from .source_heads import fuse_source_heads
 from .vocabulary import fits, fuse_vocabulary
 
 VERSIONS = {ops.DOMAIN: ops.VERSION, CONTRIB: 1}  # domains beside ONNX's own
@@ -55,11 +56,12 @@ def kernel_layers(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def kernel_encoder(model: onnx.ModelProto) -> onnx.ModelProto:
-    """An encoder in fp32 or w8a8 -> the same with fused attentions and products."""
+    """An encoder in fp32 or w8a8 -> the same with fused attentions, products and heads of the source."""
     made = copy_of(model)
     fuse_attentions(made.graph)
     fuse_products(made)
     fuse_embeddings(made.graph)
+    fuse_source_heads(made.graph)
     return finished(made)
 
 

@@ -10,6 +10,7 @@ exp_sum over the vocabulary. A table in int8 makes CandidatesInt8.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from ..audit import axes_of
 from ..ort_forms.int8_matmul import SIGNED, Steps, activations_of
-from ..ort_forms.screened_argmax import WANTED
-from ..ort_forms.top_candidates import CANDIDATES
+from ..ort_forms.interface import CANDIDATES, WANTED
 from . import ops
 from .graph_view import Fusion, GraphView, Mismatch, check_attributes, drop_unread_nodes, replace_fused, require
 from .linear import smoothing_of
@@ -27,6 +27,9 @@ from .shapes import shapes_of
 from .weights import StoredWeight, stored_weight
 
 LOGITS = "logits"
+WORTH_WORDS = (
+    8_000_000  # numbers of a table: 32 MB in fp32 are more than most caches hold, from which words gain nothing
+)
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ def fits(model: onnx.ModelProto) -> bool:
 def fuse_vocabulary(model: onnx.ModelProto, *, screened: bool) -> None:
     """Replaces the output projection of a decoder step, in place; another one stays as it is, without candidates.
 
-    `screened`: a float table by rows has an int8 copy, by which the library finds the tokens to multiply exactly.
+    `screened`: a float table by rows has an int8 copy, by which the library finds the tokens to multiply exactly; and
+    one in 16 bits where sums are asked for as well, if it is large.
     """
     found = projection_of(model)
     if found is None:
         return
+    screened = screened and found.by_rows
     made = ops.candidates(
         found.name,
         [LOGITS, *(tensor.name for tensor in CANDIDATES)],
@@ -66,7 +71,8 @@ def fuse_vocabulary(model: onnx.ModelProto, *, screened: bool) -> None:
         wanted=WANTED.name,
         smoothing=found.smoothing,
         by_rows=found.by_rows,
-        screened=screened and found.by_rows,
+        screened=screened,
+        words=screened and math.prod(found.weight.dims) >= WORTH_WORDS,
         steps=found.steps,
     )
     replace_fused(model.graph, [Fusion(found.nodes, made)])

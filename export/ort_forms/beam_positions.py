@@ -8,22 +8,13 @@ tokens before it. Everything after the positions broadcasts over beams anyway.
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx
 from onnx import helper
 
 from seq2engine.errors import ExportError
 
-from ..contract import GraphSpec, TensorSpec
 from ..graph_index import copy_of, rename_inputs, replace_nodes
-
-POSITION = TensorSpec("position", "int64", ("B", "K"))
-
-
-def spec_with_beam_positions(spec: GraphSpec) -> GraphSpec:
-    inputs = tuple(POSITION if tensor.name == POSITION.name else tensor for tensor in spec.inputs)
-    return dataclasses.replace(spec, inputs=inputs)
+from .interface import POSITION
 
 
 def beam_positions(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -25,13 +25,13 @@ from ..artifact.graph_files import array_of
 from ..graph_index import copy_of, drop_unread_weights, makers_of, names_read, replace_nodes
 from . import narrow_table as narrowing
 from .int8_matmul import CONTRIB
+from .interface import CANDIDATES, STATES
 from .narrow_table import NarrowTable
-from .top_candidates import CANDIDATES, vocab_of
+from .top_candidates import vocab_of
 
 BLOCKS = (128, 64, 32, 16)  # inputs that share a scale: the first that divides their number
 LEAST = 16_384  # numbers of a weight; a smaller one stays as it is
 WORTH_NARROWING = 16_000_000  # numbers of a table, 8 MB in 4 bits: reading it is a part of a draft that one notices
-STATES = "states"
 REFINED = 16  # roughly best tokens that are multiplied again
 ROWS = 2048  # of a weight that are packed at a time: what is in between would be larger than the weight
 INT8_SUMS = 4  # accuracy level of MatMulNBits: activations are rounded to int8, too

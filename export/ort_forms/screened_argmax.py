@@ -25,19 +25,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from seq2engine.model.config import ModelConfig
-
 from ..artifact.graph_files import array_of
-from ..contract import TensorSpec
 from ..graph_index import copy_of, makers_of, replace_nodes
 from ..precision.quantise import quantised, scheme_of
 from . import int8_matmul as row_products
-from .top_candidates import CANDIDATES
+from .interface import CANDIDATES, MOST, WANTED
 from .top_candidates import path as candidate_path
 
-WANTED = TensorSpec("wanted", "int64", (1,))
-WORTH_IT = 2_000_000  # elements of a table from which on screening pays
-MOST = 16  # most tokens that can be asked for: this many are always candidates, even where logits are not finite
 ULP = 2.0**-24
 BLOCK = 2048  # tokens whose rows are rounded at a time
 
@@ -81,12 +75,6 @@ def screened_graph(model: onnx.ModelProto, folder: Path, complete: bool = True) 
     if all(opset.domain != row_products.CONTRIB for opset in made.opset_import):
         made.opset_import.append(helper.make_opsetid(row_products.CONTRIB, 1))
     return made
-
-
-def worth_screening(config: ModelConfig, precision: str) -> bool:
-    """In fp32 only for a table shared with the embedding, which is stored row by row, so single rows are read fast."""
-    fits = precision == "w8a8" or (precision == "fp32" and config.tie_output)
-    return fits and config.target_vocab * config.d_model >= WORTH_IT
 
 
 def path(name: str) -> str:

@@ -21,19 +21,12 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from seq2engine.errors import ExportError
 
 from ..audit import axes_of
-from ..contract import TensorSpec
 from ..graph_index import copy_of, names_read
+from .interface import CANDIDATES, COUNT
 
 BLOCK = 128  # elements of a partial sum: ONNX Runtime adds sequentially; over 32,000 elements the error is 3e-6
 BLOCKS = (64, 512)  # the least and the most elements of a partial sum that divide the vocabulary
 ALIGNED = 16  # numbers in 64 bytes: in unaligned rows, the last bit of sums depends on the row
-
-CANDIDATES = (
-    TensorSpec("exp_sum", "float32", ("B", "K")),
-    TensorSpec("best_logits", "float32", ("B", "K", "C")),
-    TensorSpec("best_tokens", "int64", ("B", "K", "C")),
-)
-COUNT = TensorSpec("candidate_count", "int64", (1,))
 
 
 def candidate_graph(

@@ -9,33 +9,14 @@ not scaled: so q is scaled before it is cut into heads. A form for ONNX Runtime 
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx
 from onnx import NodeProto, helper
 
 from seq2engine.errors import ExportError
 
 from ..audit import axes_of
-from ..contract import GraphSpec, TensorSpec
 from ..graph_index import copy_of, makers_of, replace_nodes
-
-KEYS = "cross_k."
-TRANSPOSED = [0, 1, 3, 2]
-
-
-def specs_with_transposed_keys(specs: dict[str, GraphSpec]) -> dict[str, GraphSpec]:
-    """What goes into and comes out of the two graphs in this form."""
-
-    def transposed(tensor: TensorSpec) -> TensorSpec:
-        if not tensor.name.startswith(KEYS):
-            return tensor
-        return dataclasses.replace(tensor, axes=tuple(tensor.axes[axis] for axis in TRANSPOSED))
-
-    return {
-        name: GraphSpec(spec.name, tuple(map(transposed, spec.inputs)), tuple(map(transposed, spec.outputs)))
-        for name, spec in specs.items()
-    }
+from .interface import KEYS, TRANSPOSED
 
 
 def transposed_keys(model: onnx.ModelProto) -> onnx.ModelProto:

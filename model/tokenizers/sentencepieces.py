@@ -18,6 +18,7 @@ from seq2engine.errors import RequestError, missing_package
 
 from .base import ABOUT
 from .languages import language_among
+from .vocabulary import Vocabulary
 
 # Where a source's language token goes: before the text, after the end token, or before the text but naming the language
 # to translate into, so that a user may also write it there as >>fra<< and the decoder needs none.
@@ -30,17 +31,18 @@ class PieceTable:
     """One side of a tokenizer: a SentencePiece model, and the ids of the pieces it cuts a text into."""
 
     model: bytes = field(repr=False)
-    ids: dict[str, int] = field(repr=False)  # of text only; special tokens are not in it, so they decode to nothing
+    ids: Mapping[str, int] = field(repr=False)  # of text only; special tokens are not in it, so they decode to nothing
     unknown: int
     end: int
     processor: Any = field(init=False, compare=False, repr=False)
-    pieces: dict[int, str] = field(init=False, compare=False, repr=False)
+    vocabulary: Vocabulary = field(init=False, compare=False, repr=False)
     sentinels: frozenset[str] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "processor", processor_from_bytes(self.model))
-        object.__setattr__(self, "pieces", {i: piece for piece, i in self.ids.items()})
         object.__setattr__(self, "sentinels", frozenset(sentinels_among(self.ids)))
+        object.__setattr__(self, "vocabulary", Vocabulary(self.ids))
+        object.__setattr__(self, "ids", self.vocabulary)
 
     def encode(self, text: str) -> list[int]:
         return [self.ids.get(piece, self.unknown) for piece in self.cut(text)]
@@ -66,7 +68,9 @@ class PieceTable:
         return list(dict.fromkeys(found))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.processor.decode_pieces([self.pieces[i] for i in ids if i in self.pieces])
+        text: str = self.processor.decode_pieces(
+            [piece for piece in map(self.vocabulary.piece, ids) if piece is not None]
+        )
         return text.replace("▁", " ").strip()  # pieces of the other side's model are returned unchanged
 
 
@@ -126,7 +130,7 @@ class SentencePieceTokenizer:
     def names(self, table: PieceTable, ids: Sequence[int]) -> list[str]:
         """Pieces, and what else has a name; other special tokens are shown by their number."""
         special = {table.unknown: "<unk>", table.end: "</s>", **{i: name for name, i in self.languages.items()}}
-        return [table.pieces.get(i) or special.get(i, f"<{i}>") for i in ids]
+        return [table.vocabulary.piece(i) or special.get(i, f"<{i}>") for i in ids]
 
     def write(self, folder: Path) -> None:
         about: dict[str, Any] = {
@@ -139,7 +143,9 @@ class SentencePieceTokenizer:
         for name, table in sides.items():
             about[name] = {"unknown": table.unknown, "end": table.end}
             (folder / f"{name}.spm").write_bytes(table.model)
-            (folder / f"{name}.json").write_text(json.dumps(table.ids, ensure_ascii=False) + "\n", encoding="utf-8")
+            (folder / f"{name}.json").write_text(
+                json.dumps(dict(table.ids), ensure_ascii=False) + "\n", encoding="utf-8"
+            )
         (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
@@ -162,7 +168,7 @@ def processor_from_bytes(model: bytes) -> Any:
 def table_from_file(path: Path, ids: Mapping[str, int], unknown: int, end: int) -> PieceTable:
     """A table of a SentencePiece model file; one that cannot be read is a ValueError that names it."""
     try:
-        return PieceTable(read_regular(path), dict(ids), unknown, end)
+        return PieceTable(read_regular(path), ids, unknown, end)
     except RuntimeError as error:
         raise ValueError(f"{path.name} is not a complete SentencePiece model") from error
 

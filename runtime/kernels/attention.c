@@ -72,8 +72,8 @@ static void self_part(void *given, size_t part) {
     }
 }
 
-static size_t groups_of(size_t sources, size_t heads, size_t work) {
-    size_t most = work / LEAST_WORK, wanted = (8 + sources - 1) / sources;
+static size_t groups_of(const void *context, size_t sources, size_t heads, size_t work) {
+    size_t most = work / least_work(context), wanted = (8 + sources - 1) / sources;
     if (sources * wanted > most) wanted = most / sources;
     if (wanted > heads) wanted = heads;
     return wanted ? wanted : 1;
@@ -81,7 +81,7 @@ static size_t groups_of(size_t sources, size_t heads, size_t work) {
 
 /* What is too little for several threads is done by one. */
 static Status run_parts(void *context, void (*body)(void *, size_t), size_t parts, size_t work, Call *call) {
-    if (work >= 2 * LEAST_WORK) return in_parallel(context, body, parts, call);
+    if (work >= 2 * least_work(context)) return in_parallel(context, body, parts, call);
     for (size_t i = 0; i < parts; i++) body(call, i);
     return NULL;
 }
@@ -113,7 +113,7 @@ static Status compute_self(void *kernel, void *context) {
     if (call.new_keys != keys.data) memcpy(call.new_keys, keys.data, keys.count * sizeof(float));
     if (call.new_values != values.data) memcpy(call.new_values, values.data, values.count * sizeof(float));
     size_t work = 2 * mask.count * call.heads * call.width;
-    call.groups = groups_of((size_t)qkv.dims[0] ? (size_t)qkv.dims[0] : 1, call.heads, work);
+    call.groups = groups_of(context, (size_t)qkv.dims[0] ? (size_t)qkv.dims[0] : 1, call.heads, work);
     Status failed = run_parts(context, self_part, (size_t)qkv.dims[0] * call.groups, work, &call);
     if (!failed && call.failed) return error_of("SelfAttention: write_index is out of the cache");
     return failed;
@@ -181,7 +181,7 @@ static Status compute_cross(void *kernel, void *context) {
     int64_t dims[] = {q.dims[0], values.dims[1], q.dims[1], values.dims[2]};
     call.weights = output_of(context, 1, dims, 4);
     size_t work = 2 * values.count * call.beams;
-    call.groups = groups_of((size_t)q.dims[0] ? (size_t)q.dims[0] : 1, call.heads, work);
+    call.groups = groups_of(context, (size_t)q.dims[0] ? (size_t)q.dims[0] : 1, call.heads, work);
     return run_parts(context, cross_part, (size_t)q.dims[0] * call.groups, work, &call);
 }
 

@@ -1,9 +1,14 @@
 /* Candidates, CandidatesInt8: the product with the output table, the best tokens of every row and the sum of its
    softmax.
 
-   Logits are made a block of tokens at a time, ranked while they are in the cache, and stored only where they are asked
-   for. A screened table in float is multiplied in int8 first: the error of that is bounded, so only the few tokens that
-   can be among the best are multiplied exactly. Parts do not depend on threads or rows, so neither do sums. */
+   Logits are made a block of tokens at a time, ranked while they are in the cache, and stored only where they are
+   asked for. A screened table in float is multiplied roughly first: in int8, or in 16 bits where sums are asked for.
+   The error of that is bounded, so only tokens that can be among the best are multiplied exactly, and those that have
+   more than a small share of the sum. Of the others none has much of it, and their errors are independent of each other
+   (packing.c), so they hardly add up.
+
+   Parts do not depend on threads or rows, so neither do sums. Threads tell each other what they have found, so that
+   less is looked at; results do not depend on it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,15 +17,38 @@
 
 enum { X, TABLE, SCALE, BIAS, WANTED, SMOOTHING };
 enum { CHUNK = 1024, BLOCK = 256 }; /* tokens of a part, and of a tile of it */
-enum { MOST_SCREENED = 16, SCREENED_ROWS = 32 /* rows whose rough logits are kept at a time */ };
+enum { MOST_SCREENED = 16, FEW_ROWS = 8, LISTS = CHUNK / BLOCK };
 static const float ULP = 0x1p-24f;
+static const float LOG_SHARE = -6.9314718f; /* of 1/1024: tokens that have as much of a sum are exact */
+static const float LARGE = 1e30f;      /* of a row: its products may overflow in steps, where they do not in floats */
+static const float MOST_IN_SUM = 1.0f; /* that a logit of a sum may err by in words; OPUS-MT has 0.002 */
 
 typedef struct {
-    Weights weights, screening;
+    Weights weights, screening, words;
     Steps steps;
-    int stored_int8, by_rows, screened;
+    int stored_int8, by_rows, screened, in_words;
     float *wide; /* [V], of screening: what the rounding of a bias can change */
 } Candidates;
+
+/* Tokens of a chunk that may be multiplied exactly, with their rough logits. */
+typedef struct {
+    int32_t token;
+    float rough;
+} Kept;
+
+typedef struct {
+    Kept *tokens;
+    size_t count, room;
+    size_t *ends; /* [LISTS, M]: where those of a block and row end */
+} KeptList;
+
+/* What is known of a row while it is screened. */
+typedef struct {
+    Bounds bounds;
+    int bounded; /* else all of its tokens are multiplied exactly */
+    float least; /* so many as are wanted have this exact logit or more */
+    float total; /* log of the sum of e^logit, over the chunks so far */
+} Row;
 
 typedef struct {
     Candidates *op;
@@ -34,7 +62,8 @@ typedef struct {
     float *best;       /* [chunks, M, wanted] */
     int64_t *tokens;   /* the same */
     float *floors;     /* [M], that a logit must reach to be among the best: so many are as large in a chunk before */
-    float *rough;      /* [M,V], of screening */
+    Row *screened;     /* [M], or NULL */
+    KeptList *kept;    /* [chunks] */
     float *out_logits, *out_best, *out_sum;
     int64_t *out_tokens;
 } Call;
@@ -45,34 +74,110 @@ static void products(const Call *call, size_t first, size_t end, float *y, size_
     size_t panel = first / PANEL, last = (end + PANEL - 1) / PANEL;
     if (call->rounded.steps)
         kernels->int8_panels(&call->rounded, call->rows, &weights->int8, panel, last, y, stride);
+    else if (weights->form == WORD_PANELS)
+        kernels->word_panels(call->x, call->rows, &weights->words, panel, last, y, stride);
     else
         kernels->float_panels(call->x, call->rows, call->depth, weights->floats, call->vocab, panel, last, y, stride);
 }
 
-/* Ranks some logits of a row among those of its chunk. Threads read and raise a row's floor as it comes: whichever they
-   find, what is left out is not among the best, so the result is the same. */
-static void rank_row(const Call *call, size_t chunk, size_t row, float *logits, size_t first, size_t count) {
-    size_t place = chunk * call->rows + row, wanted = (size_t)call->wanted;
-    float floor, *best = call->best + place * wanted;
-    __atomic_load(&call->floors[row], &floor, __ATOMIC_RELAXED);
-    kernels->rank(logits, call->bias ? call->bias + first : NULL, first, count, call->wanted, call->summed, floor,
-                  &call->rankings[place], best, call->tokens + place * wanted);
-    if (call->rankings[place].count == call->wanted && best[wanted - 1] > floor)
-        __atomic_store(&call->floors[row], &best[wanted - 1], __ATOMIC_RELAXED);
+/* At least the difference between a token's rough and exact logit. */
+static float bound_of(const Bounds *bounds, int64_t token) {
+    float bound = bounds->of_weights * bounds->wrong[token] + bounds->of_rows * bounds->norms[token];
+    return bounds->wide ? bound + bounds->wide[token] : bound;
 }
 
+/* So many tokens of the vocabulary as are wanted have this exact logit or more. */
+static void raise_least(Row *row, const float *best, const int64_t *tokens, size_t wanted) {
+    float least = best[0], before;
+    for (size_t i = 0; i < wanted; i++) least = fminf(least, best[i] - bound_of(&row->bounds, tokens[i]));
+    __atomic_load(&row->least, &before, __ATOMIC_RELAXED);
+    if (least > before) __atomic_store(&row->least, &least, __ATOMIC_RELAXED);
+}
+
+/* Ranks some logits of a row among those of its chunk; returns the largest. Threads read and raise a row's floor as it
+   comes: whichever they find, what is left out is not among the best, so the result is the same. */
+static float rank_row(const Call *call, size_t chunk, size_t row, float *logits, size_t first, size_t count) {
+    size_t place = chunk * call->rows + row, wanted = (size_t)call->wanted;
+    float floor, largest, *best = call->best + place * wanted;
+    const float *scale = call->weights->form == WORD_PANELS ? call->weights->scale + first : NULL;
+    int64_t *tokens = call->tokens + place * wanted;
+    __atomic_load(&call->floors[row], &floor, __ATOMIC_RELAXED);
+    largest = kernels->rank(logits, scale, call->bias ? call->bias + first : NULL, first, count, call->wanted,
+                            call->summed, floor, &call->rankings[place], best, tokens);
+    if (call->rankings[place].count == call->wanted && best[wanted - 1] > floor) {
+        __atomic_store(&call->floors[row], &best[wanted - 1], __ATOMIC_RELAXED);
+        if (call->screened) raise_least(&call->screened[row], best, tokens, wanted);
+    }
+    return largest;
+}
+
+/* Adds tokens to those of a chunk that are kept. */
+static void keep_tokens(KeptList *list, const int64_t *tokens, size_t count, const float *rough, size_t first) {
+    if (list->count + count > list->room) {
+        list->room = 2 * (list->count + count);
+        list->tokens = realloc(list->tokens, list->room * sizeof(Kept));
+        if (!list->tokens) abort();
+    }
+    for (size_t i = 0; i < count; i++)
+        list->tokens[list->count++] = (Kept){(int32_t)tokens[i], rough[(size_t)tokens[i] - first]};
+}
+
+/* Keeps the tokens of a block that the whole vocabulary may not rule out. What is known of the sum is no more than all
+   of it; the part of 0.0001 is more than rounding may have added. */
+static void keep_block(const Call *call, size_t chunk, size_t first, size_t count, const float *rough, size_t stride,
+                       const float *largest) {
+    KeptList *list = &call->kept[chunk];
+    const Bounds *any = &call->screened->bounds;
+    float wrong = kernels->largest(any->wrong + first, count), norm = kernels->largest(any->norms + first, count);
+    float wide = any->wide ? kernels->largest(any->wide + first, count) : 0;
+    int64_t found[BLOCK];
+    for (size_t r = 0; r < call->rows; r++, rough += stride) {
+        Row *row = &call->screened[r];
+        float t, total, of_chunk = call->rankings[chunk * call->rows + r].largest;
+        __atomic_load(&row->least, &t, __ATOMIC_RELAXED);
+        __atomic_load(&row->total, &total, __ATOMIC_RELAXED);
+        total = fmaxf(total, of_chunk);
+        if (call->summed) t = fminf(t, total + LOG_SHARE - 1e-4f * (1 + fabsf(total)));
+        if (row->bounded && !(largest[r] + row->bounds.of_weights * wrong + row->bounds.of_rows * norm + wide < t))
+            keep_tokens(list, found, kernels->reaching_tokens(rough, first, count, &row->bounds, t, found), rough,
+                        first);
+        list->ends[first % CHUNK / BLOCK * call->rows + r] = list->count;
+    }
+}
+
+/* Adds a chunk to what is known of a row's sum, unless it hardly changes that. */
+static void add_chunk(Row *row, const Ranking *chunk) {
+    float sum, before;
+    __atomic_load(&row->total, &before, __ATOMIC_RELAXED);
+    if (!(chunk->largest > -INFINITY && chunk->largest > before - 16)) return;
+    float added = chunk->largest + logf(chunk->sum);
+    do sum = fmaxf(before, added) + log1pf(expf(-fabsf(before - added)));
+    while (!__atomic_compare_exchange(&row->total, &before, &sum, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+/* Ranks a block of tokens whose logits are in y. */
+static void rank_block(const Call *call, size_t chunk, size_t first, size_t count, float *y, size_t stride) {
+    float *largest = scratch(SCORES, call->rows * sizeof(float));
+    for (size_t r = 0; r < call->rows; r++) largest[r] = rank_row(call, chunk, r, y + r * stride, first, count);
+    if (call->screened) keep_block(call, chunk, first, count, y, stride, largest);
+}
+
+/* Few rows are multiplied with a chunk in one go, as what comes next is brought to the cache within a product only. */
 static void rank_chunk(void *given, size_t chunk) {
     Call *call = given;
     size_t end = (chunk + 1) * CHUNK < call->vocab ? (chunk + 1) * CHUNK : call->vocab;
-    float *tile = call->logits ? NULL : scratch(TILE, call->rows * BLOCK * sizeof(float));
-    size_t stride = call->logits ? call->vocab : BLOCK;
+    size_t width = call->rows <= FEW_ROWS ? CHUNK : BLOCK, stride = call->logits ? call->vocab : width;
+    float *tile = call->logits ? NULL : scratch(TILE, call->rows * width * sizeof(float));
     for (size_t r = 0; r < call->rows; r++) call->rankings[chunk * call->rows + r] = (Ranking){.largest = -INFINITY};
-    for (size_t first = chunk * CHUNK; first < end; first += BLOCK) {
-        size_t count = end - first < BLOCK ? end - first : BLOCK;
+    for (size_t first = chunk * CHUNK; first < end; first += width) {
+        size_t last = end - first < width ? end : first + width;
         float *y = call->logits ? call->logits + first : tile;
-        products(call, first, first + count, y, stride);
-        for (size_t r = 0; r < call->rows; r++) rank_row(call, chunk, r, y + r * stride, first, count);
+        products(call, first, last, y, stride);
+        for (size_t at = first; at < last; at += BLOCK)
+            rank_block(call, chunk, at, last - at < BLOCK ? last - at : BLOCK, y + at - first, stride);
     }
+    for (size_t r = 0; call->screened && call->summed && r < call->rows; r++)
+        add_chunk(&call->screened[r], &call->rankings[chunk * call->rows + r]);
 }
 
 /* Not a number where a logit is none or infinite. Where nothing is above -inf, neither is the sum of e^x a number. */
@@ -116,64 +221,108 @@ static void exact_logits(const Call *call, size_t row, const int64_t *tokens, si
     for (size_t i = 0; call->bias && i < count; i++) logits[i] += call->bias[tokens[i]];
 }
 
-/* Rough logits of one chunk, and which are the best of them. */
-static void screen_chunk(void *given, size_t chunk) {
-    Call *call = given;
-    size_t first = chunk * CHUNK, count = first + CHUNK < call->vocab ? CHUNK : call->vocab - first;
-    products(call, first, first + count, call->rough + first, call->vocab);
-    for (size_t r = 0; r < call->rows; r++) {
-        call->rankings[chunk * call->rows + r] = (Ranking){.largest = -INFINITY};
-        rank_row(call, chunk, r, call->rough + r * call->vocab + first, first, count);
-    }
-}
-
-/* The bounds |x w - v q| <= |v| |w - q| + |x - v| |w|, where v and q are x and w in int8; to the latter comes what sums
-   of D products in fp32 can err: the rough one and two exact ones. */
+/* The bounds |x w - v q| <= |v| |w - q| + |x - v| |w|, where v and q are x and w as they are multiplied; to the latter
+   comes what sums of D products in fp32 can err: the rough one and two exact ones. Not finite where x is not. */
 static Bounds bounds_of(const Call *call, size_t row) {
-    double length = 0, missed = 0, step = (double)call->rounded.step * call->rounded.scale[row];
-    const uint8_t *steps = call->rounded.steps + row * call->rounded.quads * 4;
-    for (size_t d = 0; d < call->depth; d++) {
-        double v = step * ((int)steps[d] - call->rounded.zero), error = (double)call->x[row * call->depth + d] - v;
-        length += v * v;
-        missed += error * error;
+    double length = 0, missed = 0;
+    const float *x = call->x + row * call->depth;
+    if (call->rounded.steps) {
+        double step = (double)call->rounded.step * call->rounded.scale[row];
+        const uint8_t *steps = call->rounded.steps + row * call->rounded.quads * 4;
+        for (size_t d = 0; d < call->depth; d++) {
+            double v = step * ((int)steps[d] - call->rounded.zero), error = (double)x[d] - v;
+            length += v * v;
+            missed += error * error;
+        }
+    } else {
+        for (size_t d = 0; d < call->depth; d++) length += (double)x[d] * x[d];
     }
     float of_weights = (float)(sqrt(length) * (1 + 1e-6));
     float of_rows = (float)(sqrt(missed) * (1 + 1e-6)) + 4.0f * (float)(call->depth + 4) * ULP * of_weights;
     return (Bounds){of_weights, of_rows, call->weights->wrong, call->weights->norms, call->op->wide};
 }
 
-/* The tokens of a row whose logit can be t or more, and the others behind them; all where the row is not finite. */
-static size_t tokens_in_question(const Call *call, size_t row, float t, int64_t *found) {
-    size_t count = 0;
-    Bounds bounds = bounds_of(call, row);
-    if (isfinite(call->rounded.scale[row])) {
-        count = kernels->reaching_tokens(call->rough + row * call->vocab, call->vocab, &bounds, t, found);
-    } else {
-        for (; count < call->vocab; count++) found[count] = (int64_t)count;
+/* The sum of a row's e^(logit - shift) by rough logits; not a number where one of them is none or infinite. */
+static double rough_sum(const Call *call, size_t row, double shift) {
+    double sum = 0;
+    for (size_t chunk = 0; chunk < call->chunks; chunk++) {
+        const Ranking *one = &call->rankings[chunk * call->rows + row];
+        if (one->bad) return NAN;
+        if (call->summed && one->sum > 0) sum += (double)one->sum * exp((double)one->largest - shift);
     }
-    return count;
+    return sum;
 }
 
-/* A row's best tokens by their exact logits. None of them has a lower one than the least of the tokens that are roughly
-   best, so the others need not be multiplied again. */
+/* The tokens of a row that are multiplied exactly, ascending: those whose logit can be `least` or more, and those whose
+   rough one is `shared` or more. */
+static size_t tokens_in_question(const Call *call, size_t row, float least, float shared, int64_t *found,
+                                 float *rough) {
+    size_t n = 0, rows = call->rows;
+    for (size_t chunk = 0; chunk < call->chunks; chunk++) {
+        const KeptList *list = &call->kept[chunk];
+        for (size_t block = 0; block < LISTS && chunk * CHUNK + block * BLOCK < call->vocab; block++) {
+            size_t place = block * rows + row;
+            for (size_t i = place ? list->ends[place - 1] : 0; i < list->ends[place]; i++) {
+                Kept one = list->tokens[i];
+                if (one.rough + bound_of(&call->screened[row].bounds, one.token) < least && one.rough < shared)
+                    continue;
+                rough[n] = one.rough, found[n++] = one.token;
+            }
+        }
+    }
+    return n;
+}
+
+/* A row's best tokens by their exact logits, and its sum. None of the best has a lower logit than the least of the
+   tokens that are roughly best, so the others need not be multiplied again. */
+static double settled(const Call *call, size_t row, float *best, int64_t *tokens, int *count) {
+    size_t roughly = (size_t)merged(call, row, best, tokens);
+    float t[MOST_SCREENED], least = INFINITY, *rough = scratch(SCORES, call->vocab * sizeof(float)),
+                            *logits = scratch(TILE, call->vocab * sizeof(float));
+    int64_t *asked = scratch(SLOTS, call->vocab * sizeof(int64_t));
+    double rough_best = roughly ? best[0] : 0, total = rough_sum(call, row, rough_best), sum = 0;
+    float shared = call->summed ? (float)(rough_best + log(total)) + LOG_SHARE : INFINITY;
+    exact_logits(call, row, tokens, roughly, t);
+    for (size_t i = 0; i < roughly; i++) least = fminf(least, t[i]);
+    if (roughly < (size_t)call->wanted) least = -INFINITY;
+    size_t n = tokens_in_question(call, row, least, shared, asked, rough);
+    exact_logits(call, row, asked, n, logits);
+    for (size_t i = 0; i < n; i++) place_best(logits[i], asked[i], -INFINITY, call->wanted, count, best, tokens);
+    if (!*count || isnan(total)) return NAN;
+    for (int i = 0; !call->summed && i < *count; i++) sum += exp((double)best[i] - best[0]);
+    if (!call->summed) return sum;
+    for (size_t i = 0; i < n; i++) /* no others, which are there or not as threads found them */
+        if (rough[i] >= shared) sum += exp((double)logits[i] - best[0]) - exp((double)rough[i] - best[0]);
+    return sum + total * exp(rough_best - best[0]);
+}
+
+/* The same where rounding has no bounds: of all logits. */
+static double settled_exactly(const Call *call, size_t row, float *best, int64_t *tokens, int *count) {
+    float *logits = scratch(TILE, call->vocab * sizeof(float));
+    int64_t *all = scratch(SLOTS, call->vocab * sizeof(int64_t));
+    double sum = 0;
+    int bad = 0;
+    for (size_t i = 0; i < call->vocab; i++) all[i] = (int64_t)i;
+    exact_logits(call, row, all, call->vocab, logits);
+    for (size_t i = 0; i < call->vocab; i++) {
+        bad |= !(logits[i] < INFINITY);
+        place_best(logits[i], all[i], -INFINITY, call->wanted, count, best, tokens);
+    }
+    if (bad || !*count) return NAN;
+    size_t terms = call->summed ? call->vocab : (size_t)*count;
+    for (size_t i = 0; i < terms; i++) sum += exp((double)(call->summed ? logits : best)[i] - best[0]);
+    return sum;
+}
+
 static void settle_row(void *given, size_t row) {
     Call *call = given;
-    size_t wanted = (size_t)call->wanted, n;
-    float t[MOST_SCREENED], *best = call->out_best + row * wanted, *logits = scratch(TILE, call->vocab * sizeof(float));
-    int64_t *asked = scratch(SLOTS, call->vocab * sizeof(int64_t)), *tokens = call->out_tokens + row * wanted;
-    int count = 0, found = merged(call, row, best, tokens);
-    exact_logits(call, row, tokens, (size_t)found, t);
-    float least = found < call->wanted ? -INFINITY : t[0];
-    for (int i = 0; i < found; i++) least = t[i] < least ? t[i] : least;
-    n = tokens_in_question(call, row, least, asked);
-    exact_logits(call, row, asked, n, logits);
-    for (size_t i = 0; i < n; i++) place_best(logits[i], asked[i], -INFINITY, call->wanted, &count, best, tokens);
-    double sum = 0;
-    for (int i = 0; i < count; i++) sum += exp((double)best[i] - best[0]);
-    for (; count < call->wanted; count++) best[count] = -INFINITY, tokens[count] = 0;
-    int bad = !isfinite(call->rounded.scale[row]);
-    for (size_t chunk = 0; chunk < call->chunks; chunk++) bad |= call->rankings[chunk * call->rows + row].bad;
-    call->out_sum[row] = bad || best[0] == -INFINITY ? NAN : (float)sum;
+    size_t wanted = (size_t)call->wanted;
+    float *best = call->out_best + row * wanted;
+    int64_t *tokens = call->out_tokens + row * wanted;
+    int count = 0;
+    double sum = (call->screened[row].bounded ? settled : settled_exactly)(call, row, best, tokens, &count);
+    for (int i = count; i < call->wanted; i++) best[i] = -INFINITY, tokens[i] = 0;
+    call->out_sum[row] = best[0] == -INFINITY ? NAN : (float)sum;
     memcpy(call->out_logits + row * wanted, best, wanted * sizeof(float));
 }
 
@@ -186,22 +335,22 @@ static void reserve_ranks(Call *call) {
     for (size_t r = 0; r < call->rows; r++) call->floors[r] = -INFINITY;
 }
 
-static Status screened(const Call *whole, void *context) {
-    for (size_t first = 0; first < whole->rows; first += SCREENED_ROWS) {
-        Call part = *whole;
-        part.rows = whole->rows - first < SCREENED_ROWS ? whole->rows - first : SCREENED_ROWS;
-        part.x += first * part.depth;
-        part.rounded.steps += first * part.rounded.quads * 4;
-        part.rounded.scale += first;
-        part.out_logits += first * (size_t)part.wanted, part.out_best += first * (size_t)part.wanted;
-        part.out_tokens += first * (size_t)part.wanted, part.out_sum += first;
-        part.rough = scratch(ROUGH, part.rows * part.vocab * sizeof(float));
-        reserve_ranks(&part);
-        Status failed = in_parallel(context, screen_chunk, part.chunks, &part);
-        if (!failed) failed = in_parallel(context, settle_row, part.rows, &part);
-        if (failed) return failed;
+static Status screened(Call *call, void *context) {
+    size_t *ends = scratch(ENDS, call->chunks * LISTS * call->rows * sizeof(size_t));
+    call->screened = scratch(SCREENED, call->rows * sizeof(Row));
+    call->kept = scratch(KEPT, call->chunks * sizeof(KeptList));
+    for (size_t r = 0; r < call->rows; r++) {
+        Bounds bounds = bounds_of(call, r);
+        int bounded = bounds.of_weights < LARGE && bounds.of_rows < LARGE;
+        if (call->summed) bounded &= bounds.of_weights * call->weights->most_wrong < MOST_IN_SUM;
+        call->screened[r] = (Row){bounds, bounded, -INFINITY, -INFINITY};
     }
-    return NULL;
+    for (size_t i = 0; i < call->chunks; i++) call->kept[i] = (KeptList){.ends = ends + i * LISTS * call->rows};
+    reserve_ranks(call);
+    Status failed = in_parallel(context, rank_chunk, call->chunks, call);
+    if (!failed) failed = in_parallel(context, settle_row, call->rows, call);
+    for (size_t i = 0; i < call->chunks; i++) free(call->kept[i].tokens);
+    return failed;
 }
 
 static Status ranked(Call *call, void *context) {
@@ -270,11 +419,12 @@ static Status compute(void *kernel, void *context) {
             kernels->multiply(call.x + r * call.depth, smoothing, call.depth, smoothed + r * call.depth);
         call.x = smoothed;
     }
-    if (op->screened && asked > 0 && asked <= MOST_SCREENED) {
-        call.weights = weights_of(&op->screening, &table, NULL, op->by_rows, SCREENING);
+    if ((call.summed ? op->in_words : op->screened) && asked && count <= MOST_SCREENED) {
+        call.weights = weights_of(call.summed ? &op->words : &op->screening, &table, NULL, op->by_rows,
+                                  call.summed ? WORD_PANELS : SCREENING);
         if (call.weights->finite) {
             if (call.bias && !__atomic_load_n(&op->wide, __ATOMIC_ACQUIRE)) widen(op, call.bias, call.vocab);
-            round_all(&call, (Steps){127, 128, 1, 0.0f}, NULL);
+            if (!call.summed) round_all(&call, (Steps){127, 128, 1, 0.0f}, NULL);
             return screened(&call, context);
         }
     }
@@ -289,6 +439,7 @@ static Status create(const Operator *operator, Functions functions, const void *
     op->stored_int8 = operator == &candidates_int8;
     op->by_rows = int_attribute(info, "by_rows", 0);
     op->screened = int_attribute(info, "screened", 0) && op->by_rows;
+    op->in_words = int_attribute(info, "words", 0) && op->by_rows;
     op->steps = steps_of(info);
     *kernel = op;
     return NULL;
@@ -298,6 +449,7 @@ static void destroy(void *kernel) {
     Candidates *op = kernel;
     give_back(op->weights.packed);
     give_back(op->screening.packed);
+    give_back(op->words.packed);
     free(op->wide);
     free(op);
 }

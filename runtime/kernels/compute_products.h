@@ -22,17 +22,27 @@ INLINE Ahead share_ahead(const void *next, const void *here, size_t bytes, size_
     return (Ahead){(const char *)next + tile * share, (share + inputs - 1) / inputs};
 }
 
+/* What a tile reads: floats; words of 16 bits; or words that it writes as floats, for the tiles of other rows. */
+enum Kind { FLOATS, WORDS, UNPACKED_WORDS };
+
+INLINE Floats weights_at(const enum Kind kind, const void *w, size_t place, float *unpacked) {
+    if (kind == FLOATS) return vload((const float *)w + place);
+    Floats v = vfrom_words((const int16_t *)w + place);
+    if (kind == UNPACKED_WORDS) vstore(unpacked + place, v);
+    return v;
+}
+
 /* A tile of `rows` x `pairs` of vectors, which are `apart` in w: sums over inputs from..to, added to what y has unless
-   `from` is 0. */
-INLINE void float_tile(const int rows, const int pairs, const float *x, size_t depth, size_t from, size_t to,
-                       const float *w, size_t apart, Ahead ahead, float *y, size_t stride) {
+   `from` is 0. w begins with the weights of input `from`. */
+INLINE void float_tile(const enum Kind kind, const int rows, const int pairs, const float *x, size_t depth, size_t from,
+                       size_t to, const void *w, size_t apart, float *unpacked, Ahead ahead, float *y, size_t stride) {
     Floats sum[ROWS][4][2];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < pairs; p++) sum[r][p][0] = sum[r][p][1] = vzero();
     for (size_t d = from; d < to; d++) {
-        if (rows > FEW) bring(ahead, d - from);
+        if (rows > (kind == FLOATS ? FEW : 1)) bring(ahead, d - from);
         UNROLL for (int p = 0; p < pairs; p++) {
-            const float *row = w + p * apart + d * PANEL;
-            Floats low = vload(row), high = vload(row + W);
+            size_t place = p * apart + (d - from) * PANEL;
+            Floats low = weights_at(kind, w, place, unpacked), high = weights_at(kind, w, place + W, unpacked);
             UNROLL for (int r = 0; r < rows; r++) {
                 Floats each = vall(x[r * depth + d]);
                 sum[r][p][0] = vfma(each, low, sum[r][p][0]);
@@ -46,9 +56,10 @@ INLINE void float_tile(const int rows, const int pairs, const float *x, size_t d
     }
 }
 
-#define FLOAT_TILE(rows, pairs) float_tile(rows, pairs, x, depth, from, to, w, apart, ahead, y, stride)
-static void float_tiles(int rows, int pairs, const float *x, size_t depth, size_t from, size_t to, const float *w,
-                        size_t apart, Ahead ahead, float *y, size_t stride) {
+#define FLOAT_TILE(rows, pairs) \
+    float_tile(kind, rows, pairs, x, depth, from, to, w, apart, unpacked, ahead, y, stride)
+INLINE void tiles_of(const enum Kind kind, int rows, int pairs, const float *x, size_t depth, size_t from, size_t to,
+                     const void *w, size_t apart, float *unpacked, Ahead ahead, float *y, size_t stride) {
     if (pairs == 4)
         FLOAT_TILE(1, 4);
     else if (pairs == 2)
@@ -74,6 +85,15 @@ static void float_tiles(int rows, int pairs, const float *x, size_t depth, size_
             default: FLOAT_TILE(12, 1); break;
 #endif
         }
+}
+
+static void float_tiles(enum Kind kind, int rows, int pairs, const float *x, size_t depth, size_t from, size_t to,
+                        const void *w, size_t apart, float *unpacked, Ahead ahead, float *y, size_t stride) {
+    switch (kind) {
+        case FLOATS: tiles_of(FLOATS, rows, pairs, x, depth, from, to, w, apart, NULL, ahead, y, stride); break;
+        case WORDS: tiles_of(WORDS, rows, pairs, x, depth, from, to, w, apart, NULL, ahead, y, stride); break;
+        default: tiles_of(UNPACKED_WORDS, rows, pairs, x, depth, from, to, w, apart, unpacked, ahead, y, stride);
+    }
 }
 
 /* Pairs of vectors that are multiplied together, so that few rows have many sums: of several panels, or of one whose
@@ -114,35 +134,38 @@ static void finish(const Epilogue *then, size_t rows, size_t columns, size_t fir
     }
 }
 
-/* Panels first..end of the product, to columns 0.. of y [rows, stride]. */
-static void float_panels(const float *x, size_t rows, size_t depth, const float *panels, size_t columns, size_t first,
-                         size_t end, float *y, size_t stride) {
-    float part[ROWS * PANEL];
+/* Panels first..end of the product, to columns 0.. of y [rows, stride]. Of words that several tiles read, the first one
+   makes floats. */
+INLINE void panels_of(const enum Kind kind, const float *x, size_t rows, size_t depth, const void *panels,
+                      size_t columns, size_t first, size_t end, float *y, size_t stride) {
+    float part[ROWS * PANEL], unpacked[kind == FLOATS ? 1 : DEPTH * PANEL];
     size_t panel_size = depth * PANEL, whole = columns / PANEL < end ? columns / PANEL : end;
-    size_t tiles = (rows + ROWS - 1) / ROWS * PAIRS;
+    size_t tiles = (rows + ROWS - 1) / ROWS * PAIRS, size = kind == FLOATS ? sizeof(float) : sizeof(int16_t);
     for (size_t p = first; p < end;) {
         int pairs = p < whole ? pairs_of(rows, whole - p) : 1;
         size_t together = PAIRS == 1 ? (size_t)pairs : 1; /* panels */
         for (size_t from = 0; from < depth; from += DEPTH) {
-            size_t to = from + DEPTH < depth ? from + DEPTH : depth, bytes = (to - from) * PANEL * sizeof(float);
+            size_t to = from + DEPTH < depth ? from + DEPTH : depth, numbers = (to - from) * PANEL;
             size_t count, tile = 0;
-            const float *block = panels + p * panel_size + from * PANEL, *next = block + (to - from) * PANEL;
-            if (to == depth && p + together >= end) next = NULL;
+            const char *block = (const char *)panels + (p * panel_size + from * PANEL) * size;
+            const char *next = to == depth && p + together >= end ? NULL : block + numbers * size;
             for (size_t r = 0; r < rows; r += count) {
+                enum Kind now = kind == FLOATS || r ? FLOATS : rows > ROWS ? UNPACKED_WORDS : WORDS;
                 count = tile_rows(rows, rows - r);
                 for (int h = 0; h < PAIRS; h += PAIRS == 1 ? 1 : pairs) {
-                    Ahead ahead = share_ahead(next, block, bytes, tile++, tiles, to - from);
-                    const float *w = panels + p * panel_size + h * PAIR;
+                    Ahead ahead = share_ahead(next, block, numbers * size, tile++, tiles, to - from);
+                    float *floats = unpacked + h * PAIR;
+                    const void *w = kind != FLOATS && r ? (const void *)floats : block + h * PAIR * size;
                     size_t column = p * PANEL + h * PAIR, left = column < columns ? columns - column : 0;
                     float *place = y + r * stride + column - first * PANEL;
                     if (left >= PAIR) {
-                        float_tiles((int)count, pairs, x + r * depth, depth, from, to, w,
-                                    PAIRS == 1 ? panel_size : PAIR, ahead, place, stride);
+                        float_tiles(now, (int)count, pairs, x + r * depth, depth, from, to, w,
+                                    PAIRS == 1 ? panel_size : PAIR, floats, ahead, place, stride);
                         continue;
                     }
                     for (size_t i = 0; from && i < count; i++)
                         memcpy(part + i * PANEL, place + i * stride, left * sizeof(float));
-                    float_tiles((int)count, 1, x + r * depth, depth, from, to, w, 0, ahead, part, PANEL);
+                    float_tiles(now, (int)count, 1, x + r * depth, depth, from, to, w, 0, floats, ahead, part, PANEL);
                     for (size_t i = 0; i < count; i++)
                         memcpy(place + i * stride, part + i * PANEL, left * sizeof(float));
                 }
@@ -150,6 +173,16 @@ static void float_panels(const float *x, size_t rows, size_t depth, const float 
         }
         p += together;
     }
+}
+
+static void float_panels(const float *x, size_t rows, size_t depth, const float *panels, size_t columns, size_t first,
+                         size_t end, float *y, size_t stride) {
+    panels_of(FLOATS, x, rows, depth, panels, columns, first, end, y, stride);
+}
+
+static void word_panels(const float *x, size_t rows, const WordWeights *w, size_t first, size_t end, float *y,
+                        size_t stride) {
+    panels_of(WORDS, x, rows, w->depth, w->panels, w->columns, first, end, y, stride);
 }
 
 static void float_product(const float *x, size_t rows, size_t depth, const float *panels, size_t columns, size_t first,

@@ -110,7 +110,7 @@ static Status compute(void *kernel, void *context) {
                  .length = (size_t)dims[1]};
     if (!qkv.count) return NULL;
     size_t parts = (size_t)dims[0] * call.heads, work = 2 * parts * call.length * call.length * call.width;
-    if (work >= 2 * LEAST_WORK) return in_parallel(context, attend_part, parts, &call);
+    if (work >= 2 * least_work(context)) return in_parallel(context, attend_part, parts, &call);
     for (size_t i = 0; i < parts; i++) attend_part(&call, i);
     return NULL;
 }

@@ -5,6 +5,7 @@
 
    Weights of products are stored in panels of 32 outputs:
        float   [ceil(N/32)][D][32]
+       words   the same, of 16 bits: steps of each output's own scale
        int8    [ceil(N/32)][ceil(D/4)][32][4], for instructions that add four products of a pair of operands
    A row's result never depends on other rows: sums run over D in one order, however many rows are multiplied together.
  */
@@ -38,6 +39,12 @@ typedef struct {
 } Int8Weights;
 
 typedef struct {
+    const int16_t *panels;
+    const float *scale; /* [N] */
+    size_t depth, columns;
+} WordWeights;
+
+typedef struct {
     const uint8_t *steps; /* [M, quads * 4] */
     const float *scale;   /* [M] */
     size_t quads;
@@ -66,7 +73,7 @@ static inline void place_best(float value, int64_t token, float floor, int wante
     tokens[place] = token;
 }
 
-/* Of what rounding to int8 can change in a row's products with tokens. */
+/* Of what rounding can change in a row's products with tokens. */
 typedef struct {
     float of_weights, of_rows;
     const float *wrong, *norms, *wide; /* a number for each token; wide may be NULL */
@@ -81,6 +88,8 @@ typedef struct {
                           size_t end, const Epilogue *then, float *y);
     void (*float_panels)(const float *x, size_t rows, size_t depth, const float *panels, size_t columns, size_t first,
                          size_t end, float *y, size_t stride);
+    void (*word_panels)(const float *x, size_t rows, const WordWeights *w, size_t first, size_t end, float *y,
+                        size_t stride); /* without the outputs' scales */
     void (*int8_product)(const Int8Rows *x, size_t rows, const Int8Weights *w, size_t first, size_t end,
                          const Epilogue *then, float *y);
     void (*int8_panels)(const Int8Rows *x, size_t rows, const Int8Weights *w, size_t first, size_t end, float *y,
@@ -95,11 +104,15 @@ typedef struct {
                               float *y);
     void (*multiply)(const float *a, const float *b, size_t count, float *to);
 
-    /* Adds a bias (or NULL) to the logits of tokens first..first+count and ranks them: best [wanted] and their tokens,
-       and the sum if asked for. Logits below `floor` are not among the best of the whole vocabulary. */
-    void (*rank)(float *logits, const float *bias, size_t first, size_t count, int wanted, int summed, float floor,
-                 Ranking *state, float *best, int64_t *tokens);
-    size_t (*reaching_tokens)(const float *rough, size_t count, const Bounds *bounds, float t, int64_t *tokens);
+    /* Scales the logits of tokens first..first+count, adds a bias to them (or neither: NULL) and ranks them: best
+       [wanted] and their tokens, and the sum if asked for. Logits below `floor` are not among the best of the whole
+       vocabulary. Returns the largest. */
+    float (*rank)(float *logits, const float *scale, const float *bias, size_t first, size_t count, int wanted,
+                  int summed, float floor, Ranking *state, float *best, int64_t *tokens);
+    /* Of tokens first..first+count those whose exact logits may be t or more -> how many. */
+    size_t (*reaching_tokens)(const float *rough, size_t first, size_t count, const Bounds *bounds, float t,
+                              int64_t *tokens);
+    float (*largest)(const float *numbers, size_t count); /* or 0 */
 
     /* One query over some slots of a cache [L,E]; `scores` has room for count + E + SLOTS_TOGETHER. */
     void (*attend_slots)(const float *q, float scale, const float *keys, const float *values, const int32_t *slots,

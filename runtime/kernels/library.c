@@ -53,14 +53,18 @@ PUBLIC int seq2engine_choose(int most) {
     return kernels ? kernels->width : 0;
 }
 
-PUBLIC void seq2engine_mapped(const void *start, size_t size, int mapped) { note_mapped(start, size, mapped); }
+PUBLIC void seq2engine_mapped(const void *start, size_t size, int file) { note_mapped(start, size, file); }
 
 static const char *name(const Operator *op) { return op->called; }
 static const char *provider(const Operator *op) { return (void)op, "CPUExecutionProvider"; }
-static size_t length(const char *text) {
+static size_t length(const char *text) { /* of letters: a star says more of the one before it, or of an input */
     size_t count = 0;
-    while (text[count]) count++;
+    while (text[count] && (text[count] != '*' || !count)) count++;
     return count;
+}
+static int has_more(const char *text, size_t place) { return text[place] == '*' || text[place + 1] == '*'; }
+static int kind_of(const char *text, size_t place) {
+    return has_more(text, place) ? VARIADIC : text[place] & 32 ? REQUIRED : OPTIONAL;
 }
 static size_t input_count(const Operator *op) { return length(op->inputs); }
 static size_t output_count(const Operator *op) { return length(op->outputs); }
@@ -69,20 +73,24 @@ static int type_of(char letter) {
         case 'f': return FLOAT;
         case 'c': return INT8;
         case 'b': return BOOL;
-        default: return INT64;
+        case 'i': return INT64;
+        case 'd': return DOUBLE;
+        default: return ANY_TYPE;
     }
 }
 static int input_type(const Operator *op, size_t place) { return type_of(op->inputs[place]); }
 static int output_type(const Operator *op, size_t place) { return type_of(op->outputs[place]); }
-static int input_kind(const Operator *op, size_t place) { return op->inputs[place] & 32 ? REQUIRED : OPTIONAL; }
-static int output_kind(const Operator *op, size_t place) { return op->outputs[place] & 32 ? REQUIRED : OPTIONAL; }
+static int input_kind(const Operator *op, size_t place) { return kind_of(op->inputs, place); }
+static int output_kind(const Operator *op, size_t place) { return kind_of(op->outputs, place); }
 static int default_memory(const Operator *op, size_t place) { return (void)op, (void)place, 0; }
 static int one(const Operator *op) { return (void)op, 1; }
+static int alike_inputs(const Operator *op) { return op->inputs[0] != '*'; }
 static int last_version(const Operator *op) { return (void)op, INT_MAX; }
 
 static Status make_domain(void **domain) {
     Operator *operators[] = {&linear,     &linear_int8,     &self_attention, &cross_attention, &encoder_attention,
-                             &candidates, &candidates_int8, &embedding,      &embedding_int8};
+                             &candidates, &candidates_int8, &embedding,      &embedding_int8,
+                             &source_heads, &step_program, &encoder_program};
     Status failed = ((Status (*)(const char *, void **))runtime[CREATE_DOMAIN])("seq2engine", domain);
     for (size_t i = 0; !failed && i < sizeof operators / sizeof *operators; i++) {
         Operator *op = operators[i];
@@ -90,7 +98,7 @@ static Status make_domain(void **domain) {
         op->input_type = input_type, op->input_count = input_count, op->input_kind = input_kind;
         op->output_type = output_type, op->output_count = output_count, op->output_kind = output_kind;
         op->input_memory = default_memory, op->first_version = one, op->last_version = last_version;
-        op->least_variadic_inputs = op->alike_variadic_inputs = one;
+        op->least_variadic_inputs = one, op->alike_variadic_inputs = alike_inputs;
         op->least_variadic_outputs = op->alike_variadic_outputs = one;
         failed = ((Status (*)(void *, const Operator *))runtime[ADD_OPERATOR])(*domain, op);
     }

@@ -41,8 +41,8 @@ def loaded(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def note_mapped(address: int, size: int, mapped: bool) -> None:
-    """Tells the library that memory is a file's, so that pages which it has packed can be dropped; or no longer is."""
+def note_mapped(address: int, size: int, file: int) -> None:
+    """Tells the library that memory is that of an open file, which it then reads instead; -1: it no longer is."""
     path = library()
     assert path is not None
-    loaded(path).seq2engine_mapped(ctypes.c_void_p(address), ctypes.c_size_t(size), int(mapped))
+    loaded(path).seq2engine_mapped(ctypes.c_void_p(address), ctypes.c_size_t(size), file)

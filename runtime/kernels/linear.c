@@ -79,9 +79,9 @@ static void multiply_part(void *given, size_t part) {
     }
 }
 
-static size_t parts_of(const Call *call) { /* columns of a block of rows, so that a part is work enough */
+static size_t parts_of(const void *context, const Call *call) { /* columns of a block of rows, so that a part is work enough */
     size_t rows = call->rows < ROW_BLOCK ? call->rows : ROW_BLOCK;
-    size_t parts = rows * call->depth * call->columns / LEAST_WORK, most = (call->panels + NARROW - 1) / NARROW;
+    size_t parts = rows * call->depth * call->columns / least_work(context), most = (call->panels + NARROW - 1) / NARROW;
     if (call->row_blocks >= 4 && parts > 4) parts = 4;
     if (parts > 16) parts = 16;
     if (parts > most) parts = most;
@@ -130,7 +130,7 @@ static Status compute(void *kernel, void *context) {
     call.norm_bias = op->constants[NORM_BIAS];
     call.panels = (call.columns + PANEL - 1) / PANEL;
     call.row_blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    call.column_parts = parts_of(&call);
+    call.column_parts = parts_of(context, &call);
     call.input_norm_weight = op->constants[INPUT_NORM_WEIGHT];
     call.input_norm_bias = op->constants[INPUT_NORM_BIAS];
     Status failed = NULL;

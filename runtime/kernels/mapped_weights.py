@@ -11,39 +11,47 @@ import mmap
 import os
 import stat
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
-from seq2engine.export.artifact.graph_files import external_of
-from seq2engine.export.kernel_forms.ops import DOMAIN
+from seq2engine.export.ort_form import FileWeight
 
 from .library import note_mapped
 
 
 class MappedFile:
-    """A file in memory, read-only; its pages are read when they are first used."""
+    """A file in memory, read-only; its pages are read when they are first used. It stays open for as long."""
 
     def __init__(self, path: Path):
-        with path.open("rb") as file:
-            self.pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.pages = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(file)
+            raise
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # else the system maps 2 MB around a row that is read
+            self.pages.madvise(mmap.MADV_NOHUGEPAGE)
         self.bytes = np.frombuffer(self.pages, dtype=np.uint8)
         place = self.bytes.ctypes.data, len(self.bytes)
-        note_mapped(*place, True)
-        finalize(self, note_mapped, *place, False)
+        note_mapped(*place, file)
+        finalize(self, forget, *place, file)
 
-    def array(self, tensor: TensorProto) -> np.ndarray | None:
-        """An external tensor of the file; None where it is not in it, or not aligned."""
-        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        _, offset, _ = external_of(tensor)
-        size = math.prod(tensor.dims) * kind.itemsize
+    def array(self, weight: FileWeight) -> np.ndarray | None:
+        """A weight of the file; None where it is not in it, or not aligned."""
+        kind, offset = np.dtype(weight.dtype), weight.offset
+        size = math.prod(weight.dims) * kind.itemsize
         if offset < 0 or offset % kind.itemsize or offset + size > len(self.bytes):
             return None
-        return self.bytes[offset : offset + size].view(kind).reshape(tuple(tensor.dims))
+        return self.bytes[offset : offset + size].view(kind).reshape(weight.dims)
+
+
+def forget(address: int, size: int, file: int) -> None:
+    note_mapped(address, size, -1)
+    os.close(file)
 
 
 FILES: WeakValueDictionary[tuple[str, int, int, int], MappedFile] = WeakValueDictionary()
@@ -67,19 +75,15 @@ def mapped(path: Path) -> MappedFile | None:
         return found
 
 
-def share_weights(options: ort.SessionOptions, graph: bytes, folder: Path) -> list[object]:
-    """Has a session read the weights of our operators from mapped files. What is returned must live as long as it."""
-    model = onnx.load_from_string(graph)
-    read = {node.input[1] for node in model.graph.node if node.domain == DOMAIN and len(node.input) > 1}
+def share_weights(options: ort.SessionOptions, weights: Iterable[FileWeight], folder: Path) -> list[object]:
+    """Has a session read these weights from mapped files. What is returned must live as long as it."""
     held: list[object] = []
-    for tensor in model.graph.initializer:
-        if tensor.name not in read or tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        location, _, _ = external_of(tensor)
-        file = mapped(folder / location) if Path(location).name == location else None  # next to the graph, or refused
-        array = None if file is None else file.array(tensor)
+    for weight in weights:
+        beside = Path(weight.file).name == weight.file  # the graph; ONNX Runtime refuses others
+        file = mapped(folder / weight.file) if beside else None
+        array = None if file is None else file.array(weight)
         if array is not None:
             value = ort.OrtValue.ortvalue_from_numpy(array)
-            options.add_initializer(tensor.name, value)
+            options.add_initializer(weight.name, value)
             held += [file, value]
     return held

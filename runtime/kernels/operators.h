@@ -4,13 +4,15 @@
 
 #include "kernels.h"
 #include "packing.h"
-#include "runtime_api.h"
+#include "program.h"
 
 extern const Kernels *kernels; /* of this processor */
-enum { LEAST_WORK = 1 << 17 }; /* multiplications of a part of a call that another thread may take */
+/* Multiplications of a part of a call that another thread may take: what sharing costs decides, which is much less where
+   threads stay together. */
+static inline size_t least_work(const void *context) { return is_ours(context) ? 1 << 15 : 1 << 17; }
 
 extern Operator linear, linear_int8, self_attention, cross_attention, encoder_attention, candidates, candidates_int8,
-    embedding, embedding_int8;
+    embedding, embedding_int8, source_heads, step_program, encoder_program;
 
 /* A kernel's packed weights, made by its first call: constant inputs never move. */
 typedef struct {

@@ -9,6 +9,7 @@ enum PackedForm {
     INT8_PANELS,    /* int8 that is int8 already */
     ROUNDED_PANELS, /* int8, rounded here from float, each output with its own scale */
     SCREENING,      /* the same, with bounds of what was lost */
+    WORD_PANELS,    /* words of 16 bits, with such bounds */
 };
 
 typedef struct Packed {
@@ -16,8 +17,10 @@ typedef struct Packed {
     size_t depth, columns;
     float *floats;
     Int8Weights int8;
+    WordWeights words;
     float *scale;         /* [N] of rounded weights */
-    float *wrong, *norms; /* [N] of screening: lengths of what rounding changed, and of the weights */
+    float *wrong, *norms; /* [N] of screening and words: lengths of what rounding changed, and of the weights */
+    float most_wrong;     /* the largest of `wrong` */
     int finite;           /* whether all weights are */
     /* of the table of packed weights */
     const void *key;
@@ -32,7 +35,11 @@ Packed *packed_from(const void *weights, const float *scale, size_t depth, size_
 /* The same, if it was made before; else NULL, which wants no `give_back`. */
 Packed *packed_before(const void *weights, size_t depth, size_t columns, enum PackedForm form);
 void give_back(Packed *packed);
-/* Memory from `start` on is a file's, mapped: pages that have been packed are dropped, and read again if need be. */
-void note_mapped(const void *start, size_t size, int mapped);
+/* Memory from `start` on is that of an open file, mapped; -1: no longer. */
+void note_mapped(const void *start, size_t size, int file);
+/* The open file that memory is of, and where it is in the file; -1: of none. */
+int mapped_file(const void *start, size_t size, int64_t *offset);
+/* Copies bytes of a file without having pages of it mapped; 0: it cannot, so that they must be read in memory. */
+int read_file(int file, int64_t offset, void *to, size_t size);
 
 #endif

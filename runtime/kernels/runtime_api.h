@@ -8,8 +8,8 @@
 
 enum { API_VERSION = 17 /* the first with ParallelFor */ };
 enum { INVALID_ARGUMENT = 2 };
-enum { FLOAT = 1, INT8 = 3, INT64 = 7, BOOL = 9 }; /* types of tensors */
-enum { REQUIRED = 0, OPTIONAL = 1 };
+enum { FLOAT = 1, INT8 = 3, INT64 = 7, BOOL = 9, DOUBLE = 11 }; /* types of tensors */
+enum { ANY_TYPE = 0, REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 
 typedef const void *const *Functions;
 typedef void *Status; /* NULL: no error */
@@ -21,6 +21,7 @@ typedef struct {
 /* Places in the table. */
 enum {
     CREATE_STATUS = 0,
+    STATUS_MESSAGE = 2,
     CREATE_DOMAIN = 26,
     ADD_OPERATOR = 27,
     ADD_DOMAIN = 28,
@@ -67,7 +68,9 @@ struct Operator {
     void *later[4]; /* fields of later versions */
     /* what follows is ours */
     const char *called;
-    const char *inputs, *outputs; /* a letter for each: f float, i int64, c int8, b bool; upper case: optional */
+    /* A letter for each: f float, d double, i int64, c int8, b bool; upper case: optional. A star at the end: any number of the
+       kind before it, or of any kind. */
+    const char *inputs, *outputs;
 };
 
 typedef struct {
@@ -79,8 +82,10 @@ typedef struct {
 extern Functions runtime;
 
 Status error_of(const char *message);
+Status error_in(const char *node, Status failed); /* the same error, with the node's name as ONNX Runtime writes it */
 int int_attribute(const void *info, const char *name, int missing);
 float float_attribute(const void *info, const char *name, float missing);
+void text_attribute(const void *info, const char *name, char *text, size_t size); /* "" where it is missing or longer */
 int is_attribute(const void *info, const char *name, const char *text); /* whether it has this text */
 /* Input `place` of a call; 0 where it is absent. */
 int input_of(void *context, size_t place, Tensor *found);
@@ -88,12 +93,15 @@ float *floats_of(void *context, size_t place);            /* of an input that ma
 int input_has(void *context, size_t place, size_t count); /* whether it is absent or has so many numbers */
 /* Output `place` with this shape; NULL where nobody asks for it. */
 void *output_of(void *context, size_t place, const int64_t *dims, size_t rank);
+/* Whether the node of a call has so many inputs and outputs, absent ones counted; never of a node in a program. */
+int has_places(void *context, size_t inputs, size_t outputs);
 size_t rows_of(const Tensor *tensor); /* all axes but the last */
 /* Calls body(given, 0 .. count - 1), by all threads of the session. */
 Status in_parallel(void *context, void (*body)(void *given, size_t number), size_t count, void *given);
 
 /* Memory of the calling thread, which stays until it ends; `use` tells several apart. */
 enum ScratchUse {
+    STORED_ROW,
     ROUNDED,
     ROW_SCALES,
     SMOOTHED,
@@ -106,10 +114,19 @@ enum ScratchUse {
     BEST,
     FOUND,
     FLOORS,
-    ROUGH,
+    SCREENED,
+    KEPT,
+    ENDS,
     NORMALISED,
+    VALUES,
+    CARRIED,
+    KEPT_OUTPUTS,
+    LAST_KEPT_OUTPUT = KEPT_OUTPUTS + 3,
+    BUFFERS,
+    LAST_BUFFER = BUFFERS + 15,
     USES
 };
 void *scratch(enum ScratchUse use, size_t bytes);
+void drop_scratch(enum ScratchUse first, enum ScratchUse last, size_t most); /* of the calling thread, what is larger */
 
 #endif

@@ -22,6 +22,7 @@ enum { W = 16, ROWS = 12 };
 #define vmost(a) _mm512_reduce_max_ps(a)
 #define vto_int(a) _mm512_cvtps_epi32(a)
 #define vto_float(a) _mm512_cvtepi32_ps(a)
+#define vfrom_words(p) vto_float(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(p))))
 #define vpow2(n) \
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23))
 #define iload(p) _mm512_loadu_si512(p)
@@ -77,6 +78,7 @@ enum { W = 8, ROWS = 6 };
 #define vabs(a) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a)
 #define vto_int(a) _mm256_cvtps_epi32(a)
 #define vto_float(a) _mm256_cvtepi32_ps(a)
+#define vfrom_words(p) vto_float(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define vpow2(n) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23))
 #define iload(p) _mm256_loadu_si256((const __m256i *)(p))

@@ -13,7 +13,7 @@ from seq2engine.model.config import ModelConfig
 from ..encoder_inputs import encoder_inputs, padded
 from ..search.step_output import StepOutput
 from ..session import Session
-from ..tree_cache import TreeStep
+from ..steps.tree_cache import TreeStep
 from .error_scale import EPSILON, error_spread, row_scales, upper_logits, upper_spread
 
 Tokens = tuple[int, ...]

@@ -14,10 +14,8 @@ import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec, TensorSpec
-from seq2engine.export.forms import OrtForm
-from seq2engine.export.ort_forms.draft_step import STATES
-from seq2engine.export.ort_forms.screened_argmax import MOST, WANTED
-from seq2engine.export.ort_forms.top_candidates import CANDIDATES, COUNT
+from seq2engine.export.ort_form import OrtForm
+from seq2engine.export.ort_forms.interface import CANDIDATES, COUNT, MOST, STATES, WANTED
 
 from ..fitting import fitted
 from ..search.step_output import Candidates, Logits, Reduced, StepOutput
@@ -140,13 +138,14 @@ class OrtState(dict[str, Any]):
     mask: KeptMask | None = None  # where steps make it themselves
     decoder: Decoder
     bound: StepBinding | None = None
+    host_steps: Any = None  # to which several steps of one call are bound (host_chain.py)
 
     def reserve(self, tensors: Iterable[TensorSpec], slots: int) -> None:
         """Puts an empty cache into the state."""
         sizes = {"B": len(self["source_mask"]), "L": slots}
         for tensor in tensors:
             self[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype, OVER_ALLOCATION)
-        self.bound = None
+        self.bound = self.host_steps = None
 
     def of_row(self, row: int) -> OrtState:
         """A view of one source: both write to the same cache. Host memory only."""
@@ -164,6 +163,7 @@ class OrtState(dict[str, Any]):
 
     def select(self, cache: Sequence[TensorSpec], rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         """As `Session.select`. A step stays bound where neither arrays nor their shapes change."""
+        self.host_steps = None
         if self.bound is not None and slots is not None and slots.shape[1] != self[cache[0].name].shape[2]:
             self.bound.release()  # first: it references arrays that are about to be freed
         if rows is not None:
@@ -176,7 +176,7 @@ class OrtState(dict[str, Any]):
 
     def replace(self, kept: Iterable[TensorSpec], rows: np.ndarray, newcomers: OrtState, width: int) -> None:
         """As `Session.replace`; `kept` are the tensors that the encoder made."""
-        self.bound = None
+        self.bound = self.host_steps = None
         for tensor in kept:
             axis = tensor.axes.index("S")
             array = self[tensor.name] = fitted(self[tensor.name], axis, width)

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import TensorSpec
-from seq2engine.export.device_graphs.next_greedy import RECORDED
+from seq2engine.export.ort_forms.interface import RECORDED
 
 from ..search.greedy_plan import GreedyPlan
 from .device import Device, DeviceArray, Parcel

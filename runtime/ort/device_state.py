@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
 from seq2engine.export.contract import GraphSpec, TensorSpec
-from seq2engine.export.device_graphs.gathers import gather_rows, gather_slots, put_columns, put_places, put_rows
 
 from .binding import OrtState
 from .device import Device, DeviceArray
 
-Maker = Callable[[Sequence[TensorSpec]], tuple[onnx.ModelProto, GraphSpec]]
-Opener = Callable[[onnx.ModelProto], ort.InferenceSession]
+if TYPE_CHECKING:
+    import onnx
+
+Maker = Callable[[Sequence[TensorSpec]], tuple["onnx.ModelProto", GraphSpec]]
+Opener = Callable[["onnx.ModelProto"], ort.InferenceSession]
 
 
 class Moves:
     """The device graphs of one session, each opened on first use."""
 
     def __init__(self, device: Device, opened: Opener):
-        self.device, self.opened = device, opened
+        from seq2engine.export.device_graphs import gathers  # imported late: a session on the CPU needs no onnx
+
+        self.device, self.opened, self.makers = device, opened, gathers
         self.graphs: dict[tuple[Maker, tuple[TensorSpec, ...]], tuple[ort.InferenceSession, GraphSpec]] = {}
 
     def run(
@@ -102,7 +105,7 @@ class DeviceState(OrtState):
             return
         nothing = {t.name: device.put(np.zeros(t.shape({"B": 1, "L": 1}), dtype=t.dtype)) for t in cache}
         places = {"rows": np.zeros(self.rows, dtype=np.int64), "slots": np.zeros((self.rows, slots), dtype=np.int64)}
-        self.update(self.moves.run(gather_slots, cache, nothing, places))
+        self.update(self.moves.run(self.moves.makers.gather_slots, cache, nothing, places))
 
     def kept_mask(self, shape: tuple[int, ...]) -> DeviceMask | None:
         if not self.decoder.form.keeps_mask:
@@ -118,22 +121,25 @@ class DeviceState(OrtState):
 
     def select(self, cache: Sequence[TensorSpec], rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         self.bound = self.chain = None
+        makers = self.moves.makers
         if slots is not None:
             taken = np.arange(self.rows) if rows is None else rows
-            self.move(gather_slots, cache, {"rows": taken, "slots": slots})
+            self.move(makers.gather_slots, cache, {"rows": taken, "slots": slots})
         if rows is not None:
             done = () if slots is None else cache
-            self.move(gather_rows, [one for one in self.tensors.values() if one not in done], {"rows": rows})
+            self.move(makers.gather_rows, [one for one in self.tensors.values() if one not in done], {"rows": rows})
 
     def replace(self, kept: Iterable[TensorSpec], rows: np.ndarray, newcomers: OrtState, width: int) -> None:
         self.bound = self.chain = None
-        tensors = list(kept)
+        makers, tensors = self.moves.makers, list(kept)
         places = {
-            "rows": put_places(self.rows, rows),
-            "columns": put_columns(self["source_mask"].shape[1], width),
-            "new_columns": put_columns(newcomers["source_mask"].shape[1], width),
+            "rows": makers.put_places(self.rows, rows),
+            "columns": makers.put_columns(self["source_mask"].shape[1], width),
+            "new_columns": makers.put_columns(newcomers["source_mask"].shape[1], width),
         }
-        self.move(put_rows, tensors, places, {f"put_{tensor.name}": newcomers[tensor.name] for tensor in tensors})
+        self.move(
+            makers.put_rows, tensors, places, {f"put_{tensor.name}": newcomers[tensor.name] for tensor in tensors}
+        )
 
     def move(
         self,

@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
 from seq2engine.common.atomic_folders import new_file
+from seq2engine.common.measured import versions
 from seq2engine.export import ort_forms
 
 MOST_BYTES = 1 << 30  # of all graphs: some 30 of a large vocabulary
 DIGEST = hashlib.sha256().digest_size
-LIBRARIES = {"onnx": onnx.__version__, "onnxruntime": ort.__version__, "numpy": np.__version__}
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -64,7 +63,7 @@ class GraphCache:
 
     def place(self, about: Mapping[str, Any]) -> tuple[bytes, Path]:
         """The key of a graph, and its file."""
-        key = json.dumps({**about, "code": code_of_forms(), "libraries": LIBRARIES}, sort_keys=True).encode()
+        key = json.dumps({**about, "code": code_of_forms(), "libraries": libraries()}, sort_keys=True).encode()
         return key, self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.onnx"
 
     def remove_oldest(self, newest: Path) -> None:
@@ -96,6 +95,12 @@ def digest_of(key: bytes, graph: bytes) -> bytes:
     digest = hashlib.sha256(hashlib.sha256(key).digest())
     digest.update(graph)
     return digest.digest()
+
+
+@cache
+def libraries() -> dict[str, str]:
+    """Those that graphs depend on, and their versions; onnx is not imported for that."""
+    return {**versions(["onnx"]), "onnxruntime": ort.__version__, "numpy": np.__version__}
 
 
 @cache

@@ -10,22 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from seq2engine.errors import ExportError, GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.contract import GraphSpec
-from seq2engine.export.device_graphs.whole_step import step_with_greedy, step_with_mask
-from seq2engine.export.forms import OrtForm, encoder_form, step_form
-from seq2engine.export.ort_forms.draft_step import STATES, projection_arrays
-from seq2engine.export.ort_forms.narrow_table import NarrowTable, narrow_table
-from seq2engine.export.ort_forms.top_candidates import vocab_of
+from seq2engine.export.ort_form import FormedGraph, OrtForm, formed_from_bytes
+from seq2engine.export.ort_forms.interface import STATES
+from seq2engine.export.ort_forms.narrow_table import NarrowTable
 from seq2engine.model.config import ModelConfig
 
 from ..defaults import defaults_of
@@ -38,14 +35,17 @@ from .graph_cache import GraphCache
 from .memory import HELD, share_arena
 from .providers import PROVIDERS, arguments_for, check_assignment
 
+if TYPE_CHECKING:
+    import onnx
+
 # Exceptions of a form on a graph that our export did not write: forms rely on its structure.
 FORM_ERRORS = (AssertionError, LookupError, StopIteration, TypeError, ValueError, RuntimeError)
 NODE = re.compile(r"Name:'([^']*)'")  # the node in an error message of ONNX Runtime
+IMPORTING = threading.Lock()
 
 # Microseconds for which an idle thread spins before it sleeps. The next node of a step comes within that
 # time; ONNX Runtime's default is some 40 ms, which takes a shared core from other threads (docs/LOG.md).
 WAIT = 50
-CHAIN_CANDIDATES = 8  # of a step of greedy search on a device: rules may ban six of them
 # Its errors (Fail, InvalidGraph, NoSuchFile, ...) share no base class but Exception. One whose text is not UTF-8
 # arrives as a UnicodeDecodeError.
 ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -208,28 +208,28 @@ def open_graph(model: OrtModel, name: str, form: OrtForm, placement: Placement) 
 
 
 def open_step(
-    model: OrtModel, placement: Placement, graph: bytes | None, kernels: bool = False
+    model: OrtModel, placement: Placement, graph: FormedGraph | None, kernels: bool = False
 ) -> ort.InferenceSession:
     name = "decoder_step"
     kind = GraphKind(name in placement.resting, True, kernels, model.cache_form == "static", model.precision)
     return inference_session(model.graphs[name], placement, kind, graph)
 
 
-def kept_graph(model: OrtModel, name: str, form: OrtForm) -> bytes | None:
-    """As `graph_bytes`, and kept for the next session where the model has a folder for that."""
-    make = partial(graph_bytes, name, model.graphs[name], form)
+def kept_graph(model: OrtModel, name: str, form: OrtForm) -> FormedGraph | None:
+    """As `graph_in_form`, and kept for the next session where the model has a folder for that."""
+    make = partial(graph_in_form, name, model.graphs[name], form)
     if model.kept is None or (name == "encoder" and not form.changes_encoder):
         return make()
     is_draft = form.drafts and name == "decoder_step"
     if is_draft and (narrow := model.kept.found(about_narrow(model, form))) is not None:
-        return narrow
+        return formed_from_bytes(narrow)
 
     def made() -> bytes:
         graph = make()
         assert graph is not None
-        return graph
+        return graph.to_bytes()
 
-    return model.kept.graph(about_graph(model, name, form), made)
+    return formed_from_bytes(model.kept.graph(about_graph(model, name, form), made))
 
 
 def about_graph(model: OrtModel, name: str, form: OrtForm) -> dict[str, Any]:
@@ -241,31 +241,45 @@ def about_narrow(model: OrtModel, form: OrtForm) -> dict[str, Any]:
     return {**about_graph(model, "decoder_step", form), "narrow": True}
 
 
-def narrow_graph(model: OrtModel, form: OrtForm, states: np.ndarray) -> bytes | None:
+def narrow_graph(model: OrtModel, form: OrtForm, states: np.ndarray) -> FormedGraph | None:
     """The step that drafts, with a table that is as narrow as these states allow, kept for later sessions; None where
     none finds their best tokens."""
     path = model.graphs["decoder_step"]
-    table = narrow_table(*projection_arrays(graph_from_file(path), path.parent), states)
+    table = late_forms().narrow_table_of(path, states)
     if table is None:
         return None
-    graph = graph_bytes("decoder_step", path, form, table)
+    graph = graph_in_form("decoder_step", path, form, table)
     assert graph is not None
     if model.kept is not None:
-        model.kept.keep(about_narrow(model, form), graph)
+        model.kept.keep(about_narrow(model, form), graph.to_bytes())
     return graph
+
+
+def late_forms() -> ModuleType:
+    """What changes graphs; imported late, because a graph that was kept needs no onnx.
+
+    By one thread at a time: where the import fails, Python gives half a module to the threads that wait for it.
+    """
+    with IMPORTING:
+        from seq2engine.export import forms
+
+        return forms
 
 
 def open_tiny_graph(model: OrtModel, graph: onnx.ModelProto, placement: Placement) -> ort.InferenceSession:
     """A device graph: no weights, moves a state."""
     path = model.graphs["decoder_step"].with_name(f"{graph.graph.name}.onnx")  # not a real file: the name in messages
     placement = dataclasses.replace(placement, provider=PROVIDERS[placement.provider].moves)
-    return inference_session(path, placement, GraphKind(rests=True, strict=True), graph.SerializeToString())
+    return inference_session(
+        path, placement, GraphKind(rests=True, strict=True), FormedGraph(graph.SerializeToString())
+    )
 
 
-def graph_bytes(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None = None) -> bytes | None:
+def graph_in_form(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None = None) -> FormedGraph | None:
     """A graph in the requested form; its weights stay in the graph's folder. None: the file unchanged."""
+    formed_graph = late_forms().formed_graph
     try:
-        return form_bytes(name, path, form, narrow)
+        return formed_graph(name, path, form, narrow)
     except ExportError as error:
         raise GraphError(
             f"{path} cannot be put into ONNX Runtime's form: {error}", name, node_in(str(error))
@@ -282,9 +296,9 @@ def graph_bytes(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None
 
 def node_in(reason: str) -> str:
     """The node that a message is about: ONNX Runtime's messages quote it, ours begin with its name."""
-    named = NODE.search(reason)
+    named = NODE.findall(reason)  # the last one is inside of those before
     first = reason.partition(" ")[0].rstrip(":")
-    return named[1] if named else first if "/" in first else ""
+    return named[-1] if named else first if "/" in first else ""
 
 
 def run_bound(session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
@@ -317,19 +331,8 @@ def run_error(name: str, error: Exception) -> GraphError:
     return GraphError(f"ONNX Runtime {ort.__version__} cannot run the {name}: {reason}", name, node_in(reason))
 
 
-def form_bytes(name: str, path: Path, form: OrtForm, narrow: NarrowTable | None = None) -> bytes | None:
-    if name == "decoder_step":
-        step = step_form(graph_from_file(path), form, path.parent, narrow)
-        if form.greedy:
-            step = step_with_greedy(step, vocab_of(step), CHAIN_CANDIDATES)
-        elif form.keeps_mask:
-            step = step_with_mask(step)
-        return step.SerializeToString()
-    return encoder_form(graph_from_file(path), form).SerializeToString() if form.changes_encoder else None
-
-
 def inference_session(
-    path: Path, placement: Placement, kind: GraphKind = ENCODER, changed: bytes | None = None
+    path: Path, placement: Placement, kind: GraphKind = ENCODER, changed: FormedGraph | None = None
 ) -> ort.InferenceSession:
     """Opens a graph; `changed` is another form of it in memory, whose weights are beside `path`."""
     options = ort.SessionOptions()
@@ -351,10 +354,10 @@ def inference_session(
     if kind.kernels:
         assert changed is not None
         options.register_custom_ops_library(str(library()))
-        held = share_weights(options, changed, path.parent)
+        held = share_weights(options, changed.weights, path.parent)
     try:
         session = ort.InferenceSession(
-            changed or str(path),
+            str(path) if changed is None else changed.graph,
             options,
             **arguments_for(placement.provider, options, path, kind.precision, kind.replayed),
         )

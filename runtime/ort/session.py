@@ -18,14 +18,15 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.transfers import TOKENS_PER_WAIT
 from seq2engine.export.contract import PRECISIONS, attention_name
-from seq2engine.export.forms import OrtForm
-from seq2engine.export.ort_forms.screened_argmax import worth_screening
-from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED
+from seq2engine.export.ort_form import CHAIN_CANDIDATES, OrtForm
+from seq2engine.export.ort_forms.interface import CHOSEN, KEYS, TRANSPOSED, worth_screening
 from seq2engine.model.config import ModelConfig
 
 from ..fitting import fitted
 from ..kernels.library import library
-from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
+from ..machine_speed import WORKER_SHORTCUTS, rows_of_threads, rows_of_worker, sensible_threads
+from ..search.beams_ahead import BeamsAhead
+from ..search.greedy_plan import ChosenTokens, GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
 from ..threads import EncoderLock, Workers, both
@@ -34,8 +35,8 @@ from .chain import BannedTokens, Chain
 from .device import Device
 from .device_state import DeviceEncoder, DeviceState, Moves
 from .encoder import Encoder
-from .graphs import CHAIN_CANDIDATES, Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
-from .machine_speed import WORKER_SHORTCUTS, rows_of_threads, rows_of_worker, sensible_threads
+from .graphs import Decoders, OrtModel, Placement, model_from_bundle, open_graph, open_tiny_graph
+from .host_chain import AHEAD, KEPT_ROWS, MOST_CANDIDATES, HostBeams, HostChain, chain_shape
 from .providers import PROVIDERS, check_provider
 
 AnyEncoder = Encoder | DeviceEncoder
@@ -87,6 +88,7 @@ class OrtSettings:
             counted=not on_cpu,
             invariant_sums=self.deterministic,
             kernels=kernels,
+            program=kernels and self.profiled is None,  # a profile shows every node
             keeps_mask=not on_cpu and model.cache_form == "static",
         )
 
@@ -142,8 +144,12 @@ class OrtSession(Session):
             decoders = opening()
         self.encoder: AnyEncoder | None = encoder
         self.bans: BannedTokens | None = None
+        self.host_chain: HostChain | None = None
+        self.host_beams: HostBeams | None = None
         self.decoders: Decoders | None = decoders
         self.layout = self.step_layout(decoders)
+        if CHOSEN[0].name in decoders.output_types:  # its steps are a program that takes a plan
+            self.ahead = RunAhead(AHEAD, MOST_CANDIDATES, config.max_target, undisturbed=True)
         if settings.host and self.threads > 1 and not self.deterministic:
             self.workers = workers_of(model, settings, self.threads, encoder)
 
@@ -240,10 +246,10 @@ class OrtSession(Session):
     def choose(
         self, state: OrtState, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
     ) -> list[StepOutput]:
-        assert isinstance(state, DeviceState)
-        assert self.device is not None
         if self.decoders is None:
             raise closed()
+        assert isinstance(state, DeviceState)
+        assert self.device is not None
         chain = state.chain
         if chain is None or chain.plan is not plan:
             self.bans = self.bans or BannedTokens(self.device)
@@ -251,6 +257,46 @@ class OrtSession(Session):
             chain.begin(tokens, position)
         columns = ahead_columns(position, plan.limit, count)
         return outputs_of(chain.run(columns), columns, len(tokens))
+
+    def choose_alone(
+        self, state: OrtState, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> ChosenTokens:
+        if self.decoders is None:
+            raise closed()
+        shape = chain_shape(state, self.layout)
+        chain, self.host_chain = self.host_chain, None  # another thread may decode with this session
+        if chain is None or chain.shape != shape or chain.session is not state.decoder.session:
+            chain = HostChain(state.decoder.session, shape)
+        chain.attach(state, self.layout)
+        chain.follow(plan)
+        found = chain.run(tokens, position, count)
+        if shape.batch <= KEPT_ROWS:  # its binding keeps the arrays of the latest state
+            self.host_chain = chain
+        return found
+
+    def choose_beams(
+        self,
+        state: OrtState,
+        tokens: np.ndarray,
+        position: np.ndarray,
+        write_index: np.ndarray,
+        self_mask: np.ndarray,
+        scores: np.ndarray,
+        end: int,
+        count: int,
+    ) -> BeamsAhead:
+        if self.decoders is None:
+            raise closed()
+        shape = chain_shape(state, self.layout, tokens.shape[1])
+        steps, self.host_beams = self.host_beams, None  # as above
+        if steps is None or steps.shape != shape or steps.session is not state.decoder.session:
+            steps = HostBeams(state.decoder.session, shape, self.layout.vocab)
+        steps.attach(state, self.layout)
+        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
+        found = steps.run({**given, "beam_scores": scores, "end": np.array(end)}, min(count, AHEAD))
+        if shape.batch <= KEPT_ROWS:
+            self.host_beams = steps
+        return found
 
     def select(self, state: OrtState, rows: np.ndarray | None, slots: np.ndarray | None) -> None:
         state.select(self.layout.cache, rows, slots)
@@ -271,7 +317,7 @@ class OrtSession(Session):
 
     def close(self) -> None:
         """Ends the session. Memory of graphs is freed when the last state that is decoded with them dies."""
-        self.encoder = self.decoders = self.workers = None
+        self.encoder = self.decoders = self.workers = self.host_chain = self.host_beams = None
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -68,11 +70,25 @@ def greedy_plan(
 ) -> GreedyPlan:
     """The plan of a batch for a graph of targets of `length` tokens. The options must be served (`unserved`).
 
-    `starts` are what each output begins with (none: what the options force).
+    `starts` are what each output begins with (none: what the options force; such plans are kept, as they repeat).
     """
+    if not starts:
+        return common_plan(options, special, batch, vocab, length)
+    return made_plan(options, special, starts, batch, vocab, length)
+
+
+@lru_cache(maxsize=16)
+def common_plan(options: SearchOptions, special: Special, batch: int, vocab: int, length: int) -> GreedyPlan:
+    return made_plan(options, special, (), batch, vocab, length)
+
+
+def made_plan(
+    options: SearchOptions, special: Special, starts: Sequence[Start], batch: int, vocab: int, length: int
+) -> GreedyPlan:
     rules = Rules(options, special, (), starts)
     target = np.full((batch, length), OPEN, dtype=np.int64)
-    for place in range(options.max_length):
+    ruled = max(int(rules.start_lengths.max(initial=0)) + 1, options.min_length if options.bars_eos else 0)
+    for place in {*range(min(ruled, options.max_length)), options.max_length - 1}:
         row = np.where(rules.start_lengths == place, FIRST, 0)
         row = row + (SHORT if options.bars_eos and place + 1 < options.min_length else 0)
         forced = rules.forced_at(place + 1, batch)
@@ -83,6 +99,35 @@ def greedy_plan(
     if options.bars_eos:
         banned[SHORT:, special.end] = True
     return GreedyPlan(target, np.full(batch, options.max_length), banned, np.array([special.end]))
+
+
+@dataclass(frozen=True)
+class ChosenTokens:
+    """What several steps of greedy search chose: tokens [B,N], their log-probabilities where they are scored, and the
+    best logit of every step, which is not finite where the model's logits are not. A source that is done has end
+    tokens, and zeros."""
+
+    tokens: np.ndarray
+    top_logits: np.ndarray
+    chosen_logits: np.ndarray
+    exp_sums: np.ndarray  # [B,N] of exp(logit - the best one's)
+
+    @property
+    def log_probs(self) -> np.ndarray:
+        """[B,N] in fp64."""
+        normaliser = np.log(self.exp_sums.astype(np.float64)) + self.top_logits.astype(np.float64)
+        return self.chosen_logits.astype(np.float64) - normaliser
+
+
+class ChoosingStep(Protocol):
+    """Steps that choose tokens themselves, by a plan."""
+
+    def choose(self, tokens: np.ndarray) -> ChosenTokens:
+        """Some steps, from the tokens just chosen [B,1]: until a source should leave, or they are enough for one
+        call."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """As a Step's."""
 
 
 def hypothesis_lengths(target: np.ndarray, end: int, limit: np.ndarray) -> np.ndarray:

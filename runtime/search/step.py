@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -85,7 +85,17 @@ class Emitted:
 Search = Generator[Emitted, None, list[list[Hypothesis]]]  # returns n-best hypotheses of every source, best first
 
 
-class SearchState(Protocol):
+class Keeps(Protocol):
+    """What a search needs of any step when finished sources leave."""
+
+    def keep(self, rows: np.ndarray) -> None: ...
+
+
+StepT = TypeVar("StepT", bound=Keeps, contravariant=True)
+AnyStep = TypeVar("AnyStep", bound=Keeps)
+
+
+class SearchState(Protocol[StepT]):
     """The state of a search between two steps: a row for every source that is still in the batch."""
 
     length: int
@@ -98,7 +108,7 @@ class SearchState(Protocol):
     @property
     def all_done(self) -> bool: ...
 
-    def advance(self, step: Step) -> StepOutput:
+    def advance(self, step: StepT) -> StepOutput:
         """One decoder step: chooses tokens and marks sources that are done."""
 
     def keep(self, rows: np.ndarray) -> None:
@@ -108,7 +118,7 @@ class SearchState(Protocol):
         """Of sources that are done, by their numbers in the whole batch."""
 
 
-def searched(step: Step, batch: int, state: SearchState) -> Search:
+def searched(step: AnyStep, batch: int, state: SearchState[AnyStep]) -> Search:
     """Runs a search to its end: yields an Emitted for every step, and drops finished sources from the batch."""
     while not state.all_done:
         answer = state.advance(step)

@@ -74,6 +74,16 @@ class NoLogits:
         raise RequestError("the logits of these steps were not kept; decode with: generate(..., logits=True)")
 
 
+class AlikeLogits:
+    """Logits [B,1,W] of one beam as those [B,K,W] of K alike ones; read once an item of them is asked for."""
+
+    def __init__(self, own: Logits, beams: int):
+        self.own, self.shape = own, (own.shape[0], beams, own.shape[2])
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.broadcast_to(self.own[...], self.shape)[index]
+
+
 @dataclass(frozen=True)
 class StepOutput:
     """Logits of the next token of K beams of B sources, and what is derived from them; valid until the next step.
@@ -137,12 +147,14 @@ class StepOutput:
 
     def of_alike(self, beams: int) -> StepOutput:
         """The output of one beam [B,1,...] as that of so many alike ones, with as many candidates as they need."""
-        batch, _, width = self.columns.shape
-        every = np.broadcast_to(self.columns, (batch, beams, width))
+        assert self.rows is None
+        every, needed = AlikeLogits(self.raw, beams), min(beams + 1, self.raw.shape[-1])
         if self.reduced is None:
             return StepOutput(every, shortlist=self.shortlist, own=self.own)
-        best = top_columns(self.columns[:, 0], min(beams + 1, width))[:, None]  # [B, 1, C]
-        found = (best, np.take_along_axis(self.columns, best, axis=-1), self.reduced.exp_sum)
+        best = self.reduced.candidates
+        if best.tokens.shape[-1] < needed:
+            best = candidates_from(self.columns, needed)
+        found = (best.tokens[..., :needed], best.logits[..., :needed], self.reduced.exp_sum)
         tokens, logits, total = (np.repeat(array, beams, axis=1) for array in found)
         return StepOutput(every, Reduced(Candidates(tokens, logits), total), self.shortlist, own=self.own)
 
@@ -175,10 +187,10 @@ def finite(normaliser: np.ndarray, sources: np.ndarray) -> np.ndarray:
     return normaliser
 
 
-def candidates_from(logits: np.ndarray) -> Candidates:
-    """Logits [B,K,V] -> the best K+1 of every beam, or as many as there are."""
+def candidates_from(logits: np.ndarray, count: int = 0) -> Candidates:
+    """Logits [B,K,V] -> the best `count` (0: K+1) of every beam, or as many as there are."""
     batch, beams, vocab = logits.shape
-    tokens = top_columns(logits.reshape(-1, vocab), min(beams + 1, vocab)).reshape(batch, beams, -1)
+    tokens = top_columns(logits.reshape(-1, vocab), min(count or beams + 1, vocab)).reshape(batch, beams, -1)
     return Candidates(tokens, np.take_along_axis(logits, tokens, axis=-1))
 
 

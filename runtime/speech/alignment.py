@@ -14,7 +14,7 @@ import numpy as np
 from seq2engine.export.contract import attention_name
 
 from ..session import Session, State
-from ..tree_cache import TreeStep
+from ..steps.tree_cache import TreeStep
 
 if TYPE_CHECKING:
     from .decoding import Window, WindowDecoder

@@ -23,8 +23,8 @@ from ..search.constraints.timestamps import Timestamps
 from ..search.options import SearchOptions
 from ..search.step import Hypothesis
 from ..session import Session, State
+from ..steps.tree_cache import TreeStep
 from ..text.running_batch import Source
-from ..tree_cache import TreeStep
 from .options import TranscribeOptions
 from .prompt import likeliest_language, probability_of, prompt_tokens
 

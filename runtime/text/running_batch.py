@@ -26,7 +26,7 @@ from ..search.options import SearchOptions
 from ..search.step import Hypothesis, staying_rows
 from ..search.step_output import NotFiniteError, StepOutput
 from ..session import Session, State, StepForm
-from ..tree_cache import TreeStep, rounded
+from ..steps.tree_cache import TreeStep, rounded
 
 NOBODY = -1  # a number that no source has
 Decoded = tuple[int, list[Hypothesis]]  # the number of a source, and its hypotheses

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -83,10 +83,10 @@ def machine_facts() -> Value:
     return {"cpu": fields or platform.processor(), "cores": cores, "libraries": versions()}
 
 
-def versions() -> dict[str, str]:
+def versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
     """Of the libraries that are installed. Their metadata are not parsed as a whole, which takes 20 ms."""
     found = {}
-    for name in LIBRARIES:
+    for name in names:
         with suppress(PackageNotFoundError):
             found_in = distribution(name)  # an .egg-info, as in a clone's own folder, has another name for it
             named = VERSION.search(found_in.read_text("METADATA") or found_in.read_text("PKG-INFO") or "")

@@ -49,6 +49,8 @@ def bundle(tmp_path_factory):
 class Wrapped:
     """A session with something changed, the rest passed through."""
 
+    ahead = None  # each of its steps is asked for
+
     def __init__(self, session):
         self.session = session
 

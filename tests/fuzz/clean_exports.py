@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 from seq2engine.export.contract import PRECISIONS
-from seq2engine.export.ort_forms import screened_argmax
+from seq2engine.export.ort_forms import interface
 from seq2engine.exporting import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import CHOICES, ModelConfig
@@ -31,7 +31,7 @@ from seq2engine.runtime.parity.run import parity_of
 from seq2engine.runtime.parity.weights.level import weights_of
 
 EXPORTS = 500
-LARGE = screened_argmax.WORTH_IT
+LARGE = interface.WORTH_IT
 T5 = {"norm": "pre", "norm_kind": "rms", "positions": "relative", "biases": False, "scale_attention": False}
 WHISPER = {"front_end": "mel", "norm": "pre", "positions": "learned", "activation": "gelu", "scale_embeddings": False}
 
@@ -91,8 +91,8 @@ def verdict(seed: int, number: int, folder: Path) -> tuple[str, str]:
         threads=1,
         deterministic=padded and rng.random() < 0.2,
     )
-    screened = config.target_vocab > screened_argmax.MOST and rng.random() < 0.5
-    screened_argmax.WORTH_IT = 0 if screened else LARGE  # as of a large vocabulary
+    screened = config.target_vocab > interface.MOST and rng.random() < 0.5
+    interface.WORTH_IT = 0 if screened else LARGE  # as of a large vocabulary
     if precision == "bf16":  # ONNX Runtime has no products of it: what is stored is accounted for, and PyTorch runs it
         levels = (*weights_of(bundle, precision), *graphs_of(bundle, precision))
         wrong = [str(level) for level in levels if not level]

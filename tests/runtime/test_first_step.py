@@ -13,10 +13,10 @@ from support.rounding import rounding_from_session
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
-from seq2engine.runtime import tree_cache
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.steps import tree_cache
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 TINY = dataclasses.replace(PRESETS["tiny"], source_vocab=60, target_vocab=60, max_source=24, max_target=24)
@@ -55,13 +55,16 @@ def test_outputs_are_those_of_steps_of_all_beams(session: Any, given: dict[str, 
     options = SearchOptions(**{"beam": 4, "max_length": 10, **given})
     sources = sources_of(5, seed=1)
     beams: list[int] = []
-    honest = session.step
 
-    def counting(state: Any, tokens: np.ndarray, *rest: np.ndarray) -> Any:
-        beams.append(tokens.shape[1])
-        return honest(state, tokens, *rest)
+    def counting(honest: Any) -> Any:
+        def counted(state: Any, tokens: np.ndarray, *rest: Any) -> Any:
+            beams.append(tokens.shape[1])
+            return honest(state, tokens, *rest)
 
-    monkeypatch.setattr(session, "step", counting)
+        return counted
+
+    for verb in ("step", "choose_beams"):
+        monkeypatch.setattr(session, verb, counting(getattr(session, verb)))
     found = generate(session, sources, options)
     width = options.width
     assert beams.count(1) == 1

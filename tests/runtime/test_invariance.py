@@ -29,9 +29,9 @@ from seq2engine.runtime.search import step as step_module
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import drain
 from seq2engine.runtime.search.step_output import StepOutput
+from seq2engine.runtime.steps.tree_cache import TreeStep
 from seq2engine.runtime.text.continuous_batching import translate_many
 from seq2engine.runtime.torch_session import TorchSession
-from seq2engine.runtime.tree_cache import TreeStep
 
 LENGTH, POOL = 14, 10
 SMALL = dataclasses.replace(

@@ -15,7 +15,7 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput
 from seq2engine.runtime.session import Limits
-from seq2engine.runtime.tree_cache import TreeStep
+from seq2engine.runtime.steps.tree_cache import TreeStep
 
 STEPS = range(2, 7)  # after the first, and before a cache of four beams is compacted
 

@@ -21,7 +21,7 @@ from support.workers import workers_for_few_rows
 
 from seq2engine.errors import ConfigError, RequestError, Seq2EngineError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.ort_forms import screened_argmax
+from seq2engine.export.ort_forms import interface
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
@@ -152,7 +152,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def sessions(bundle: Bundle) -> Iterator[Any]:
     """Every session, opened when it is first asked for."""
     with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screened_argmax, "WORTH_IT", 1)  # shortcuts and workers for a model that is too small for them
+        patch.setattr(interface, "WORTH_IT", 1)  # shortcuts and workers for a model that is too small for them
         workers_for_few_rows(patch)
 
         @cache

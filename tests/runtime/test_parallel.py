@@ -22,10 +22,10 @@ from seq2engine.model.presets import PRESETS
 from seq2engine.runtime import generate as generating
 from seq2engine.runtime import threads as threads_module
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.machine_speed import WHOLE_ROWS, rows_of_worker
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import session as ort_session
 from seq2engine.runtime.ort.graphs import model_from_bundle
-from seq2engine.runtime.ort.machine_speed import WHOLE_ROWS, rows_of_worker
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.parallel import balanced_parts, in_parallel, part_cost, workers_for
 from seq2engine.runtime.search.options import SearchOptions
@@ -187,7 +187,9 @@ def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
     base, memory, products = PRESETS["base"], 50e9, 50e9
 
     def rows(threads=2, size=1, memory=memory, products=products):
-        speed = MachineSpeed(threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), (16e-6, 9e-6))
+        speed = MachineSpeed(
+            threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), *[(16e-6, 9e-6)] * 2
+        )
         return rows_per_worker(base, threads, speed, size)
 
     assert rows() == 8  # 2 readers, of twice the int8 products for each byte, times 2
@@ -230,18 +232,20 @@ def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch, limit
     assert usable_cores() == 8
 
 
-TWO = MachineSpeed(2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9, 108e9), chained=(16e-6, 10e-6))
+TWO = MachineSpeed(
+    2, memory=(30e9, 48e9), cached=(64e9, 100e9), products=(54e9, 108e9), chained=(16e-6, 10e-6), fused=(15e-6, 7.7e-6)
+)
 
 
 def test_a_step_reads_its_weights_or_multiplies_by_them_and_its_threads_meet():
     base = PRESETS["base"]
     weights, meetings = row_work(base), SHARED * base.decoder_layers + 1
     assert step_seconds(base, 1, 1, TWO) == 4 * weights / 30e9
-    assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * TWO.region
+    assert step_seconds(base, 1, 2, TWO) == 4 * weights / 48e9 + meetings * TWO.region()
     assert step_seconds(base, 1, 1, TWO, size=1) == weights / 30e9
     assert step_seconds(base, 64, 1, TWO) == 64 * weights / 54e9
-    assert step_seconds(base, 64, 2, TWO) == 64 * weights / 108e9 + meetings * TWO.region
-    assert TWO.region == pytest.approx(2e-6)
+    assert step_seconds(base, 64, 2, TWO) == 64 * weights / 108e9 + meetings * TWO.region()
+    assert TWO.region() == pytest.approx(2e-6)
     tiny = PRESETS["tiny"]
     assert step_seconds(tiny, 1, 1, TWO) == 4 * row_work(tiny) / 64e9  # it stays in the caches
 
@@ -258,6 +262,7 @@ def test_few_rows_of_a_small_model_have_one_thread():
     assert is_small(PRESETS["tiny"])
     few, more = (rows_for_threads(PRESETS["tiny"], 2, TWO, size) for size in (4, 1))
     assert MANY_ROWS < few < more
+    assert rows_for_threads(PRESETS["tiny"], 2, TWO, 4, fused=True) < few, "in a program threads meet sooner"
     quick_to_meet = dataclasses.replace(TWO, chained=(16e-6, 8.1e-6))
     few, more = (rows_for_threads(PRESETS["tiny"], 2, quick_to_meet, size) for size in (4, 1))
     assert 1 < few < more < MANY_ROWS

@@ -21,8 +21,8 @@ from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.session import Session
+from seq2engine.runtime.steps.tree_cache import TreeStep
 from seq2engine.runtime.text.continuous_batching import translate_many
-from seq2engine.runtime.tree_cache import TreeStep
 
 CONFIG = audio_config()
 SOURCES = features(5, CONFIG.mels)

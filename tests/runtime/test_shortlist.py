@@ -73,7 +73,8 @@ def hidden(session: Session, tokens: tuple[int, ...] = TOKENS) -> Iterator[None]
         logits[..., others] = -np.inf
         return StepOutput(logits)
 
-    with mock.patch.object(session, "step", hiding), mock.patch.object(session, "workers", None):
+    hidden = {"step": hiding, "workers": None, "ahead": None}  # nor does it choose tokens in steps of its own
+    with mock.patch.multiple(session, **hidden):
         yield
 
 

@@ -13,8 +13,8 @@ from seq2engine.benchmarks.timed_decode import fixed_decode
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.search.options import SearchOptions
+from seq2engine.runtime.steps.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, slack
 from seq2engine.runtime.torch_session import TorchSession
-from seq2engine.runtime.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, slack
 
 LENGTH, BATCH, MANY = 256, 4, 32  # of many sources the calls of a compaction take no time beside its copies
 SMALL = dataclasses.replace(

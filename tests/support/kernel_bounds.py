@@ -1,7 +1,8 @@
 """By how much rounding may set an operator's numbers in fp32 apart from exact ones: worst cases, no guesses.
 
 n operations one after the other err by gamma(n) of what they add up (Higham, Accuracy and Stability, 3.1), in whatever
-order. Errors of inputs go through an operation by its slope. Nothing here is probable: it is proven, so it never fails.
+order. Errors of inputs go through an operation by its slope. Nothing here is probable: it is proven, so it never fails,
+but for words, whose roundings are chance by construction (`word_sum_error`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import numpy as np
 
 from support import kernel_ops
 from support.kernel_ops import normalised
-from support.rounding import EXP, FP32
+from support.rounding import EXP, FP32, LAMBDA
 
+WORD = 258 * 127  # of packing.c: the largest step of a word
+HOPELESS = 50.0  # an error of a logit with which a sum may be anything
+SHARE = 2.0**-10  # of candidates.c: tokens that have as much of a sum are exact
 DEPTH, BLOCK = 512, 256  # of kernels.h and candidates.c: inputs and tokens that are summed before they meet others
 SLOPE = 1.13  # the steepest of an activation function: that of Gelu
 LEAST_POWER = np.exp(-87.0)  # exponents end there: what is less comes out as this
@@ -102,3 +106,29 @@ def exp_sum_error(logits: np.ndarray) -> np.ndarray:
     relative = 3 * FP32 * np.where(np.isfinite(below), below, 0) + gamma(EXP)
     scaled = gamma(logits.shape[-1] + blocks * (EXP + 2)) + FP32 * np.ptp(np.where(np.isfinite(logits), logits, 0))
     return (powers * relative).sum(axis=-1) + scaled * powers.sum(axis=-1) + logits.shape[-1] * LEAST_POWER
+
+
+def word_sum_error(x: np.ndarray, table: np.ndarray, logits: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Of the sum of e^(logit - best) over rows x, whose logits by a table [V,D] in float err by no more than `error`,
+    where tokens with less than SHARE of it are multiplied by words: steps of each token's scale, up or down by chance.
+
+    A number of the table then errs by a chance of mean 0 within one step, apart from all others, whatever the table is.
+    Their part of a sum is the sum of share * x * step * chance, so by Hoeffding's inequality it is more than
+
+        LAMBDA / 2 * |x| * sqrt(sum of (share * scale)^2)
+
+    with a chance of 2 exp(-LAMBDA^2 / 2), and so is a logit's error with a share of 1. e^error is more than 1 + error
+    by its square at most, where errors are below 1. Floats err as they do in a product by floats, and in four further
+    operations: a number divided by its scale, the chance added to that, the scale itself, times the scale.
+    """
+    x, exact = np.abs(x.astype(np.float64)), np.exp(logits - logits.max(axis=-1, keepdims=True))
+    total = exact.sum(axis=-1, keepdims=True)
+    scale = np.maximum(np.abs(table).max(axis=1).astype(np.float64) / WORD, np.finfo(np.float32).tiny)
+    length = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
+    rough = error + gamma(5) * (x @ (np.abs(table.T.astype(np.float64)) + scale))
+    single = np.minimum(HOPELESS, LAMBDA / 2 * length * scale + rough)  # of one token
+    shares = np.where(exact / total < SHARE * np.exp(2 * single.max(axis=-1, keepdims=True)), exact / total, 0)
+    together = LAMBDA / 2 * length[..., 0] * np.sqrt(np.square(shares * scale).sum(axis=-1))
+    of_words = together + (shares * (rough + np.square(single) * np.exp(single))).sum(axis=-1)
+    of_floats = (exact * np.expm1(error + error.max(axis=-1, keepdims=True))).sum(axis=-1)
+    return of_floats + exp_sum_error(logits) + of_words * total[..., 0] * np.exp(error.max(axis=-1))

@@ -31,6 +31,7 @@ INPUTS = {
     "EncoderAttention": ("q", "mask"),
     "Candidates": ("x", "weight", "scale", "bias", "wanted", "smoothing"),
     "Embedding": ("tokens", "table", "scale", "positions", "place"),
+    "SourceHeads": ("kv",),
 }
 
 
@@ -117,8 +118,8 @@ def places_of(node: NodeProto) -> tuple[str, ...]:
 
 def error_of(node: NodeProto, given: Arrays) -> float:
     """How far rounding may set what two computations of a node make of the same inputs."""
-    if node.op_type.startswith("Embedding"):
-        return 0.0  # the same operations, one by one
+    if node.op_type.startswith(("Embedding", "SourceHeads")):
+        return 0.0  # the same operations, one by one, or none at all
     if node.op_type.endswith("Attention"):
         return attention_error(node, given)
     return product_error(node, given)

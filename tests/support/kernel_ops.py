@@ -165,8 +165,10 @@ class Embedding(OpRun):
         rows = table[tokens].astype(np.float32)
         rows = rows if scale is None else rows * scale[tokens][..., None]
         rows = rows * np.float32(self.factor)
-        if positions is not None:
+        if place is not None:
             rows = rows + positions[place[:, None] if place.ndim == 1 else place]
+        elif positions is not None:
+            rows = rows + positions[np.arange(tokens.shape[1])]
         return (rows,)
 
 
@@ -174,7 +176,16 @@ class EmbeddingInt8(Embedding):
     pass
 
 
+class SourceHeads(OpRun):
+    op_domain = DOMAIN
+
+    def _run(self, kv, **_):
+        cut = kv.reshape(*kv.shape[:2], 2, self.heads, kv.shape[2] // (2 * self.heads))  # [B, S, 2, H, E]
+        keys, values = np.moveaxis(cut, 2, 0).swapaxes(2, 3)  # [B, H, S, E]
+        return np.ascontiguousarray(keys.swapaxes(2, 3) if self.transposed else keys), np.ascontiguousarray(values)
+
+
 OPS = [
     *(Linear, LinearInt8, SelfAttention, CrossAttention, EncoderAttention),
-    *(Candidates, CandidatesInt8, Embedding, EmbeddingInt8),
+    *(Candidates, CandidatesInt8, Embedding, EmbeddingInt8, SourceHeads),
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -66,6 +67,29 @@ def run(session: ort.InferenceSession, given: Arrays) -> dict[str, np.ndarray]:
 
 def run_node(node: NodeProto, given: Arrays, threads: int = 1) -> dict[str, np.ndarray]:
     return run(session_of(node, given, threads), given)
+
+
+def open_model(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:
+    """A whole graph with operators of the library."""
+    return ort.InferenceSession(model.SerializeToString(), options_of(threads), providers=["CPUExecutionProvider"])
+
+
+def run_in_place(
+    session: ort.InferenceSession, given: Arrays, outputs: Sequence[str], cached: str = "new_"
+) -> dict[str, np.ndarray]:
+    """Outputs by name; an output `new_X` is written to (a copy of) input X, as sessions bind their caches."""
+    binding = session.io_binding()
+    values = {name: ort.OrtValue.ortvalue_from_numpy(np.array(array)) for name, array in given.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in outputs:
+        value = values.get(name.removeprefix(cached)) if name.startswith(cached) else None
+        if value is None:
+            binding.bind_output(name)
+        else:
+            binding.bind_ortvalue_output(name, value)
+    session.run_with_iobinding(binding)
+    return {name: np.array(value.numpy()) for name, value in zip(outputs, binding.get_outputs(), strict=True)}
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from seq2engine.export.ort_forms.screened_argmax import MOST
+from seq2engine.export.ort_forms.interface import MOST
 
 from ...encoder_inputs import encoder_inputs
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...ort.session import OrtSession
 from ...session import Session, StepForm
-from ...tree_cache import TreeStep
+from ...steps.tree_cache import TreeStep
 from .lookups import LEVEL
 
 STEPS = 4

@@ -16,10 +16,11 @@ import torch
 
 from seq2engine.export.artifact.graph_files import graph_from_file
 from seq2engine.export.debug_outputs import cut_graph
+from seq2engine.export.ort_form import FormedGraph
 from seq2engine.model.transformer import Transformer
 
 from ...numerics.budgets import ErrorTally, TensorResult
-from ...ort.graphs import GraphKind, Placement, graph_bytes, inference_session, run_arrays
+from ...ort.graphs import GraphKind, Placement, graph_in_form, inference_session, run_arrays
 from ...ort.session import OrtSession
 from ...session import Session
 from ...torch_session import TorchSession
@@ -63,11 +64,11 @@ def lookup_results(oracle: Session, reference: Session, candidate: Session) -> t
 
 def looked_up(candidate: OrtSession, lookup: Lookup) -> Iterator[np.ndarray]:
     path = candidate.model.graphs[lookup.graph]
-    made = graph_bytes(lookup.graph, path, candidate.form)
-    model = graph_from_file(path) if made is None else onnx.load_from_string(made)
+    made = graph_in_form(lookup.graph, path, candidate.form.by_nodes)
+    model = graph_from_file(path) if made is None else onnx.load_from_string(made.graph)
     cut = cut_graph(model, [lookup.tensor])
     kind = GraphKind(kernels=candidate.form.kernels)
-    session = inference_session(path, Placement(candidate.threads), kind, cut.SerializeToString())
+    session = inference_session(path, Placement(candidate.threads), kind, FormedGraph(cut.SerializeToString()))
     names = [given.name for given in session.get_inputs()]
     for feeds in lookup.parts:
         yield run_arrays(session, [lookup.tensor], {name: feeds[name] for name in names}, lookup.graph)[0]

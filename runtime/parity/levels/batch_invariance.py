@@ -20,7 +20,7 @@ from ...numerics.teacher_forcing import forced_tokens
 from ...search.options import SearchOptions
 from ...search.step import Emitted
 from ...session import Session
-from ...tree_cache import TreeStep
+from ...steps.tree_cache import TreeStep
 
 SAMPLE = 8  # sources
 STEPS = 16

@@ -16,8 +16,8 @@ import numpy as np
 from ...encoder_inputs import encoder_inputs
 from ...numerics.budgets import ErrorTally, TensorResult
 from ...session import Session
+from ...steps.tree_cache import TreeStep
 from ...text.sources import sample_of, tree_sources
-from ...tree_cache import TreeStep
 
 STEP_PATTERNS = ("greedy", "staggered rows", "beams")
 STEPS = 12  # enough for a tree and a restart

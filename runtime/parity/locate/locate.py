@@ -31,9 +31,9 @@ from ...encoder_inputs import encoder_inputs, listed_sources
 from ...fitting import fitted
 from ...numerics.budgets import TensorResult
 from ...opening import open_session
+from ...steps.tree_cache import TreeStep
 from ...text.sources import fewest_sources, random_sources, sample_of
 from ...torch_session import TorchSession, threads_of_torch
-from ...tree_cache import TreeStep
 from ..levels.baseline import Baseline
 from ..levels.findings import Finding, layer_of
 from ..levels.result import ParityResult

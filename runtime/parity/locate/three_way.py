@@ -15,6 +15,7 @@ import torch
 
 from seq2engine.export.artifact.graph_files import array_of, graph_from_file
 from seq2engine.export.debug_outputs import ReferenceGraph, exposed_graph, numbers, real_tensors
+from seq2engine.export.ort_form import FormedGraph
 
 from ...numerics.budgets import FEWEST_ROWS, ErrorTally, TensorResult
 from ...ort.binding import gathered_slots
@@ -39,7 +40,7 @@ class GraphFile:
         self.weights = {weight.name: weight for weight in self.model.graph.initializer}
 
     def opened(self, names: Iterable[str]) -> OpenFile:
-        changed = exposed_graph(self.model, names).SerializeToString()
+        changed = FormedGraph(exposed_graph(self.model, names).SerializeToString())
         return OpenFile(inference_session(self.path, Placement(self.threads), changed=changed))
 
     def weight(self, name: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,12 +21,13 @@ from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.artifact.engines import engine_names, open_passport
 from seq2engine.export.contract import FOR_CPUS, GRAPHS, Census
 from seq2engine.export.engines.to_engine import graph_for_tensorrt
+from seq2engine.export.ort_form import OrtForm
 from seq2engine.export.ort_forms import int8_matmul
 from seq2engine.export.ort_forms.gemm_projection import PACKED
-from seq2engine.export.ort_forms.screened_argmax import MOST
+from seq2engine.export.ort_forms.interface import MOST
 from seq2engine.export.precision.census import check_engine
 
-from ...ort.graphs import graph_bytes, model_from_bundle
+from ...ort.graphs import graph_in_form, model_from_bundle
 from ...ort.session import OrtSettings
 from ..levels.findings import Finding
 from ..levels.weights import WeightResult
@@ -48,9 +50,9 @@ def derived_results(
     paths = {name: bundle.graph_path(precision, name) for name in GRAPHS}
     stored = {name: StoredGraph.from_file(path) for name, path in paths.items()}
     if backend == "onnxruntime":
-        form = settings.form(model_from_bundle(bundle, precision))
+        form = settings.form(model_from_bundle(bundle, precision)).by_nodes
         for name, path in paths.items():
-            yield derived_result(name, "ONNX Runtime", stored[name], partial(graph_bytes, name, path, form))
+            yield derived_result(name, "ONNX Runtime", stored[name], partial(ort_graph, name, path, form))
     elif precision not in FOR_CPUS:
         yield from engine_results(bundle, precision, engine, stored)
 
@@ -80,6 +82,11 @@ def with_engine_constants(result: WeightResult, held: dict[str, int], census: Ce
         fault = finding(result.graph, "", "", result.graph, "engine", str(error))
         return dataclasses.replace(result, faults=(*result.faults, fault))
     return result
+
+
+def ort_graph(name: str, path: Path, form: OrtForm) -> bytes | None:
+    made = graph_in_form(name, path, form)
+    return None if made is None else made.graph
 
 
 def derived_result(name: str, form: str, file: StoredGraph, make: Callable[[], bytes | None]) -> WeightResult:

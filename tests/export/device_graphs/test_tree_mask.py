@@ -1,4 +1,4 @@
-"""The tree cache's mask on the device is that of runtime/tree_cache.py."""
+"""The tree cache's mask on the device is that of runtime/steps/tree_cache.py."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from seq2engine.export.kernel_forms.attention import fuse_attentions
 from seq2engine.export.kernel_forms.heads import MASKED
 from seq2engine.export.ort_forms.attention_outputs import attention_graph
 from seq2engine.export.ort_forms.cross_rows import cross_rows
-from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED, transposed_keys
+from seq2engine.export.ort_forms.interface import KEYS, TRANSPOSED
+from seq2engine.export.ort_forms.transposed_keys import transposed_keys
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model import layers
 from seq2engine.model.checkpoint import random_model

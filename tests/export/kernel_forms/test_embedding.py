@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -11,7 +12,8 @@ from support.kernel_checks import attributes, check_nodes, fused_nodes
 
 from seq2engine.export.contract import graph_specs
 from seq2engine.export.kernel_forms.embedding import fuse_embeddings
-from seq2engine.export.ort_forms.beam_positions import beam_positions, spec_with_beam_positions
+from seq2engine.export.ort_forms.beam_positions import beam_positions
+from seq2engine.export.ort_forms.interface import spec_with_beam_positions
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig
@@ -56,8 +58,44 @@ def test_an_encoder_has_positions_from_0_on(feeds_for):
     plain = graph_of("encoder")
     made = fused(plain)
     (node,) = fused_nodes(made)
-    assert node.input[0] == "source_ids"
+    assert list(node.input) == ["source_ids", "target_embedding.tokens.weight", "", "source_embedding.positions"]
+    assert not {"Shape", "Squeeze", "Range"} & {one.op_type for one in made.graph.node}, "columns need no place"
     check_nodes(plain, made, feeds_for(graph_specs(SMALL)["encoder"], SIZES, vocab=40))
+
+
+COUNTED = """
+g (int64[B,S] tokens, bool[B,S] mask) => (float[B,S,8] y) {
+    shape = Shape<start = 1, end = 2>(mask) length = Squeeze(shape) counted = Range(zero, length, one)
+    place = Unsqueeze(counted, first) found = Gather<axis = 0>(table, tokens)
+    where = Gather<axis = 0>(positions, place) y = Add(found, where)
+}
+"""
+OTHERWISE = {
+    "from another place": ("Range(zero,", "Range(two,"),
+    "with another step": ("length, one)", "length, two)"),
+    "rows": ("<start = 1, end = 2>", "<start = 0, end = 1>"),
+    "another axis": ("Unsqueeze(counted, first)", "Unsqueeze(counted, last)"),
+    "of no input": ("end = 2>(mask)", "end = 2>(table)"),
+}
+
+
+def counting(graph_of, text: str) -> onnx.ModelProto:
+    numbers = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "first": np.array([0])}
+    return graph_of(text, **numbers, last=np.array([1]), table=(20, 8), positions=(12, 8))
+
+
+def test_counted_columns_need_no_place(graph_of):
+    (node,) = fused(counting(graph_of, COUNTED)).graph.node
+    assert list(node.input) == ["tokens", "table", "", "positions"]
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_counted_otherwise_is_a_place(graph_of, name):
+    text = COUNTED.replace(*OTHERWISE[name])
+    assert text != COUNTED
+    made = fused(counting(graph_of, text))
+    assert [node.input[4] for node in fused_nodes(made)] == ["place"]
+    assert "Range" in [node.op_type for node in made.graph.node]
 
 
 @pytest.mark.parametrize("positions", ["rotary", "relative"])

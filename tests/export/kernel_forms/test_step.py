@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, shape_inference
-from support.all_pairs import Case, all_pairs
+from support.all_pairs import all_pairs
+from support.kernel_cases import FACTORS, SMALL, config_of, feeds_of_form, in_form, in_precision, is_all_ours
 from support.kernel_checks import check_nodes, check_rest, fused_nodes, run_kernels
 from support.rounding import tensor_error
 
@@ -18,74 +17,12 @@ from seq2engine.export.graph_index import makers_of
 from seq2engine.export.kernel_forms import ops
 from seq2engine.export.kernel_forms.step import kernel_encoder, kernel_layers, kernel_step
 from seq2engine.export.kernel_forms.vocabulary import fits
-from seq2engine.export.ort_forms.attention_outputs import attention_graph
-from seq2engine.export.ort_forms.cross_rows import cross_rows
 from seq2engine.export.ort_forms.int8_matmul import row_products
 from seq2engine.export.ort_forms.screened_argmax import WANTED
-from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED, transposed_keys
-from seq2engine.export.precision.quantise import quantised_graph
-from seq2engine.export.precision.smoothing import graph_with_factors, smoothed_inputs
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
-from seq2engine.model.config import ModelConfig
 
-SMALL = ModelConfig(1, 2, 2, 16, 24, 40, 40, max_source=12, max_target=12)
-FACTORS = {
-    "norm": ("post", "pre"),
-    "norm_kind": ("layer", "rms"),
-    "positions": ("sinusoidal", "learned", "rotary", "relative"),
-    "activation": ("relu", "gelu", "silu", "gelu_tanh"),
-    "gated": ("plain", "gated"),
-    "output": ("tied", "tied with bias", "own", "own with bias"),
-    "biases": ("biases", "no biases"),
-    "embedding": ("scaled embedding", "embedding", "normalised embedding"),
-    "scale": ("scaled", "not scaled"),
-    "precision": ("fp32", "w8a8", "smoothed w8a8"),
-    "cache": ("static", "growing"),
-    "keys": ("plain", "transposed", "rows"),
-    "weights": ("hidden", "shown"),
-    "beams": ("1", "3"),
-}
 CASES, _ = all_pairs(FACTORS, lambda case: True)
-
-
-def config_of(case: Case) -> ModelConfig:
-    named = {name: case[name] for name in ("norm", "norm_kind", "positions", "activation")}
-    return dataclasses.replace(
-        SMALL,
-        gated=case["gated"] == "gated",
-        tie_output=case["output"].startswith("tied"),
-        output_bias=case["output"].endswith("bias"),
-        biases=case["biases"] == "biases",
-        scale_attention=case["scale"] == "scaled",
-        scale_output=case["scale"] != "scaled",
-        scale_embeddings=case["embedding"].startswith("scaled"),
-        embedding_norm=case["embedding"].startswith("normalised"),
-        **named,
-    )
-
-
-def in_precision(graph: onnx.ModelProto, precision: str) -> onnx.ModelProto:
-    if precision == "fp32":
-        return graph
-    if precision.startswith("smoothed"):
-        rng = np.random.default_rng(0)
-        widths = {weight.name: weight.dims[0] for weight in graph.graph.initializer if weight.dims}
-        chosen = {
-            name: np.exp2(rng.integers(-2, 3, widths[name])).astype(np.float32) for name in smoothed_inputs(graph)
-        }
-        graph = graph_with_factors(graph, chosen)
-    return quantised_graph(graph, "w8a8")
-
-
-def in_form(graph: onnx.ModelProto, case: Case) -> onnx.ModelProto:
-    if case["keys"] == "transposed":
-        graph = transposed_keys(graph)
-    if graph.graph.name == "encoder":
-        return graph
-    if case["weights"] == "shown":
-        graph = attention_graph(graph, SMALL.decoder_layers)
-    return cross_rows(graph) if case["keys"] == "rows" else graph
 
 
 def constant_products(graph: onnx.GraphProto) -> int:
@@ -129,10 +66,7 @@ def test_a_decoder_step_computes_the_same(case, feeds_for, run_onnx):
     spec = graph_specs(config, "fp32", case["cache"])["decoder_step"]
     beams = int(case["beams"])
     feeds = feeds_for(spec, {"B": 3, "K": beams, "S": 5, "L": 7, "M": 7 + beams}, vocab=40, positions=12)
-    if case["keys"] == "rows":
-        feeds["source_mask"][:] = True
-    if case["keys"] == "transposed":
-        feeds |= {name: array.transpose(TRANSPOSED) for name, array in feeds.items() if name.startswith(KEYS)}
+    feeds = feeds_of_form(feeds, case)
     given = {**feeds, WANTED.name: np.array([0])}
     check_nodes(before, made, given)
     if not int8:  # of int8 rows, a number that is rounded up here and down there is no error of ours
@@ -155,9 +89,14 @@ def test_an_encoder_computes_the_same(case, feeds_for, run_onnx):
     assert counts(made) == {
         ops.LINEAR_INT8 if int8 else ops.LINEAR: constant_products(plain.graph),
         ops.EMBEDDING_INT8 if int8 else ops.EMBEDDING: 1,
+        ops.SOURCE_HEADS: config.decoder_layers,
     } | ({ops.ENCODER_ATTENTION: config.encoder_layers} if fused else {})
     left = [node.op_type for node in made.graph.node]
-    assert "Gather" not in left or not fused  # rotations and biases of distances are looked up, too
+    others = {node.op_type for node in made.graph.node if not node.domain}
+    if fused:  # with positions of another kind, rotations and biases of distances are looked up, and heads are cut
+        assert not {"Shape", "Squeeze", "Range", "Unsqueeze", "Gather", "Reshape", "Transpose"} & others
+        assert "Split" not in others or config.gated
+    assert not others or not is_all_ours(case)
     assert left.count("MatMul") == (0 if fused else 2 * config.encoder_layers)
     check_rest(before, made)
     assert made.graph.output == plain.graph.output

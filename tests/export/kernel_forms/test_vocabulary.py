@@ -11,11 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 from support.kernel_checks import SCALED, attributes, check_nodes, fused_nodes, run_kernels
 from support.rounding import FP32, apart, exp_sum_error, sum_error
 
+from seq2engine.export.kernel_forms import vocabulary
 from seq2engine.export.kernel_forms.vocabulary import fits, fuse_vocabulary
 from seq2engine.export.ort_forms.int8_matmul import STEPS_OF, row_products
-from seq2engine.export.ort_forms.screened_argmax import WANTED
+from seq2engine.export.ort_forms.interface import CANDIDATES, WANTED
 from seq2engine.export.ort_forms.shortlist import shortlist_graph
-from seq2engine.export.ort_forms.top_candidates import CANDIDATES, candidate_graph
+from seq2engine.export.ort_forms.top_candidates import candidate_graph
 from seq2engine.export.precision.quantise import quantised_graph
 
 WIDTH, VOCAB = 24, 301
@@ -131,6 +132,17 @@ def test_only_float_tables_by_rows_are_screened():
     assert screened(True, False, False) == 0
     assert screened(False, False, True) == 0
     assert screened(True, True, True) is None
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
+def test_only_large_tables_by_rows_have_words(tied, monkeypatch):
+    """Of the tables that are screened: a small one is in the cache in fp32, too."""
+    assert vocabulary.WORTH_WORDS > VOCAB * WIDTH
+    for least, worth in ((VOCAB * WIDTH, True), (VOCAB * WIDTH + 1, False)):
+        monkeypatch.setattr(vocabulary, "WORTH_WORDS", least)
+        for screened in (False, True):
+            (one,) = fused_nodes(fused(step_of(tied, biased=False), screened))
+            assert attributes(one)["words"] == (worth and tied and screened)
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "w8a8"])

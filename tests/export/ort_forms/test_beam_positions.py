@@ -13,7 +13,8 @@ from support.rounding import tensor_error
 
 from seq2engine.errors import ExportError
 from seq2engine.export.contract import graph_specs
-from seq2engine.export.ort_forms.beam_positions import POSITION, beam_positions, spec_with_beam_positions
+from seq2engine.export.ort_forms.beam_positions import beam_positions
+from seq2engine.export.ort_forms.interface import POSITION, spec_with_beam_positions
 from seq2engine.export.to_onnx import graphs_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.config import ModelConfig

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.rounding import FP32, apart, sum_error
 
 from seq2engine.export.ort_forms.int8_matmul import row_products
-from seq2engine.export.ort_forms.screened_argmax import path, screened_graph, screening, tables, worth_screening
-from seq2engine.export.ort_forms.top_candidates import CANDIDATES, candidate_graph
+from seq2engine.export.ort_forms.interface import CANDIDATES, worth_screening
+from seq2engine.export.ort_forms.screened_argmax import path, screened_graph, screening, tables
+from seq2engine.export.ort_forms.top_candidates import candidate_graph
 from seq2engine.export.precision.quantise import quantised_graph
 from seq2engine.model.config import ModelConfig
 

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from support.rounding import exp_sum_error, sum_error
 
 from seq2engine.errors import ExportError
-from seq2engine.export.ort_forms.top_candidates import BLOCK, CANDIDATES, block_of, candidate_graph
+from seq2engine.export.ort_forms.interface import CANDIDATES
+from seq2engine.export.ort_forms.top_candidates import BLOCK, block_of, candidate_graph
 
 SIZES = {"B": 2, "K": 3, "S": 5, "L": 16, "M": 19}
 NAMES = [tensor.name for tensor in CANDIDATES]

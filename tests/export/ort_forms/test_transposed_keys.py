@@ -9,7 +9,8 @@ from onnx import helper
 from support.rounding import tensor_error
 
 from seq2engine.errors import ExportError
-from seq2engine.export.ort_forms.transposed_keys import KEYS, TRANSPOSED, specs_with_transposed_keys, transposed_keys
+from seq2engine.export.ort_forms.interface import KEYS, TRANSPOSED, specs_with_transposed_keys
+from seq2engine.export.ort_forms.transposed_keys import transposed_keys
 
 SIZES = {"B": 2, "K": 3, "S": 5, "L": 16, "M": 19}
 

@@ -72,7 +72,8 @@ def test_of_candidates(kind, wanted):
     if kind == "int8":
         found |= {"table": np.rint(20 * found["table"]).clip(-64, 64).astype(np.int8), "scale": normal(vocab, seed=2)}
     names = {name: name for name in found}
-    node = ops.candidates("candidates", OUTPUTS, **names, by_rows=True, screened=kind == "screened")
+    screened = kind == "screened"
+    node = ops.candidates("candidates", OUTPUTS, **names, by_rows=True, screened=screened, words=screened)
     assert_invariant(node, found, ("x",), sources)
 
 

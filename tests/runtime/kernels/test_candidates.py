@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.kernel_bounds import added_error, exp_sum_error, int8_error, product_error
+from support.kernel_bounds import added_error, exp_sum_error, int8_error, product_error, word_sum_error
 from support.kernel_ops import int8_product
 from support.kernel_sessions import run, run_node, same_bits, session_of
 
@@ -41,7 +41,7 @@ def by_columns(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def opened(found: dict[str, np.ndarray], threads: int = 1, by_rows: bool = True, screened: bool = False):
     names = {name: name for name in found} | {"wanted": "wanted"}
-    node = ops.candidates("candidates", OUTPUTS, **names, by_rows=by_rows, screened=screened)
+    node = ops.candidates("candidates", OUTPUTS, **names, by_rows=by_rows, screened=screened, words=screened)
     return session_of(node, {**found, "wanted": np.zeros(1, np.int64)}, threads)
 
 
@@ -279,3 +279,116 @@ def test_rows_that_are_no_numbers_leave_the_others_as_they_are():
         assert same_bits(after[name][right], before[name][right])
     assert not np.isfinite(after["exp_sum"][~right]).any()
     assert ((after["best_tokens"] >= 0) & (after["best_tokens"] < 1500)).all()
+
+
+# Words of 16 bits: the same tokens and bits as without; sums err by no more than chance allows.
+
+
+def alike(found: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    """All tokens the same, so that none has much of the sum, and as far from whole steps as can be."""
+    found["table"][:] = found["table"][:1]
+    found["bias"][:] = 0
+
+
+def flat(found: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    found["x"] *= 0.01
+    found["bias"][:] = 0
+
+
+def peaked(found: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    """One token has nearly all of the sum, wherever it is."""
+    found["bias"][rng.integers(0, len(found["bias"]))] += 30
+
+
+def gridded(found: dict[str, np.ndarray], rng: np.random.Generator) -> None:
+    """A table that was in int8 before: what rounding does to a number, it does to all that are equal."""
+    scale = np.abs(found["table"]).max(axis=1, keepdims=True) / 127
+    found["table"][:] = np.rint(found["table"] / scale) * scale
+
+
+WORD_CASES = [*CASES, alike, flat, peaked, gridded]
+
+
+@given(st.integers(0, 99), SIZES, st.sampled_from(WORD_CASES), st.integers(1, 16), st.integers(1, 2))
+@settings(max_examples=60)
+@example(0, (3, 14, 65, 2085), close, 5, 2)
+@example(1, (1, 4, 65, 2085), outlying, 16, 1)
+@example(2, (2, 2, 65, 1500), all_banned, 5, 1)
+@example(3, (2, 5, 513, 2085), alike, 5, 2)
+@example(4, (3, 14, 513, 2085), flat, 5, 1)
+@example(5, (2, 5, 70, 2085), peaked, 3, 2)
+@example(6, (3, 14, 513, 2085), gridded, 16, 2)
+@example(2, (1, 1, 1, 1), banned, 1, 1)  # no token is left
+def test_words_change_nothing_but_the_last_digits_of_a_sum(seed, sizes, case, wanted, threads):
+    found = arrays(seed, *sizes)
+    if case is not None:
+        case(found, np.random.default_rng(seed))
+    wanted = min(wanted, sizes[3])
+    plain = asked(opened(found, threads), found, -wanted)
+    words = asked(opened(found, threads, screened=True), found, -wanted)
+    for name in ("logits", "best_logits", "best_tokens"):
+        assert same_bits(words[name], plain[name]), name
+    logits, error = exact_logits(found)
+    np.testing.assert_array_equal(np.isfinite(words["exp_sum"]), np.isfinite(logits).any(axis=-1))
+    error = np.where(np.isfinite(logits), error, 0)
+    known = np.isfinite(logits).any(axis=-1) & (error.max(axis=-1) < 1)  # else floats have no digit of a sum either
+    if not known.any():
+        return
+    logits, error, total = logits[known], error[known], words["exp_sum"][known]
+    exact = np.exp(logits - words["best_logits"][known][:, :1].astype(np.float64)).sum(axis=-1)
+    allowed = word_sum_error(found["x"][known], found["table"], logits, error)
+    assert (np.abs(total - exact) <= allowed * np.exp(error.max(axis=-1))).all()
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["different tokens", "equal tokens"])
+@pytest.mark.parametrize("vocab", [300, 2085], ids=["all exact", "none exact"])
+def test_errors_of_coarse_words_do_not_add_up(vocab, same):
+    """An input that is always 0 has weights so large that words are coarse beside the others. Where hundreds of tokens
+    have the sum, they are exact; where thousands have it, errors of equal tokens are independent all the same."""
+    found = arrays(0, 3, 14, 65, vocab, biased=False)
+    found["x"][..., 0], found["table"][:, 0] = 0, 100
+    found["x"][..., 1:] *= 0.05
+    if same:
+        found["table"][:] = found["table"][:1]
+    words = asked(opened(found, screened=True), found, -5)
+    logits, error = exact_logits(found)
+    exact = np.exp(logits - words["best_logits"][..., :1].astype(np.float64)).sum(axis=-1)
+    allowed = word_sum_error(found["x"], found["table"], logits, error)
+    assert (np.abs(words["exp_sum"] - exact) <= allowed).all()
+
+
+def test_rows_for_which_words_are_too_large_or_no_numbers_have_the_same_bits_as_without():
+    found = arrays(0, 2, 20, 65, 1500)
+    found["x"][0, 3], found["x"][1, 7, 5], found["x"][1, 8] = np.nan, np.inf, 1e32 * found["x"][1, 8]
+    plain, words = asked(opened(found), found, -3), asked(opened(found, screened=True), found, -3)
+    for name in ("logits", "best_logits", "best_tokens"):
+        assert same_bits(words[name], plain[name])
+    right = np.isfinite(plain["exp_sum"])
+    assert right.sum() == 38
+    np.testing.assert_array_equal(np.isfinite(words["exp_sum"]), right)
+    assert words["exp_sum"][1, 8] == plain["exp_sum"][1, 8] == 1  # the best token is far above the others
+
+
+@pytest.mark.parametrize("wanted", [3, -3])
+@pytest.mark.parametrize("size", [1e-44, 1e-37, 1e-30, 1e30, 1e37])
+def test_tables_of_the_smallest_and_largest_numbers_are_screened_as_others(size, wanted):
+    found = arrays(0, 2, 3, 65, 1500, biased=False)
+    found["table"] = (size * (found["table"] / 10)).astype(np.float32)
+    found["x"] /= np.float32(size) if size > 1 else np.float32(1)
+    plain, rough = asked(opened(found), found, wanted), asked(opened(found, screened=True), found, wanted)
+    for name in ("logits", "best_logits", "best_tokens"):
+        assert same_bits(rough[name], plain[name])
+    np.testing.assert_allclose(rough["exp_sum"], plain["exp_sum"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", [None, flat, alike, peaked])
+def test_sums_of_words_have_the_same_bits_in_every_run(case):
+    """Though threads find other tokens first."""
+    found = arrays(0, 3, 14, 65, 20_000)
+    if case is not None:
+        case(found, np.random.default_rng(0))
+    first = asked(opened(found, screened=True), found, -5)
+    session = opened(found, 2, screened=True)
+    for _ in range(20):
+        for name, array in asked(session, found, -5).items():
+            assert same_bits(array, first[name]), name

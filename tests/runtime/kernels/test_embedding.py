@@ -34,6 +34,11 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.normal(size=shape).astype(np.float32)
 
 
+def columns(seed: int, width: int, int8: bool, count: int) -> dict[str, np.ndarray]:
+    """With positions for that many columns, and no place: tokens have 5 columns."""
+    return arrays(seed, width, int8, "none") | {"positions": normal(np.random.default_rng(seed + 1), count, width)}
+
+
 def node_of(found: dict[str, np.ndarray]) -> NodeProto:
     return ops.embedding("embedding", "x", **{name: name for name in found}, factor=FACTOR)
 
@@ -42,9 +47,9 @@ def expected(found: dict[str, np.ndarray]) -> np.ndarray:
     rows = found["table"][found["tokens"]].astype(np.float32)
     rows = rows * found["scale"][found["tokens"]][..., None] if "scale" in found else rows
     rows = rows * np.float32(FACTOR)
-    if "place" not in found:
+    if "positions" not in found:
         return rows
-    place = found["place"]
+    place = found.get("place", np.arange(found["tokens"].shape[1])[None])
     return rows + found["positions"][place[:, None] if place.ndim == 1 else place]
 
 
@@ -53,6 +58,34 @@ def expected(found: dict[str, np.ndarray]) -> np.ndarray:
 def test_is_what_separate_operators_compute(seed, width, int8, places, threads):
     found = arrays(seed, width, int8, places)
     assert same_bits(run_node(node_of(found), found, threads)["x"], expected(found))
+
+
+@given(st.integers(0, 99), st.integers(1, 70), st.booleans(), st.integers(5, 12), st.integers(1, 2))
+@settings(max_examples=20)
+def test_without_a_place_columns_are_counted(seed, width, int8, count, threads):
+    found = columns(seed, width, int8, count)
+    assert same_bits(run_node(node_of(found), found, threads)["x"], expected(found))
+    one = {**found, "tokens": found["tokens"][:, :1]}
+    assert same_bits(run_node(node_of(one), one, threads)["x"], expected(one))
+
+
+def test_columns_are_those_of_the_tokens_in_every_part_of_the_work():
+    """Parts are of 32 tokens, whatever the columns."""
+    found = columns(1, 600, False, 99) | {"tokens": np.random.default_rng(2).integers(0, VOCAB, (5, 99))}
+    assert same_bits(run_node(node_of(found), found, 2)["x"], expected(found))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_more_columns_than_positions_are_an_error(count):
+    found = columns(1, 6, False, count)
+    with pytest.raises(ort.capi.onnxruntime_pybind11_state.InvalidArgument, match="not in its table"):
+        run_node(node_of(found), found)
+
+
+def test_a_place_without_positions_is_an_error():
+    found = arrays(1, 6, False, "none") | {"place": np.zeros((3, 5), dtype=np.int64)}
+    with pytest.raises(ort.capi.onnxruntime_pybind11_state.InvalidArgument, match="do not fit"):
+        run_node(node_of(found), found)
 
 
 def test_many_tokens_are_divided_among_threads():

@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 import pytest
-from onnx import TensorProto
 
+from seq2engine.export.ort_form import FileWeight
 from seq2engine.runtime.kernels.library import library
 from seq2engine.runtime.kernels.mapped_weights import FILES, mapped
 
@@ -16,11 +16,8 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the kernel library is
 NUMBERS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-def tensor_at(offset: int, dims: tuple[int, ...] = (4, 6)) -> TensorProto:
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", "weights.bin"), ("offset", str(offset))):
-        tensor.external_data.add(key=key, value=value)
-    return tensor
+def weight_at(offset: int, dims: tuple[int, ...] = (4, 6)) -> FileWeight:
+    return FileWeight("w", "weights.bin", "float32", dims, offset)
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def path(tmp_path):
 def test_a_file_is_mapped_once_and_not_for_longer_than_it_is_used(path):
     first, second = mapped(path), mapped(path)
     assert first is second
-    assert np.array_equal(first.array(tensor_at(64)), NUMBERS)
+    assert np.array_equal(first.array(weight_at(64)), NUMBERS)
     del first, second
     gc.collect()
     assert not any(key[0] == str(path.resolve()) for key in FILES)
@@ -45,12 +42,12 @@ def test_a_file_that_was_replaced_is_mapped_anew(path):
     other.write_bytes(path.read_bytes()[::-1])
     os.replace(other, path)
     assert mapped(path) is not before
-    assert np.array_equal(before.array(tensor_at(64)), NUMBERS), "whoever reads the old one goes on with it"
+    assert np.array_equal(before.array(weight_at(64)), NUMBERS), "whoever reads the old one goes on with it"
 
 
 @pytest.mark.parametrize(("offset", "dims"), [(68, (4, 6)), (64, (5, 6)), (66, (4, 6)), (-64, (4, 6))])
 def test_a_tensor_that_is_not_in_the_file_is_not_read(path, offset, dims):
-    assert mapped(path).array(tensor_at(offset, dims)) is None
+    assert mapped(path).array(weight_at(offset, dims)) is None
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "pipe", "folder"])

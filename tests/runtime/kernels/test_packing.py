@@ -84,15 +84,16 @@ def test_weights_at_a_place_where_others_were_are_packed_again():
         del shared, alone
 
 
-@pytest.mark.parametrize("kind", ["float", "quantised", "screened"])
+@pytest.mark.parametrize("kind", ["float", "quantised", "screened", "words"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_session_serves_several_threads_at_once(kind, threads):
     """From the first call on, in which each of them finds nothing packed."""
-    if kind == "screened":
-        found = {"table": normal(3000, 64), "bias": normal(3000), "wanted": np.array([5])}
+    if kind in ("screened", "words"):
+        wanted = np.array([5 if kind == "screened" else -5])
+        found = {"table": normal(3000, 64), "bias": normal(3000), "wanted": wanted}
         names = {name: name for name in (*found, "x")}
         outputs = ["logits", "exp_sum", "best_logits", "best_tokens"]
-        node = ops.candidates("candidates", outputs, **names, by_rows=True, screened=True)
+        node = ops.candidates("candidates", outputs, **names, by_rows=True, screened=True, words=True)
         inputs = [{**found, "x": normal(1, rows, 64, seed=rows)} for rows in (1, 5, 33, 2)]
     else:
         found = {"weight": normal(600, 700), "smoothing": np.abs(normal(600))}

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from support.rounding import assert_same_outputs, rounding_from_session
 
 from seq2engine.export.artifact.bundle import Bundle
-from seq2engine.export.forms import OrtForm, step_form
+from seq2engine.export.forms import step_form
+from seq2engine.export.ort_form import OrtForm
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS

@@ -11,7 +11,7 @@ import pytest
 from support.workers import workers_for_few_rows
 
 from seq2engine.errors import SessionError
-from seq2engine.export.ort_forms import screened_argmax as screened_graph
+from seq2engine.export.ort_forms import interface
 from seq2engine.export.to_onnx import graphs_from_model, onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
@@ -34,7 +34,7 @@ SOURCES = [[5, 9, 900, 17], [31], [7, 1100, 8, 8, 30, 4, 11], [950, 1199], [3, 4
 def bundle(tmp_path_factory):
     """Of a small model, whose decoder steps have the shortcut to the best candidates nevertheless."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screened_graph, "WORTH_IT", 1)
+        patch.setattr(interface, "WORTH_IT", 1)
         yield onnx_from_model(random_model(CONFIG, 3), tmp_path_factory.mktemp("forms") / "bundle", PRECISIONS)
 
 

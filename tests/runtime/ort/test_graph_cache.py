@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from seq2engine.export import forms
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort import graph_cache, graphs
+from seq2engine.runtime.ort import graph_cache
 from seq2engine.runtime.ort.graph_cache import GraphCache
 from seq2engine.runtime.search.options import SearchOptions
 
@@ -56,7 +57,7 @@ def test_another_graph_has_its_own_file(tmp_path, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("LIBRARIES", {"onnxruntime": "9.9"}), ("code_of_forms", lambda: "changed")]
+    ("name", "value"), [("libraries", lambda: {"onnxruntime": "9.9"}), ("code_of_forms", lambda: "changed")]
 )
 def test_other_libraries_and_other_code_make_it_anew(tmp_path, monkeypatch, name, value):
     cache = GraphCache(tmp_path)
@@ -168,8 +169,34 @@ def test_the_second_session_makes_no_graph_and_decodes_the_same(bundle, precisio
     with open_session(bundle, precision=precision, threads=1) as session:
         plain = [generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=8, beam=beam)) for beam in (1, 3)]
     assert outputs() == plain
-    monkeypatch.setattr(graphs, "form_bytes", None)  # a call would raise
+    monkeypatch.setattr(forms, "formed_graph", None)  # a call would raise
     assert outputs() == plain
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+import seq2engine
+from seq2engine.runtime.opening import open_session
+bundle, precision, draft, cache = sys.argv[1:]
+with open_session(bundle, precision=precision, threads=2, draft=draft or None, cache=Path(cache)) as session:
+    seq2engine.generate(session, [[5, 6, 7]])
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("precision", "draft"), [("fp32", ""), ("fp32", "auto"), ("w8a8", "")])
+def test_a_session_of_kept_graphs_does_without_onnx(bundle, precision, draft, tmp_path):
+    """It takes 40 ms and 11 MB to import."""
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", LIGHT, str(bundle.root), precision, draft, str(tmp_path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        )
+        found.append({"onnx", "google.protobuf"} & set(done.stdout.split()))
+    assert found[0]
+    assert not found[1]
 
 
 def test_other_weights_have_other_graphs(bundle, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,20 @@ def test_sessions_of_a_bundle_map_its_weights_once(bundles):
         with session_of(bundle, True) as other:
             generate(other, SOURCES, OPTIONS["greedy"])
             assert mapped() == alone
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not list the pages of mappings")
+def test_weights_are_read_and_not_mapped_beside_their_packed_form(bundles):
+    """How many pages a mapping takes depends on how the file came into the page cache: up to 2 MB for every row."""
+    bundle = bundles["post-norm, sinusoidal, tied"]
+    with session_of(bundle, True) as session:
+        generate(session, SOURCES, OPTIONS["greedy"])
+        starts = {f"{file.bytes.ctypes.data:x}-" for key, file in FILES.items() if key[0].startswith(str(bundle.root))}
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        places = [place for place, line in enumerate(lines) if line.startswith(tuple(starts))]
+        resident = [next(line for line in lines[place:] if line.startswith("Rss:")) for place in places]
+    assert len(resident) == len(starts) > 0
+    assert all(line.split()[1] == "0" for line in resident)
 
 
 def test_deterministic_sessions_keep_to_the_operators_that_are_known_to_be(bundles):

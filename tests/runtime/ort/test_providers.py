@@ -18,6 +18,7 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import open_bundle
 from seq2engine.export.contract import TensorSpec
 from seq2engine.export.device_graphs.gathers import gather_slots
+from seq2engine.export.ort_form import FormedGraph
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import graphs
@@ -220,7 +221,7 @@ def test_what_is_opened_strictly_and_replayed(
     """Steps and the graphs that move states are held to their provider; only a static cache's step repeats."""
     opened = {}
 
-    def look(path: Path, placement: Placement, kind: GraphKind, changed: bytes | None = None) -> Any:
+    def look(path: Path, placement: Placement, kind: GraphKind, changed: FormedGraph | None = None) -> Any:
         opened[path.stem] = kind
         return inference_session(path, placement, kind, changed)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.rounding import exp_sum_error
 
 from seq2engine.errors import RequestError
-from seq2engine.runtime.search.step_output import StepOutput, finite, log_sum_exp, top_columns
+from seq2engine.runtime.search.step_output import Candidates, Reduced, StepOutput, finite, log_sum_exp, top_columns
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,3 +86,43 @@ def test_impossible_tokens_weigh_nothing() -> None:
     answer = StepOutput(logits)
     assert answer.normaliser[0, 0] == pytest.approx(2 + np.log(2))
     assert answer.candidates.tokens.tolist() == [[[3, 5]]]
+
+
+class Unread:
+    """Logits that no step has put out: to read them, it would be computed again."""
+
+    shape = (2, 1, 50)
+
+    def __getitem__(self, index):
+        raise AssertionError("logits were read")
+
+
+def reduced_from(logits: np.ndarray, count: int) -> Reduced:
+    tokens = np.argsort(-logits, axis=-1, kind="stable")[..., :count]
+    best = np.take_along_axis(logits, tokens, axis=-1)
+    return Reduced(Candidates(tokens, best), np.exp(logits - best[..., :1]).sum(axis=-1))
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_alike_beams_have_the_candidates_that_one_of_them_has(count: int) -> None:
+    logits = np.random.default_rng(3).normal(size=Unread.shape).astype(np.float32)
+    reduced = reduced_from(logits, count)
+    found = StepOutput(Unread(), reduced).of_alike(3)
+    assert found.raw.shape == (2, 3, 50)
+    assert (found.candidates.tokens == np.repeat(reduced.candidates.tokens[..., :4], 3, axis=1)).all()
+    assert (found.candidates.logits == np.repeat(reduced.candidates.logits[..., :4], 3, axis=1)).all()
+    assert (found.normaliser == np.repeat(StepOutput(Unread(), reduced).normaliser, 3, axis=1)).all()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_alike_beams_whose_step_put_out_too_few_candidates_have_those_of_its_logits(count: int) -> None:
+    logits = np.random.default_rng(3).normal(size=Unread.shape).astype(np.float32)
+    found = StepOutput(logits, reduced_from(logits, count)).of_alike(3)
+    expected = reduced_from(np.repeat(logits, 3, axis=1), 4).candidates
+    assert (found.candidates.tokens == expected.tokens).all()
+    assert (found.candidates.logits == expected.logits).all()
+    assert (found.logits == np.repeat(logits, 3, axis=1)).all()
+    assert (
+        found.logits_of(np.array([[1, 2], [3, 4]]), np.array([[0, 2], [1, 0]]))
+        == logits[:, 0][[[0], [1]], [[1, 2], [3, 4]]]
+    ).all()

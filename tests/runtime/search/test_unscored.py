@@ -21,6 +21,7 @@ from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, Shortlist
 from seq2engine.runtime.session import StepForm
+from seq2engine.runtime.steps import tree_cache
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 VOCAB = 32000  # small otherwise, but the table is worth a shortcut
@@ -236,15 +237,29 @@ def test_workers_have_the_shortcut_where_it_takes_no_second_table(bundles, monke
             assert shortcut_of(session, options) == 1
 
 
-@pytest.mark.parametrize("options", [{"min_length": 6}, {"banned": ((5,),)}], ids=str)
-def test_no_step_is_computed_again_for_rules_that_candidates_suffice_for(options, bundles, monkeypatch):
-    repeated = []
+@pytest.fixture
+def repeated(monkeypatch) -> list:
+    """What is read of the logits of steps that are computed again for them."""
+    found = []
 
     def logits_again(self, index):
-        repeated.append(index)
+        found.append(index)
         return self.all[index]
 
     monkeypatch.setattr(RepeatedStep, "__getitem__", logits_again)
+    return found
+
+
+def test_the_first_step_of_beams_that_are_alike_is_not_computed_again(bundles, monkeypatch, repeated):
+    monkeypatch.setattr(tree_cache, "FIRST_STEP", 1)
+    with open_session(bundles["static"], threads=1) as session:
+        found = generate(session, sources_of(2), SearchOptions(max_length=9, beam=3))
+    assert all(nbest[0].tokens for nbest in found)
+    assert not repeated
+
+
+@pytest.mark.parametrize("options", [{"min_length": 6}, {"banned": ((5,),)}], ids=str)
+def test_no_step_is_computed_again_for_rules_that_candidates_suffice_for(options, bundles, repeated):
     with open_session(bundles["static"], threads=1) as session:
         found = generate(session, sources_of(2), SearchOptions(max_length=9, scores=False, **options))
     assert all(nbest[0].tokens for nbest in found)

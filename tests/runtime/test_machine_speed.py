@@ -8,15 +8,17 @@ from seq2engine.common.measured import Measured
 from seq2engine.export.to_onnx import onnx_from_model
 from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
+from seq2engine.runtime import machine_speed as module
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.machine_speed import machine_speed, measured_speed, sensible_threads, speed_from_value
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort import machine_speed as module
-from seq2engine.runtime.ort.machine_speed import machine_speed, measured_speed, sensible_threads, speed_from_value
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.threads import MachineSpeed, derived_speed
 
-FOUND = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), (16e-6, 10e-6))
-VALUE = {"memory": [30e9, 48e9], "cached": [64e9, 100e9], "products": [54e9, 108e9], "chained": [16e-6, 10e-6]}
+FOUND = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), (16e-6, 10e-6), (15e-6, 7.7e-6))
+VALUE = {"memory": [30e9, 48e9], "cached": [64e9, 100e9], "products": [54e9, 108e9], "chained": [16e-6, 10e-6]} | {
+    "fused": [15e-6, 7.7e-6]
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,7 @@ def test_a_busy_machine_keeps_nothing(monkeypatch, folder):
         {"products": "fast"},
         {"chained": [-1, 1]},
         {"chained": None},
+        {"fused": [0, 1]},
         {"memory": 3},
     ],
 )
@@ -88,27 +91,29 @@ def test_it_is_measured_when_a_batch_depends_on_it(monkeypatch, tmp_path):
 def test_the_best_of_all_passes_counts(monkeypatch):
     """A pass beside another process counts for what it found faster than the others; one that found no second core, not
     at all."""
-    busy = MachineSpeed(2, (27e9, 26e9), (63e9, 110e9), (50e9, 90e9), (18e-6, 17e-6))
+    busy = MachineSpeed(2, (27e9, 26e9), (63e9, 110e9), (50e9, 90e9), (18e-6, 17e-6), (15e-6, 7.7e-6))
     passes = iter([busy, None, FOUND, None])
     monkeypatch.setattr(module, "speed_of_pass", lambda threads: next(passes))
-    assert measured_speed(2) == MachineSpeed(2, (30e9, 48e9), (64e9, 110e9), (54e9, 108e9), (16e-6, 10e-6))
+    assert measured_speed(2) == MachineSpeed(
+        2, (30e9, 48e9), (64e9, 110e9), (54e9, 108e9), (16e-6, 10e-6), (15e-6, 7.7e-6)
+    )
     monkeypatch.setattr(module, "speed_of_pass", lambda threads: None)
     assert measured_speed(2) is None
 
 
 def test_a_pass_that_disturbs_one_thread_does_not_make_sharing_seem_free(monkeypatch):
     """What sharing costs is a difference: in that pass it is 0.5 us, but neither of its times is the shortest."""
-    disturbed = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), (21e-6, 11e-6))
+    disturbed = MachineSpeed(2, (30e9, 48e9), (64e9, 100e9), (54e9, 108e9), (21e-6, 11e-6), (15e-6, 7.7e-6))
     passes = iter([FOUND, disturbed])
     monkeypatch.setattr(module, "speed_of_pass", lambda threads: next(passes))
     found = measured_speed(2)
     assert found is not None
-    assert found.region == FOUND.region == pytest.approx(2e-6)
-    assert disturbed.region == pytest.approx(0.5e-6)
+    assert found.region() == FOUND.region() == pytest.approx(2e-6)
+    assert disturbed.region() == pytest.approx(0.5e-6)
 
 
 def test_passes_end_when_none_finds_more(monkeypatch):
-    slow = MachineSpeed(2, (20e9, 40e9), (60e9, 100e9), (54e9, 108e9), (16e-6, 11e-6))
+    slow = MachineSpeed(2, (20e9, 40e9), (60e9, 100e9), (54e9, 108e9), (16e-6, 11e-6), (15e-6, 7.7e-6))
     passes = iter([slow, FOUND, FOUND])
     monkeypatch.setattr(module, "speed_of_pass", lambda threads: next(passes))
     assert measured_speed(2) == FOUND
@@ -122,5 +127,5 @@ def test_the_measurement_finds_positive_numbers(monkeypatch):
     monkeypatch.setattr(module, "RUNS", 2)
     found = measured_speed(2)
     assert found is not None
-    assert min(*found.memory, *found.cached, *found.products, *found.chained) > 0
-    assert found.region >= 0
+    assert min(*found.memory, *found.cached, *found.products, *found.chained, *found.fused) > 0
+    assert min(found.region(), found.region(fused=True)) >= 0

@@ -1,7 +1,8 @@
 """How fast the threads of this machine are, measured once with ONNX Runtime and kept in the user's cache folder.
 
-Three graphs of plain products are timed with one thread and with all: one row by a large weight and by a small one
-(bandwidth), many rows (products), and a chain of small products (what sharing costs). It takes some tenths of a second,
+Graphs of plain products are timed with one thread and with all: one row by a large weight and by a small one
+(bandwidth), many rows (products), and a chain of small products (what sharing costs), as ONNX Runtime shares nodes and
+as a program of the kernel library shares its own. It takes some tenths of a second,
 so it is done when the first batch comes whose decode depends on it. While something else runs on the machine, nothing
 is kept, and the numbers are derived.
 """
@@ -12,16 +13,13 @@ import time
 from functools import cache
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from seq2engine.common.measured import Measured, Value, user_cache
 from seq2engine.model.config import ModelConfig
 
-from ..threads import (
-    FUSED,
-    SHARED,
+from .kernels.library import library
+from .threads import (
     MachineSpeed,
     derived_speed,
     is_small,
@@ -40,7 +38,7 @@ SETTLED = 1.1  # times as fast as the passes before: if nothing is by more, no f
 WORKER_SHORTCUTS = ("w8a8",)
 WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
 RATES = ("memory", "cached", "products")  # of MachineSpeed: one thread's and that of all
-PAIRS = (*RATES, "chained")
+PAIRS = (*RATES, "chained", "fused")
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
 READS = 1.0  # times as much as one thread, all read at least: one may do all that a memory can
 
@@ -55,8 +53,7 @@ def rows_of_threads(config: ModelConfig, threads: int, precision: str, kernels: 
     """Rows from which on so many threads decode this model faster than one on this machine."""
     if not is_small(config):
         return 1
-    shared = FUSED if kernels else SHARED
-    return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision), shared)
+    return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision), kernels)
 
 
 def rows_of_worker(config: ModelConfig, threads: int, precision: str) -> int:
@@ -85,7 +82,7 @@ def machine_speed(threads: int) -> MachineSpeed:
 def speed_from_value(threads: int, value: Value | None) -> MachineSpeed | None:
     if value is None:
         return None
-    pairs = {}
+    pairs: dict[str, tuple[float, float]] = {}
     try:
         for name in PAIRS:
             alone, every = value[name]
@@ -135,6 +132,9 @@ def speed_of_pass(threads: int) -> MachineSpeed | None:
     if products[1] < SCALES * threads * products[0]:
         return None
     chained = [least_seconds(product_session(count, CHAIN), row, square) / CHAIN for count in (1, threads)]
+    fused = chained
+    if library() is not None:
+        fused = [least_seconds(program_session(count, CHAIN, square), row) / CHAIN for count in (1, threads)]
     found = []
     for size, runs in ((LARGE, LARGE_RUNS), (SMALL, RUNS)):
         wide = weights(size // 4 // WIDTH)
@@ -142,9 +142,8 @@ def speed_of_pass(threads: int) -> MachineSpeed | None:
     (memory, all_memory), (cached, all_cached) = found
     if all_memory < READS * memory:
         return None
-    return MachineSpeed(
-        threads, (memory, all_memory), (cached, all_cached), (products[0], products[1]), (chained[0], chained[1])
-    )
+    pairs = (memory, all_memory), (cached, all_cached), *((one, every) for one, every in (products, chained, fused))
+    return MachineSpeed(threads, *pairs)
 
 
 def weights(columns: int) -> np.ndarray:
@@ -153,6 +152,9 @@ def weights(columns: int) -> np.ndarray:
 
 def product_session(threads: int, count: int) -> ort.InferenceSession:
     """y = x w, then y w and so on: `count` products."""
+    import onnx  # imported late: once it is measured, no graph is made
+    from onnx import TensorProto, helper
+
     nodes = [helper.make_node("MatMul", [f"y{number}", "w"], [f"y{number + 1}"]) for number in range(count)]
     tensors = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, axes)
@@ -165,8 +167,29 @@ def product_session(threads: int, count: int) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def least_seconds(session: ort.InferenceSession, rows: np.ndarray, weight: np.ndarray, runs: int = RUNS) -> float:
-    given, times = {"y0": rows, "w": weight}, []
+def program_session(threads: int, count: int, weight: np.ndarray) -> ort.InferenceSession:
+    """The same with this constant weight, as one program of the kernel library."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    from seq2engine.export.kernel_forms import ops
+    from seq2engine.export.kernel_forms.program import as_program
+
+    nodes = [ops.linear(f"{number}", f"y{number + 1}", x=f"y{number}", weight="w") for number in range(count)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["R", "D"]) for name in ("y0", f"y{count}")]
+    graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
+    imports = [onnx.OperatorSetIdProto(version=18), onnx.OperatorSetIdProto(domain=ops.DOMAIN, version=ops.VERSION)]
+    model = as_program(helper.make_model(graph, opset_imports=imports, ir_version=8))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.register_custom_ops_library(str(library()))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def least_seconds(
+    session: ort.InferenceSession, rows: np.ndarray, weight: np.ndarray | None = None, runs: int = RUNS
+) -> float:
+    given, times = {"y0": rows} if weight is None else {"y0": rows, "w": weight}, []
     for _ in range(runs):
         started = time.perf_counter()
         session.run(None, given)

@@ -18,12 +18,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from seq2engine.errors import RequestError
+from seq2engine.model.config import ModelConfig
 
-from .search.greedy_plan import GreedyPlan
-from .search.step import NO_TOKEN
-from .search.step_output import StepOutput
-from .session import EVERYTHING, Session, State, StepForm, cross_attention
-from .threads import row_work
+from ..search.beams_ahead import BeamsAhead
+from ..search.greedy_plan import GreedyPlan
+from ..search.step import NO_TOKEN
+from ..search.step_output import StepOutput
+from ..session import EVERYTHING, Session, State, StepForm, cross_attention
+from ..threads import row_work
 
 ROUND = 8  # capacities are multiples of this many slots
 PREFILL_TOKENS = 32  # of a prompt in one call: graphs compute the logits of all of them
@@ -192,6 +194,17 @@ class TreeStep:
         self.most_used += self.beams
         return output
 
+    def run_ahead(self, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray, end: int, most: int) -> BeamsAhead:
+        """As an AheadStep's: the session keeps mask and positions meanwhile, until the cache is full."""
+        self.descend(parents)
+        self.free_slots()
+        given = (tokens, self.position, self.used, self.mask, scores)
+        found = self.session.choose_beams(self.state, *given, end, most)
+        self.mask = found.mask
+        self.places += self.ahead * found.ran
+        self.most_used += self.beams * found.ran
+        return found
+
     def first_step(self, tokens: np.ndarray) -> StepOutput:
         """One beam of each source, as they are all alike: its slot is the ancestor of all."""
         self.alike = False
@@ -313,8 +326,7 @@ class TreeStep:
 
     def slack(self, batch: int, live: int) -> int:
         """Free slots beside the live ones of these many sources."""
-        numbers = self.session.config.decoder_layers * self.session.config.d_model
-        calls = 0 if self.batch_invariant else COMPACTION_CALLS // (batch * max(numbers, LEAST_NUMBERS))
+        calls = 0 if self.batch_invariant else compaction_calls(self.session.config, batch)
         return slack(self.beams, live, calls)
 
     def free_slots(self) -> None:
@@ -385,6 +397,11 @@ class TreeStep:
         self.session.select(self.state, None, slots)
         self.begun = None
         self.capacity = capacity
+
+
+def compaction_calls(config: ModelConfig, batch: int) -> int:
+    """What the calls of a compaction take, as readings of a slot of these many sources."""
+    return COMPACTION_CALLS // (batch * max(config.decoder_layers * config.d_model, LEAST_NUMBERS))
 
 
 def slack(beams: int, live: int, calls: int = 0) -> int:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from seq2engine.benchmarks.timed_decode import CountedSession
 from seq2engine.errors import RequestError
 from seq2engine.model.presets import PRESETS
-from seq2engine.runtime import tree_cache
 from seq2engine.runtime.search.step_output import StepOutput
 from seq2engine.runtime.session import Limits
+from seq2engine.runtime.steps import tree_cache
+from seq2engine.runtime.steps.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, TreeStep, rounded, slack
 from seq2engine.runtime.threads import row_work
-from seq2engine.runtime.tree_cache import COMPACTION_CALLS, LEAST_NUMBERS, TreeStep, rounded, slack
 
 
 class PathSession:

@@ -1,0 +1,145 @@
+"""Several steps in one call of a step program, in host memory (export/kernel_forms/program.py).
+
+The library runs the steps of greedy search one after another until sources should leave the batch, and those of beam
+search until something ends. So Python has its turn once for many tokens instead of twice for each.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+
+from seq2engine.export.contract import TensorSpec
+from seq2engine.export.ort_forms.interface import BEAMS, CANDIDATES, CHOSEN, FED, WANTED
+
+from ..search.beams_ahead import BeamsAhead
+from ..search.greedy_plan import ChosenTokens, GreedyPlan
+from ..search.step_output import Candidates, NoLogits, Reduced, StepOutput
+from .binding import OrtState, StepLayout, bind_input, bind_output
+from .graphs import run_bound
+
+AHEAD = 64  # most tokens of one call: a key press that ends a decode waits for them
+KEPT_ROWS = 8  # of a batch whose binding is kept for the next one
+MOST_CANDIDATES = 16  # of a step, of which rules may ban all but one
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """What of a batch a binding depends on, beside its arrays."""
+
+    batch: int
+    beams: int
+    slots: int
+    unscored: bool
+
+
+class HostSteps:
+    """A step program bound for batches of one shape, and to one state after another."""
+
+    state: weakref.ref[OrtState] | None = None
+
+    def __init__(self, session: ort.InferenceSession, shape: ChainShape, more: Mapping[str, np.ndarray]):
+        self.session, self.shape = session, shape
+        self.binding = session.io_binding()
+        self.values = {
+            "tokens": np.zeros((shape.batch, shape.beams), dtype=np.int64),
+            "position": np.zeros(shape.batch, dtype=np.int64),
+            "write_index": np.zeros(shape.batch, dtype=np.int64),
+            "self_mask": np.zeros((shape.batch, shape.beams, shape.slots), dtype=bool),
+            **more,
+        }
+        for name, array in self.values.items():
+            self.bind(name, array)
+
+    def bind(self, name: str, array: np.ndarray) -> None:
+        """Of an input that has a default, too, which is found in this way only."""
+        self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def attach(self, state: OrtState, layout: StepLayout) -> None:
+        """The next steps are those of this state."""
+        if state.host_steps is self and self.state is not None and self.state() is state:
+            return
+        for tensor in layout.spec.inputs:
+            if tensor.name not in FED:
+                bind_input(self.binding, tensor.name, state[tensor.name])
+        for tensor in layout.cache:
+            bind_output(self.binding, f"new_{tensor.name}", state[tensor.name])
+        state.host_steps, self.state = self, weakref.ref(state)
+
+    def outputs(self, tensors: Iterable[TensorSpec], sizes: dict[str, int]) -> list[np.ndarray]:
+        found = [np.empty(tensor.shape(sizes), dtype=tensor.dtype) for tensor in tensors]
+        for tensor, array in zip(tensors, found, strict=True):
+            bind_output(self.binding, tensor.name, array)
+        return found
+
+
+class HostChain(HostSteps):
+    """Steps of greedy search by a plan. Mask and places of writing are the library's."""
+
+    def __init__(self, session: ort.InferenceSession, shape: ChainShape):
+        super().__init__(session, shape, {"steps": np.zeros(1, dtype=np.int64)})
+        self.plan: GreedyPlan | None = None
+        self.fixed: dict[str, np.ndarray] = {}  # what is bound of the plan
+
+    def follow(self, plan: GreedyPlan) -> None:
+        """The next steps are those of this plan."""
+        if self.plan is plan:
+            return
+        self.plan = plan
+        banned = int(np.count_nonzero(plan.banned, axis=1).max(initial=0)) + 1
+        fixed = {
+            "target": np.ascontiguousarray(plan.target[:, : int(plan.limit.max())]),
+            "limit": plan.limit,
+            "banned": plan.banned,
+            "end": plan.end,
+            WANTED.name: np.array([banned if self.shape.unscored else -banned]),
+        }
+        for name, array in fixed.items():
+            self.bind(name, array)
+        self.fixed = fixed  # a binding of older versions of ONNX Runtime keeps no array alive
+
+    def run(self, tokens: np.ndarray, position: np.ndarray, count: int) -> ChosenTokens:
+        """At most so many steps."""
+        self.values["tokens"][...], self.values["position"][...] = tokens, position
+        self.values["steps"][...] = count
+        found = self.outputs(CHOSEN, {"B": self.shape.batch, "N": count})
+        run_bound(self.session, self.binding)
+        *chosen, ran = found
+        return ChosenTokens(*(array[:, : int(ran[0])] for array in chosen))
+
+
+class HostBeams(HostSteps):
+    """Steps of beam search without rules."""
+
+    def __init__(self, session: ort.InferenceSession, shape: ChainShape, vocab: int):
+        self.width = min(shape.beams + 1, vocab)
+        scores = np.zeros((shape.batch, shape.beams))
+        more = {"beam_steps": np.zeros(1, dtype=np.int64), "beam_scores": scores, "end": np.zeros(1, dtype=np.int64)}
+        super().__init__(session, shape, {**more, WANTED.name: np.array([-self.width])})
+        sizes = {"B": shape.batch, "K": shape.beams, "C": self.width}
+        self.candidates = dict(zip((one.name for one in CANDIDATES), self.outputs(CANDIDATES, sizes), strict=True))
+
+    def run(self, given: Mapping[str, np.ndarray], count: int) -> BeamsAhead:
+        """At most so many steps."""
+        for name, array in given.items():
+            self.values[name][...] = array
+        self.values["beam_steps"][...] = count
+        sizes = {"N": count, "B": self.shape.batch, "K": self.shape.beams, "L": self.shape.slots}
+        tokens, parents, log_probs, scores, mask, runs = self.outputs(BEAMS, sizes)
+        run_bound(self.session, self.binding)
+        ran, quiet = runs.tolist()
+        found = {name: array.copy() for name, array in self.candidates.items()} if ran > quiet else None
+        output = None
+        if found is not None:
+            best = Candidates(found["best_tokens"], found["best_logits"])
+            output = StepOutput(NoLogits(self.shape.batch), Reduced(best, found["exp_sum"]))
+        return BeamsAhead(tokens[:quiet], parents[:quiet], log_probs[:quiet], scores, mask, ran, output)
+
+
+def chain_shape(state: OrtState, layout: StepLayout, beams: int = 1) -> ChainShape:
+    slots = state[layout.cache[0].name].shape[2]
+    return ChainShape(len(state["source_mask"]), beams, slots, state.form.candidates > 0)
