@@ -22,10 +22,11 @@ WEIGHT_BYTES = 4  # of the fp32 weights that a thread reads; with smaller ones f
 CACHED = 16 << 20  # bytes of weights that stay in a processor's caches from step to step
 SHARED = 15  # nodes of a layer that threads share: products, and those beside them that are large enough
 FUSED = 8  # the same with fused operators: six products, two attentions (and threads that stay together, if all are)
-TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count
+TRIAL, REMEMBERED = 2, 4  # batches of a trial, and of each way that count, at least
+EVIDENCE = 0.02  # seconds that they take together, at least: single short batches may take twice as long as others
 SURE = 1.1  # the other way must be this many times as fast to be taken
 FEW_ROWS = 8  # with fewer, one thread is hardly faster beside a neighbour
-AGAIN = 4.0  # seconds of decoding until one thread, or all of them, are tried once more
+AGAIN, RARELY = 1.0, 10  # seconds, and times as long as the last trial, until the other way is tried once more
 INTERRUPTED = 150  # times per second that threads lose their core, from which on the cores are shared
 MANY_ROWS = 32  # where products bound, not reading the weights
 MOST_ROWS = 1024  # of a batch for which one thread of a small model is considered
@@ -161,6 +162,29 @@ def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size
     return max(min(rows, ENOUGH_ROWS * threads) if size == 1 else rows, -(-WORKER_WORK // weights))
 
 
+class WaySeconds:
+    """Seconds for each token of the latest batches that were decoded in one way."""
+
+    def __init__(self) -> None:
+        self.batches: deque[tuple[float, float]] = deque()  # seconds, and seconds for each token
+        self.total = 0.0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.batches.append((seconds, seconds / tokens))
+        self.total += seconds
+        while len(self) > REMEMBERED and self.total - self.batches[0][0] >= EVIDENCE:
+            self.total -= self.batches.popleft()[0]
+
+    def enough(self) -> bool:
+        return len(self) >= TRIAL and self.total >= EVIDENCE
+
+    def of_token(self) -> float:
+        return median(own for _, own in self.batches)
+
+
 class OneThread:
     """Whether batches of some size are decoded faster by one thread than by all, by the seconds that they took.
 
@@ -169,27 +193,41 @@ class OneThread:
     """
 
     def __init__(self, chosen: bool = False) -> None:
-        self.chosen = chosen
-        self.trying = 0  # batches that are left of a trial of the other way
-        self.waited = AGAIN  # seconds of decoding since the last trial
-        self.seconds: dict[bool, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in (False, True)}
+        self.chosen, self.trying = chosen, False
+        self.begun = False  # the first batch does not count: it allocates memory, and may pack weights
+        self.since, self.wait = 0.0, 0.0  # seconds of decoding since the last trial, and how many until the next one
+        self.watched, self.switches = 0.0, 0  # seconds in which interruptions were counted, and how many there were
+        self.ways = {False: WaySeconds(), True: WaySeconds()}
 
     def next(self) -> bool:
         """Whether the next batch is decoded by one thread."""
-        return self.chosen != bool(self.trying)
+        return self.chosen != self.trying
 
     def note(self, alone: bool, seconds: float, tokens: int, switches: int) -> None:
         """A batch with that many tokens, read and written, in which threads were interrupted `switches` times."""
-        self.seconds[alone].append(seconds / tokens)
-        self.waited += seconds
+        if not self.begun:
+            self.begun = True
+            return
+        self.ways[alone].add(seconds, tokens)
+        self.since += seconds
         if self.trying:
-            self.trying -= alone != self.chosen
-            if not self.trying and all(self.seconds.values()):
-                now, other = (median(self.seconds[way]) for way in (self.chosen, not self.chosen))
-                self.chosen, self.waited = self.chosen != (other * SURE < now), 0.0
-        elif self.waited >= AGAIN and (self.chosen or switches > INTERRUPTED * seconds):
-            self.trying = TRIAL
-            self.seconds[not self.chosen].clear()
+            self.judge()
+            return
+        self.watched, self.switches = self.watched + seconds, self.switches + switches
+        if self.watched < EVIDENCE:
+            return
+        if self.since >= self.wait and (self.chosen or self.switches > INTERRUPTED * self.watched):
+            self.trying, self.ways[not self.chosen] = True, WaySeconds()
+        self.watched, self.switches = 0.0, 0
+
+    def judge(self) -> None:
+        """Ends a trial that has lasted long enough."""
+        now, other = self.ways[self.chosen], self.ways[not self.chosen]
+        if not other.enough():
+            return
+        self.trying, self.since, self.wait = False, 0.0, max(AGAIN, RARELY * other.total)
+        if now and other.of_token() * SURE < now.of_token():
+            self.chosen = not self.chosen
 
 
 def involuntary_switches() -> int:

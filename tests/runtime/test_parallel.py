@@ -31,9 +31,10 @@ from seq2engine.runtime.parallel import balanced_parts, in_parallel, part_cost, 
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
 from seq2engine.runtime.threads import (
-    AGAIN,
+    EVIDENCE,
     MANY_ROWS,
     MOST_ROWS,
+    RARELY,
     SHARED,
     TRIAL,
     EncoderLock,
@@ -369,6 +370,14 @@ def test_a_session_that_is_dropped_is_freed_at_once(bundle, precision):
         gc.enable()
 
 
+def begun():
+    """The choice of a session whose first batch, which does not count, is done."""
+    choice = OneThread()
+    choice.note(False, 9.0, 1, 10**6)
+    assert not choice.next()
+    return choice
+
+
 def decoded(choice, count, all_threads, one_thread, switches=10**6):
     """Batches that take so many seconds each way; how many of them one thread decoded."""
     alone = 0
@@ -380,24 +389,44 @@ def decoded(choice, count, all_threads, one_thread, switches=10**6):
 
 
 def test_one_thread_decodes_where_it_is_faster_and_all_threads_are_tried_again():
-    choice = OneThread()
+    choice = begun()
     assert decoded(choice, 1 + TRIAL, 2.0, 1.0) == TRIAL  # the first batch shows that the cores are shared
     assert choice.chosen
-    again = round(AGAIN)
+    again = round(RARELY * TRIAL * 1.0)
     assert decoded(choice, again, 2.0, 1.0) == again
     assert decoded(choice, TRIAL, 0.5, 1.0) == 0  # a trial of all threads: the neighbour has left
     assert not choice.chosen
 
 
 def test_all_threads_stay_where_one_is_not_surely_faster():
-    choice = OneThread()
+    choice = begun()
     assert decoded(choice, 1 + TRIAL, 1.05, 1.0) == TRIAL
     assert not choice.chosen
-    assert decoded(choice, round(AGAIN) - 1, 1.0, 1.0) == 0
+    assert decoded(choice, round(RARELY * TRIAL * 1.0) - 1, 1.0, 1.0) == 0
 
 
 def test_one_thread_is_not_tried_where_threads_keep_their_cores():
     assert decoded(OneThread(), 100, 2.0, 1.0, switches=0) == 0
+
+
+def test_one_interrupted_short_batch_is_no_reason_for_a_trial():
+    """An interruption in a millisecond is not a thousand of them in a second."""
+    choice = OneThread()
+    for number in range(200):
+        assert not choice.next()
+        choice.note(False, 0.001, 10, 1 if number % 50 == 0 else 0)
+
+
+def test_a_trial_of_short_batches_is_long_enough_to_tell():
+    """Of short batches some take many times as long as others, the first one most of all."""
+    choice, slow = OneThread(), {0: 0.5, 9: 0.02, 23: 0.02}
+    alone = 0
+    for number in range(100):
+        way = choice.next()
+        alone += way
+        choice.note(way, slow.get(number, 0.001), 1, 10**6)
+    assert alone >= EVIDENCE / 0.001 / 2
+    assert not choice.chosen
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -415,7 +444,7 @@ def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch
     with open_session(bundle, precision="w8a8", threads=2) as session:
         together = generate(session, sources, options)
         choice = session.workers.choice(16)
-        choice.chosen, choice.trying = True, 0
+        choice.chosen, choice.trying = True, False
         (worker,) = workers_for(session, 8, 16)
         assert worker is not session
         assert worker.threads == 1
@@ -425,7 +454,7 @@ def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch
 
 def test_a_new_size_of_batch_begins_with_the_latest_choice():
     workers = Workers(2, lambda: 10**6, object, follows=True)
-    for _ in range(1 + TRIAL):
+    for _ in range(2 + TRIAL):
         workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
     assert workers.choice(8).chosen
     assert workers.choice(64).chosen
@@ -440,7 +469,7 @@ def test_batches_that_have_one_thread_for_their_few_rows_are_no_trial():
 
 
 def test_batches_of_other_threads_do_not_end_a_trial():
-    choice = OneThread()
+    choice = begun()
     choice.note(False, 1.0, 1, 10**6)
     for _ in range(10):
         choice.note(False, 1.0, 1, 10**6)  # decodes that had begun before it
