@@ -51,10 +51,17 @@ def check_takes_text(config: ModelConfig, bundle: object = "BUNDLE") -> None:
 def listed_sources(sources: Sequence[Any], config: ModelConfig) -> list[Any]:
     """Sources as they are decoded: lists of token ids, or a `FeatureSource` for each array of features."""
     if not config.takes_features:
-        if any(isinstance(source, FeatureSource) or np.ndim(source) > 1 for source in sources):
+        if any(map(has_features, sources)):
             raise RequestError("sources are features of audio or images, expected token ids: this model takes text")
         return [list(source) for source in sources]
     return [feature_source(source, config, row) for row, source in enumerate(sources)]
+
+
+def has_features(source: Any) -> bool:
+    """Whether a source is an array of features, or a list of lists, and no sequence of numbers."""
+    if isinstance(source, (list, tuple)):
+        return bool(source) and isinstance(source[0], (Sequence, np.ndarray))
+    return isinstance(source, FeatureSource) or np.ndim(source) > 1
 
 
 def feature_source(source: Any, config: ModelConfig, row: int = 0) -> FeatureSource:
@@ -104,6 +111,8 @@ def padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray,
 def groups_by_padding(lengths: Sequence[int], call: int = CALL) -> list[list[int]]:
     """Groups of similar length, longest first, that minimise padded tokens plus `call` for each group."""
     places = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    if len(set(lengths)) == 1:
+        return [places]
     least = [0]  # tokens for the first n places
     starts = []  # where the last group of the first n begins
     for end in range(1, len(places) + 1):

@@ -331,7 +331,11 @@ def workers_of(model: OrtModel, settings: OrtSettings, threads: int, encoder: An
     # On two cores one thread is left beside a neighbour. Without kernels it would take as much memory again in fp32.
     follows = threads == 2 and (precision in WORKER_SHORTCUTS or kernels) and not settings.drafts
     opening = worker_of(model, settings, encoder, whole=few > 1 or kernels)
-    return Workers(threads, lambda: threads * rows_of_worker(config, threads, precision), opening, few, follows)
+
+    def least_rows(ahead: bool) -> int:
+        return threads * rows_of_worker(config, threads, precision, kernels, ahead)
+
+    return Workers(threads, least_rows, opening, few, follows)
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:

@@ -130,11 +130,7 @@ class GreedyState:
         ended = chosen == self.end
         lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, self.options.max_length)
         lengths[self.absent[sources]] = 0
-        rows = zip(chosen, self.log_probs[sources], self.attended[sources], lengths[:, None], strict=True)
-        return [
-            hypotheses_of(tokens[None], log_probs[None], attended[None], length, self.options)
-            for tokens, log_probs, attended, length in rows
-        ]
+        return hypotheses_of(chosen, self.log_probs[sources], self.attended[sources], lengths, self.options)
 
 
 class PlannedState(GreedyState):
@@ -160,16 +156,16 @@ class PlannedState(GreedyState):
 
 def hypotheses_of(
     tokens: np.ndarray, log_probs: np.ndarray, attended: np.ndarray, lengths: np.ndarray, options: SearchOptions
-) -> list[Hypothesis]:
-    """Rows [N,T] of one source, zeros after their lengths [N] -> hypotheses; none for a row of length 0."""
-    scored = not options.unscored
-    return [
-        Hypothesis(
-            tuple(row[:end].tolist()),
-            float(own.cumsum()[-1]) if scored else math.nan,
-            tuple(own[:end].tolist()) if scored else (),
-            tuple(positions[:end].tolist()) if options.alignments else (),
-        )
-        for row, own, positions, end in zip(tokens, log_probs, attended, lengths.tolist(), strict=True)
-        if end
-    ]
+) -> list[list[Hypothesis]]:
+    """Rows [N,T], zeros after their lengths [N] -> a hypothesis of each row; none of a row of length 0."""
+    ends = lengths.tolist()
+    rows = [tuple(row[:end]) for row, end in zip(tokens.tolist(), ends, strict=True)]
+    scores, own = [math.nan] * len(ends), [()] * len(ends)
+    if not options.unscored:
+        scores = log_probs.cumsum(axis=1)[:, -1].tolist()
+        own = [tuple(row[:end]) for row, end in zip(log_probs.tolist(), ends, strict=True)]
+    places = [()] * len(ends)
+    if options.alignments:
+        places = [tuple(row[:end]) for row, end in zip(attended.tolist(), ends, strict=True)]
+    found = zip(rows, scores, own, places, strict=True)
+    return [[Hypothesis(*parts)] if parts[0] else [] for parts in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .constraints.timestamps import Timestamps
 from .constraints.trie import Trie
@@ -12,7 +13,10 @@ LEAST_CANDIDATES = 2  # of one beam: its best and, if that is the end token, the
 
 @dataclass(frozen=True)
 class OptionFields:
-    """The fields of `SearchOptions`, which documents them, with unchecked values."""
+    """The fields of `SearchOptions`, which documents them, with unchecked values.
+
+    What several parts of a search ask for is kept: single words of a small model take less than a millisecond.
+    """
 
     max_length: int = 64
     beam: int = 1
@@ -50,25 +54,25 @@ class OptionFields:
     allowed_log_probs: bool = False
     ignore_eos: bool = False
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether greedy search suffices. With one beam CTranslate2 scores hypotheses in its own way, but if no
         rule changes logits it chooses the same tokens."""
         same_tokens = not self.scores and self.unruled and not self.coverage_penalty
         return self.beam == 1 and (self.beam_style == "huggingface" or same_tokens)
 
-    @property
+    @cached_property
     def unscored(self) -> bool:
         """Whether only the likeliest tokens are asked for, without scores."""
         return not self.scores and self.greedy and not self.sample and not self.alternatives
 
-    @property
+    @cached_property
     def unruled(self) -> bool:
         """Whether no rule changes the model's logits at any step."""
         forced = self.forced_start or self.forced_eos is not None or self.alternatives
         return not forced and self.candidates == LEAST_CANDIDATES
 
-    @property
+    @cached_property
     def candidates(self) -> int:
         """How many of the likeliest tokens always include an allowed one; 0 if no number does.
 
@@ -89,7 +93,7 @@ class OptionFields:
         """
         return max(0, self.candidates - LEAST_CANDIDATES + 1)
 
-    @property
+    @cached_property
     def best(self) -> int:
         """How many of a beam's likeliest tokens, with their scores, suffice where no token is forced; 0 if
         no number does: then searches read all logits."""
@@ -123,7 +127,7 @@ class OptionFields:
         """The tokens that every output is forced to begin with."""
         return self.prefix or (() if self.forced_bos is None else (self.forced_bos,))
 
-    @property
+    @cached_property
     def always_banned(self) -> frozenset[int]:
         """Single tokens that are banned everywhere. A ban of the end token has no effect, as a search must end."""
         return frozenset(tokens[0] for tokens in self.banned if len(tokens) == 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -111,7 +112,7 @@ class SamplingState:
     def hypotheses(self, sources: np.ndarray) -> list[list[Hypothesis]]:
         """Of sources that are done, by their numbers in the whole batch."""
         found = (self.chosen[sources], self.log_probs[sources], self.attended[sources], self.lengths[sources])
-        return [hypotheses_of(*rows, self.options) for rows in zip(*found, strict=True)]
+        return [list(chain(*hypotheses_of(*rows, self.options))) for rows in zip(*found, strict=True)]
 
 
 def draws_for(texts: Sequence[Sequence[int]], options: SearchOptions) -> np.ndarray:
