@@ -137,8 +137,8 @@ class WatchedWorkers:
     def __init__(self, workers: Workers[Session], spent: list[Split]):
         self.watched, self.spent = workers, spent
 
-    def for_batch(self, sources: int, rows: int, ahead: bool = False) -> tuple[WatchedSession, ...]:
-        found = tuple(WatchedSession(worker) for worker in self.watched.for_batch(sources, rows, ahead))
+    def for_batch(self, sources: int, rows: int) -> tuple[WatchedSession, ...]:
+        found = tuple(WatchedSession(worker) for worker in self.watched.for_batch(sources, rows))
         self.spent += [worker.spent for worker in found]
         return found
 

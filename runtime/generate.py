@@ -77,7 +77,8 @@ def decode_encoded(
     step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan, alike=True)
     if prompts or options.prompt:
         step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))
-    if not (followed or logits) and beams_ahead(session, options, prefixes, prompts):
+    undisturbed = session.ahead is not None and session.ahead.undisturbed and not (followed or logits)
+    if undisturbed and not (prompts or options.prompt or prefixes) and runs_ahead(options):
         special = special_of(session.config, options)
         return (yield from beam_search_ahead(step, len(sources), special, options, sources))
     return (yield from search_over(step, sources, session.config, options, prefixes))
@@ -126,33 +127,14 @@ def plan_from_options(
     """The plan by which a session chooses tokens itself; None if it cannot, or not with these options, or should not,
     as the decode is `followed`."""
     ahead, config = session.ahead, session.config
-    if ahead is None or not plans(session, options, prefixes, followed):
+    if options.prompt:  # a plan counts from position 0
+        return None
+    if ahead is None or options.max_length > ahead.length or unserved(options, ahead.candidates):
+        return None
+    if ahead.undisturbed and (followed or not chosen_among_candidates(options, config, prefixes)):
         return None
     starts = starts_of(options, prefixes)
     return greedy_plan(options, special_of(config, options), starts, batch, config.target_vocab, ahead.length)
-
-
-def plans(
-    session: Session, options: SearchOptions, prefixes: Sequence[Sequence[int]] | None, followed: bool = False
-) -> bool:
-    """Whether the session chooses the tokens of such a decode itself."""
-    ahead = session.ahead
-    if options.prompt:  # a plan counts from position 0
-        return False
-    if ahead is None or options.max_length > ahead.length or unserved(options, ahead.candidates):
-        return False
-    return not ahead.undisturbed or (not followed and chosen_among_candidates(options, session.config, prefixes))
-
-
-def beams_ahead(
-    session: Session,
-    options: SearchOptions,
-    prefixes: Sequence[Sequence[int]] | None,
-    prompts: Sequence[Sequence[int]] | None,
-) -> bool:
-    """Whether one call of the session runs many steps of such a beam search, if nobody follows it."""
-    undisturbed = session.ahead is not None and session.ahead.undisturbed
-    return undisturbed and not (prompts or options.prompt or prefixes) and runs_ahead(options)
 
 
 def chosen_among_candidates(
@@ -212,8 +194,7 @@ def generate(
         fed = None if prompts is None else [prompts[number] for number in numbers]
         return drain(decode_checked(worker, [rows[number] for number in numbers], options, own, fed, followed=False))
 
-    ahead = (not prompts and plans(session, options, prefixes)) or beams_ahead(session, options, prefixes, prompts)
-    found = in_parallel(session, rows, options.width, part, tokens_of, ahead)
+    found = in_parallel(session, rows, options.width, part, tokens_of)
     by_number = {number: nbest for numbers, each in found for number, nbest in zip(numbers, each, strict=True)}
     return [by_number[number] for number in range(len(rows))]
 

@@ -36,9 +36,7 @@ PASSES = 4  # at most, of which the fastest count
 SETTLED = 1.1  # times as fast as the passes before: if nothing is by more, no further pass is needed
 # Precisions whose workers have the candidate shortcut: in fp32 it takes a second copy of the output table.
 WORKER_SHORTCUTS = ("w8a8",)
-# Rows from which on workers pay that make all logits where one session would not, as without fused operators
-# (docs/LOG.md).
-WHOLE_ROWS = 128
+WHOLE_ROWS = 128  # rows from which on workers pay that make all logits where one session would not (docs/LOG.md)
 RATES = ("memory", "cached", "products")  # of MachineSpeed: one thread's and that of all
 PAIRS = (*RATES, "chained", "fused")
 SCALES = 0.6  # of what all threads could do: less means that other processes have the cores
@@ -58,13 +56,10 @@ def rows_of_threads(config: ModelConfig, threads: int, precision: str, kernels: 
     return rows_for_threads(config, threads, machine_speed(usable_cores()), weight_size(precision), kernels)
 
 
-def rows_of_worker(
-    config: ModelConfig, threads: int, precision: str, kernels: bool = False, ahead: bool = False
-) -> int:
-    """Rows of each of so many workers from which on they decode this model faster than all threads together, with steps
-    that run `ahead` or one by one."""
-    rows = rows_per_worker(config, threads, machine_speed(usable_cores()), weight_size(precision), ahead)
-    return rows if kernels or precision in WORKER_SHORTCUTS else max(WHOLE_ROWS, rows)
+def rows_of_worker(config: ModelConfig, threads: int, precision: str, kernels: bool = False) -> int:
+    """Rows of each of so many workers from which on they decode this model faster than all threads together."""
+    rows = rows_per_worker(config, threads, machine_speed(usable_cores()), weight_size(precision), kernels)
+    return rows if precision in WORKER_SHORTCUTS else max(WHOLE_ROWS, rows)
 
 
 def weight_size(precision: str) -> int:

@@ -22,10 +22,9 @@ Found = TypeVar("Found")
 STEP_ROWS = 8  # a step takes as long as its rows and this many more; between 4 and 8 it hardly matters (docs/LOG.md)
 
 
-def workers_for(session: Session, sources: int, rows: int, ahead: bool = False) -> tuple[Session, ...]:
-    """The sessions that decode this many sources with `rows` rows in all at the same time: workers, or this one.
-    `ahead`: one call runs many steps."""
-    return (session.workers.for_batch(sources, rows, ahead) if session.workers is not None else ()) or (session,)
+def workers_for(session: Session, sources: int, rows: int) -> tuple[Session, ...]:
+    """The sessions that decode this many sources with `rows` rows in all at the same time: workers, or this one."""
+    return (session.workers.for_batch(sources, rows) if session.workers is not None else ()) or (session,)
 
 
 def in_parallel(
@@ -34,15 +33,14 @@ def in_parallel(
     width: int,
     decode: Callable[[Session, list[int]], Found],
     tokens: Callable[[Found], int],
-    ahead: bool = False,
 ) -> list[tuple[list[int], Found]]:
     """Calls `decode` with a session and the numbers of its sources: once, or once for each worker at the same time.
 
-    `tokens` counts what was decoded: a batch's time is judged by tokens read and written. `ahead`: one call of a
-    session runs many steps. Errors name a source by its number in the whole batch.
+    `tokens` counts what was decoded: a batch's time is judged by tokens read and written. Errors name a source by its
+    number in the whole batch.
     """
     rows = len(sources) * width
-    workers = workers_for(session, len(sources), rows, ahead)
+    workers = workers_for(session, len(sources), rows)
     parts = balanced_parts([len(source) for source in sources], width, len(workers))
 
     def run(worker: Session, part: list[int]) -> Found:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Generic, TypeVar
@@ -34,9 +34,10 @@ OUTWEIGHS = 2  # times as long as reading its weights a worker multiplies them: 
 # Rows of a worker, for each worker, that are enough in int8 whatever the memory: attention, rounding and passes over
 # logits then take longer than reading. Two workers paid from 6 rows each on with 22 and with 60 GB/s (docs/LOG.md).
 ENOUGH_ROWS = 4
-# Multiplications of a worker's step from which on Python's lock does not slow workers down: where Python has its turn
-# in every step, and where one call runs many of them (in fp32; in int8 twice those, as they are as quick).
-WORKER_WORK, WORKER_WORK_AHEAD = 64_000_000, 8_000_000
+# With fused operators threads hardly wait for each other: enough are those that a thread multiplies longer than it
+# reads all weights (OWN_ROWS in kernels/linear.c). With fewer, workers lose more at the end, when one of them is alone.
+FUSED_ROWS = 32
+WORKER_WORK = 64_000_000  # multiplications per step from which on Python's lock does not slow workers down
 
 Opened = TypeVar("Opened")
 First = TypeVar("First")
@@ -150,20 +151,20 @@ def rows_for_threads(config: ModelConfig, threads: int, speed: MachineSpeed, siz
     return MOST_ROWS
 
 
-def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size: int, ahead: bool = False) -> int:
+def rows_per_worker(config: ModelConfig, threads: int, speed: MachineSpeed, size: int, fused: bool = False) -> int:
     """Rows of each worker from which on parallel decodes are faster than all threads together.
 
     Every worker reads all weights, from a memory that they share: multiplying them must take OUTWEIGHS times as long.
-    In int8 what else a row costs is more than that from ENOUGH_ROWS on.
-    All share Python's lock as well, which the loop around a small model's step holds most of the time, unless steps run
-    `ahead`: many in one call.
+    In int8 what else a row costs is more than that from ENOUGH_ROWS on, with `fused` operators from FUSED_ROWS on.
+    All share Python's lock as well, which the loop around a small model's step holds most of the time.
     """
-    weights, faster = row_work(config), 2 if size == 1 else 1
+    weights = row_work(config)
     reading = threads * size * weights / speed.bandwidth(threads, size * weights)
-    multiplying = weights / speed.multiplications(1) / faster
+    multiplying = weights / speed.multiplications(1) / (2 if size == 1 else 1)
     rows = math.ceil(OUTWEIGHS * reading / multiplying)
-    work = faster * WORKER_WORK_AHEAD if ahead else WORKER_WORK
-    return max(min(rows, ENOUGH_ROWS * threads) if size == 1 else rows, -(-work // weights))
+    if size == 1:
+        rows = max(rows, FUSED_ROWS) if fused else min(rows, ENOUGH_ROWS * threads)
+    return max(rows, -(-WORKER_WORK // weights))
 
 
 class WaySeconds:
@@ -246,8 +247,7 @@ def involuntary_switches() -> int:
 class Workers(Generic[Opened]):
     """Parallel decodes of one batch: `count` of them run the same single-threaded session, which is opened when a batch
     first has `least_rows` rows. One is enough for all: every decode has its own state. That number is found when a
-    batch has a source for each of them: it may have to be measured, and single sentences never need it. There is one
-    for decodes whose steps run ahead, many in one call, and one for all others.
+    batch has a source for each of them: it may have to be measured, and single sentences never need it.
 
     One worker decodes a batch alone if it has fewer rows than `thread_rows`, or, with `follows`, where that is measured
     to be faster than all threads together.
@@ -256,21 +256,25 @@ class Workers(Generic[Opened]):
     def __init__(
         self,
         count: int,
-        find_least_rows: Callable[[bool], int],
+        find_least_rows: Callable[[], int],
         open_session: Callable[[], Opened],
         thread_rows: int = 1,
         follows: bool = False,
     ):
-        self.count, self.least_rows, self.open_session = count, cache(find_least_rows), open_session
+        self.count, self.find_least_rows, self.open_session = count, find_least_rows, open_session
         self.thread_rows, self.follows = thread_rows, follows
         self.opened: list[Opened] = []
         self.choices: dict[int, OneThread] = {}  # by the power of two of a batch's rows
         self.latest = False  # what the latest of them chose
 
-    def for_batch(self, sources: int, rows: int, ahead: bool = False) -> tuple[Opened, ...]:
+    @cached_property
+    def least_rows(self) -> int:
+        return self.find_least_rows()
+
+    def for_batch(self, sources: int, rows: int) -> tuple[Opened, ...]:
         """A session for each worker; one, if it is to decode the batch alone; none where the batch is better decoded by
         all threads."""
-        divided = sources >= self.count and rows >= self.least_rows(ahead)
+        divided = sources >= self.count and rows >= self.least_rows
         followed = self.follows and rows >= FEW_ROWS and self.choice(rows).next()
         if not divided and rows >= self.thread_rows and not followed:
             return ()

@@ -4,11 +4,19 @@
    - norm */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "operators.h"
 
 enum { X, WEIGHT, SCALE, BIAS, SMOOTHING, RESIDUAL, NORM_WEIGHT, NORM_BIAS, INPUT_NORM_WEIGHT, INPUT_NORM_BIAS };
-enum { ROW_BLOCK = 96, NARROW = 4 /* panels of a part, about: the next ones of a part are read while it computes */ };
+enum {
+    MOST_ROWS = 96,       /* of a block, which is multiplied at once */
+    OWN_ROWS = 32,        /* least of a thread that reads all weights from memory: multiplying takes longer */
+    CACHED_ROWS = 8,      /* and from its own cache: meeting another thread takes longer than reading half of them more */
+    USUAL_CACHE = 1 << 20, /* bytes, where a machine does not tell */
+    MOST_WHOLE = 1 << 24, /* multiplications of a block by a thread that meets no other meanwhile */
+    NARROW = 4            /* panels of a part, about: the next ones of a part are read while it computes */
+};
 
 typedef struct {
     Weights weights;
@@ -22,7 +30,7 @@ typedef struct {
 typedef struct {
     const Linear *op;
     const Packed *weights;
-    const float *x, *smoothing;
+    const float *given, *x, *smoothing; /* x: given, or normalised */
     float *smoothed;
     Int8Rows rounded;
     uint8_t *steps;
@@ -30,36 +38,39 @@ typedef struct {
     Epilogue then;
     const float *norm_weight, *norm_bias, *input_norm_weight, *input_norm_bias;
     float *y, *normalised;
-    size_t rows, depth, columns, panels, row_blocks, column_parts;
+    size_t rows, depth, columns, panels, block /* rows */, row_blocks, column_parts;
 } Call;
 
-static void round_part(void *given, size_t part) {
-    Call *call = given;
-    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
-    kernels->round_rows(call->x, first, end, call->depth, call->smoothing, call->op->steps, call->steps,
-                        call->row_scale);
+static size_t first_row(const Call *call, size_t block) {
+    size_t row = block * call->block;
+    return row < call->rows ? row : call->rows;
 }
 
-static void normalise_part(void *given, size_t part) {
+/* A block of rows as it is multiplied: normalised, smoothed, rounded. */
+static void prepare_part(void *given, size_t block) {
     Call *call = given;
-    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
-    kernels->normalise(call->y, first, end, call->columns, call->norm_weight, call->norm_bias, call->op->epsilon,
-                       call->op->rms);
+    size_t first = first_row(call, block), end = first_row(call, block + 1), depth = call->depth;
+    if (call->normalised) {
+        memcpy(call->normalised + first * depth, call->given + first * depth, (end - first) * depth * sizeof(float));
+        kernels->normalise(call->normalised, first, end, depth, call->input_norm_weight, call->input_norm_bias,
+                           call->op->input_epsilon, call->op->input_rms);
+    }
+    if (call->steps)
+        kernels->round_rows(call->x, first, end, depth, call->smoothing, call->op->steps, call->steps, call->row_scale);
+    for (size_t r = first; call->smoothed && r < end; r++)
+        kernels->multiply(call->x + r * depth, call->smoothing, depth, call->smoothed + r * depth);
 }
 
-static void normalise_inputs(void *given, size_t part) {
+static void normalise_part(void *given, size_t block) {
     Call *call = given;
-    size_t first = part * ROW_BLOCK, end = first + ROW_BLOCK < call->rows ? first + ROW_BLOCK : call->rows;
-    memcpy(call->normalised + first * call->depth, call->x + first * call->depth,
-           (end - first) * call->depth * sizeof(float));
-    kernels->normalise(call->normalised, first, end, call->depth, call->input_norm_weight, call->input_norm_bias,
-                       call->op->input_epsilon, call->op->input_rms);
+    kernels->normalise(call->y, first_row(call, block), first_row(call, block + 1), call->columns, call->norm_weight,
+                       call->norm_bias, call->op->epsilon, call->op->rms);
 }
 
 static void multiply_part(void *given, size_t part) {
     Call *call = given;
     size_t block = part / call->column_parts, column_part = part % call->column_parts;
-    size_t row = block * ROW_BLOCK, rows = call->rows - row < ROW_BLOCK ? call->rows - row : ROW_BLOCK;
+    size_t row = first_row(call, block), rows = first_row(call, block + 1) - row;
     size_t group = rows == 1 ? NARROW : rows <= 3 ? 2 : 1; /* panels that are multiplied together */
     size_t groups = (call->panels + group - 1) / group;
     size_t first = groups * column_part / call->column_parts * group;
@@ -79,9 +90,37 @@ static void multiply_part(void *given, size_t part) {
     }
 }
 
+/* All that is done to a block of rows: threads that have their own meet once for each operator. */
+static void whole_part(void *given, size_t block) {
+    Call *call = given;
+    prepare_part(call, block);
+    multiply_part(call, block); /* all columns are one part */
+    if (call->norm_weight) normalise_part(call, block);
+}
+
+static size_t own_cache(void) { /* bytes that a thread keeps from one call to the next */
+    static long known;
+    long bytes = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!bytes) {
+        bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+        if (bytes <= 0) bytes = USUAL_CACHE;
+        __atomic_store_n(&known, bytes, __ATOMIC_RELAXED);
+    }
+    return (size_t)bytes;
+}
+
+/* Rows of a block. Threads have blocks of their own where there are rows enough: what one of them writes is in its own
+   cache when it reads that, in the next call. */
+static size_t block_of(const void *context, const Call *call, size_t weight_size) {
+    size_t threads = threads_of(context), blocks = (call->rows + MOST_ROWS - 1) / MOST_ROWS;
+    size_t own = weight_size * call->depth * call->columns <= own_cache() ? CACHED_ROWS : OWN_ROWS;
+    if (threads > call->rows / own) threads = call->rows / own;
+    if (threads > 1) blocks = (blocks + threads - 1) / threads * threads;
+    return (call->rows + blocks - 1) / blocks;
+}
+
 static size_t parts_of(const void *context, const Call *call) { /* columns of a block of rows, so that a part is work enough */
-    size_t rows = call->rows < ROW_BLOCK ? call->rows : ROW_BLOCK;
-    size_t parts = rows * call->depth * call->columns / least_work(context), most = (call->panels + NARROW - 1) / NARROW;
+    size_t parts = call->block * call->depth * call->columns / least_work(context), most = (call->panels + NARROW - 1) / NARROW;
     if (call->row_blocks >= 4 && parts > 4) parts = 4;
     if (parts > 16) parts = 16;
     if (parts > most) parts = most;
@@ -114,6 +153,7 @@ static Status compute(void *kernel, void *context) {
         return error_of("Linear: x [.., D], weight [D, N] and the other inputs do not fit");
     Call call = {.op = op,
                  .weights = weights,
+                 .given = x.data,
                  .x = x.data,
                  .rows = rows_of(&x),
                  .depth = weights->depth,
@@ -129,15 +169,13 @@ static Status compute(void *kernel, void *context) {
     call.norm_weight = op->constants[NORM_WEIGHT];
     call.norm_bias = op->constants[NORM_BIAS];
     call.panels = (call.columns + PANEL - 1) / PANEL;
-    call.row_blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    call.block = block_of(context, &call, form == FLOAT_PANELS ? sizeof(float) : 1);
+    call.row_blocks = (call.rows + call.block - 1) / call.block;
     call.column_parts = parts_of(context, &call);
     call.input_norm_weight = op->constants[INPUT_NORM_WEIGHT];
     call.input_norm_bias = op->constants[INPUT_NORM_BIAS];
-    Status failed = NULL;
     if (call.input_norm_weight) {
         call.normalised = scratch(NORMALISED, call.rows * call.depth * sizeof(float));
-        failed = in_parallel(context, normalise_inputs, call.row_blocks, &call);
-        if (failed) return failed;
         call.x = call.normalised;
     }
     if (form != FLOAT_PANELS) {
@@ -145,12 +183,18 @@ static Status compute(void *kernel, void *context) {
         call.steps = scratch(ROUNDED, call.rows * quads * 4);
         call.row_scale = scratch(ROW_SCALES, call.rows * sizeof(float));
         call.rounded = (Int8Rows){call.steps, call.row_scale, quads, op->steps.zero, 1.0f / (float)op->steps.above};
-        failed = in_parallel(context, round_part, call.row_blocks, &call);
     } else if (call.smoothing) {
         call.smoothed = scratch(SMOOTHED, call.rows * call.depth * sizeof(float));
-        for (size_t r = 0; r < call.rows; r++)
-            kernels->multiply(call.x + r * call.depth, call.smoothing, call.depth, call.smoothed + r * call.depth);
     }
+    size_t threads = threads_of(context);
+    int each = threads && call.row_blocks > 1 && call.row_blocks >= threads; /* thread has a block */
+    if (each && call.block * call.depth * call.columns <= MOST_WHOLE) {
+        call.column_parts = 1;
+        return in_parallel(context, whole_part, call.row_blocks, &call);
+    }
+    Status failed = NULL;
+    if (call.normalised || call.steps || call.smoothed)
+        failed = in_parallel(context, prepare_part, call.row_blocks, &call);
     if (!failed) failed = in_parallel(context, multiply_part, call.row_blocks * call.column_parts, &call);
     if (!failed && call.norm_weight) failed = in_parallel(context, normalise_part, call.row_blocks, &call);
     return failed;

@@ -40,5 +40,6 @@ void *framed_output(Frame *frame, size_t place, const int64_t *dims, size_t rank
 /* Threads that stay together for a whole program, so that sharing a part of it costs no call of ONNX Runtime. */
 void run_together(void *context, void (*leader)(void *given, Team *team), void *given);
 void run_in_team(Team *team, void (*body)(void *given, size_t number), size_t count, void *given);
+size_t team_size(const Team *team); /* threads that have come so far */
 
 #endif

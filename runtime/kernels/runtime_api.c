@@ -151,6 +151,10 @@ Status in_parallel(void *context, void (*body)(void *, size_t), size_t count, vo
     return NULL;
 }
 
+size_t threads_of(const void *context) {
+    return is_ours(context) ? team_size(((const Frame *)untagged(context))->team) : 0;
+}
+
 typedef struct {
     void *memory[USES];
     size_t size[USES];

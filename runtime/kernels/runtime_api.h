@@ -98,6 +98,7 @@ int has_places(void *context, size_t inputs, size_t outputs);
 size_t rows_of(const Tensor *tensor); /* all axes but the last */
 /* Calls body(given, 0 .. count - 1), by all threads of the session. */
 Status in_parallel(void *context, void (*body)(void *given, size_t number), size_t count, void *given);
+size_t threads_of(const void *context); /* of the program that a call belongs to; 0: ONNX Runtime calls */
 
 /* Memory of the calling thread, which stays until it ends; `use` tells several apart. */
 enum ScratchUse {

@@ -331,11 +331,9 @@ def workers_of(model: OrtModel, settings: OrtSettings, threads: int, encoder: An
     # On two cores one thread is left beside a neighbour. Without kernels it would take as much memory again in fp32.
     follows = threads == 2 and (precision in WORKER_SHORTCUTS or kernels) and not settings.drafts
     opening = worker_of(model, settings, encoder, whole=few > 1 or kernels)
-
-    def least_rows(ahead: bool) -> int:
-        return threads * rows_of_worker(config, threads, precision, kernels, ahead)
-
-    return Workers(threads, least_rows, opening, few, follows)
+    return Workers(
+        threads, lambda: threads * rows_of_worker(config, threads, precision, kernels), opening, few, follows
+    )
 
 
 def worker_of(model: OrtModel, settings: OrtSettings, encoder: AnyEncoder, whole: bool) -> Callable[[], OrtSession]:

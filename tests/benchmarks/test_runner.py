@@ -226,7 +226,7 @@ def test_parallel_decodes_are_watched_each_on_its_own(bundle):
     """Two workers at the same time: the pieces are their mean, and come to no more than the whole."""
     with open_session(bundle, threads=1) as one, open_session(bundle, threads=1) as other:
         session = Wrapped(one)
-        session.workers = SimpleNamespace(for_batch=lambda sources, rows, ahead: (one, other))
+        session.workers = SimpleNamespace(for_batch=lambda sources, rows: (one, other))
         watched = timed_decode.WatchedSession(session)
         generate(watched, sources_for(CASE, SMALL), SearchOptions(max_length=3, beam=2, ignore_eos=True))
     assert len(watched.parallel) == 2

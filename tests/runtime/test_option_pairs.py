@@ -176,7 +176,7 @@ def found_by(session: Session, case: Case, options: SearchOptions) -> list[list[
         found = dict(translate_many(session, SOURCES, options, batch=2))
         return [found[number] for number in range(len(SOURCES))]
     if session.workers is not None:
-        session.workers.least_rows = lambda ahead: 1
+        session.workers.least_rows = 1
         assert len(workers_for(session, len(SOURCES), len(SOURCES))) == 2
     return generate(session, SOURCES, options)
 

@@ -32,6 +32,7 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step_output import NotFiniteError, StepOutput
 from seq2engine.runtime.threads import (
     EVIDENCE,
+    FUSED_ROWS,
     MANY_ROWS,
     MOST_ROWS,
     RARELY,
@@ -177,44 +178,21 @@ def test_a_small_model_has_workers_only_for_many_rows(bundle, monkeypatch):
     """Two loops in Python hold each other up where the graph is quick."""
     monkeypatch.undo()
     with open_session(bundle, precision="w8a8", threads=2) as session:
-        rows, fewer = (2 * rows_of_worker(session.config, 2, "w8a8", ahead=ahead) for ahead in (False, True))
-        assert rows > 3 * fewer > 500
-        assert workers_for(session, 64, rows - 1) == workers_for(session, 64, fewer - 1, ahead=True) == (session,)
-        assert len(workers_for(session, 64, rows)) == len(workers_for(session, 64, fewer, ahead=True)) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "given", "ahead"),
-    [
-        ({}, {}, True),
-        ({"beam": 4}, {}, True),
-        ({"scores": False}, {"prefixes": [[5], [6, 7]]}, True),
-        ({"beam": 4}, {"prefixes": [[5], [6, 7]]}, False),
-        ({}, {"prompts": [[1], [1]]}, False),
-        ({"repetition_penalty": 1.5}, {}, False),
-        ({"beam": 4, "min_length": 3}, {}, False),
-    ],
-    ids=str,
-)
-def test_decodes_whose_steps_run_ahead_have_workers_from_fewer_rows_on(bundle, options, given, ahead):
-    asked = []
-    with open_session(bundle, threads=2) as session:
-        expected = generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=6, **options), **given)
-        session.workers.least_rows = lambda several: asked.append(several) or (2 if several else 10**6)
-        divided = generate(session, [[5, 6, 7], [8, 9]], SearchOptions(max_length=6, **options), **given)
-    assert asked == [ahead]
-    assert tokens_of(divided) == tokens_of(expected)
+        rows = 2 * rows_of_worker(session.config, 2, "w8a8", kernels=session.form.kernels)
+        assert rows > 1000
+        assert workers_for(session, 64, rows - 1) == (session,)
+        assert len(workers_for(session, 64, rows)) == 2
 
 
 def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
     """Of a large model; twice as fast a memory halves the rows, and further workers that share it need more each."""
     base, memory, products = PRESETS["base"], 50e9, 50e9
 
-    def rows(threads=2, size=1, memory=memory, products=products):
+    def rows(threads=2, size=1, memory=memory, products=products, fused=False):
         speed = MachineSpeed(
             threads, (memory / 2, memory), (1e12, 1e12), (products, products * threads), *[(16e-6, 9e-6)] * 2
         )
-        return rows_per_worker(base, threads, speed, size)
+        return rows_per_worker(base, threads, speed, size, fused)
 
     assert rows() == 8  # 2 readers, of twice the int8 products for each byte, times 2
     assert rows(size=4) == 16
@@ -222,8 +200,9 @@ def test_a_worker_pays_where_multiplying_outweighs_reading_all_weights():
     assert rows(threads=8) == 4 * rows()
     assert rows(memory=memory / 3) == rows()  # attention and logits are more than the rest of a row
     assert rows(memory=memory / 3, size=4) == 3 * rows(size=4)
+    assert rows(fused=True) == FUSED_ROWS  # threads that share fused operators hardly wait for each other
+    assert rows(size=4, fused=True) == rows(size=4)
     assert rows_of_worker(base, 2, "fp32") >= WHOLE_ROWS
-    assert rows_of_worker(base, 2, "fp32", kernels=True) == rows_of_worker(base, 2, "fp32", kernels=True, ahead=True)
 
 
 def test_row_work_is_the_weights_of_all_products():
@@ -340,7 +319,7 @@ class ThreeWorkers(TorchSession):
 
     def __init__(self):
         super().__init__(random_model("tiny", seed=5))
-        self.workers = Workers(3, lambda ahead: 1, lambda: self)
+        self.workers = Workers(3, lambda: 1, lambda: self)
 
     def encode(self, source_ids, source_mask):
         state = super().encode(source_ids, source_mask)
@@ -364,7 +343,7 @@ def test_an_error_names_the_source_by_its_number_in_the_request():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 5))
 def test_every_source_is_dealt_out_once(lengths, count):
     class Dealt:
-        workers = Workers(min(count, len(lengths)), lambda ahead: 3 * len(lengths), object)
+        workers = Workers(min(count, len(lengths)), lambda: 3 * len(lengths), object)
 
     found = in_parallel(Dealt(), [[0] * length for length in lengths], 3, lambda worker, part: list(part), len)
     assert sorted(number for part, _ in found for number in part) == list(range(len(lengths)))
@@ -477,7 +456,7 @@ def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch
 
 
 def test_a_new_size_of_batch_begins_with_the_latest_choice():
-    workers = Workers(2, lambda ahead: 10**6, object, follows=True)
+    workers = Workers(2, lambda: 10**6, object, follows=True)
     for _ in range(2 + TRIAL):
         workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
     assert workers.choice(8).chosen
@@ -485,7 +464,7 @@ def test_a_new_size_of_batch_begins_with_the_latest_choice():
 
 
 def test_batches_that_have_one_thread_for_their_few_rows_are_no_trial():
-    workers = Workers(2, lambda ahead: 10**6, object, thread_rows=14, follows=True)
+    workers = Workers(2, lambda: 10**6, object, thread_rows=14, follows=True)
     for _ in range(10):
         assert len(workers.for_batch(9, 9)) == 1
         workers.note(9, True, 5.0, 1, 10**6)
