@@ -194,11 +194,13 @@ class OneThread:
     """Whether batches of some size are decoded faster by one thread than by all, by the seconds that they took.
 
     They are where another process has one of two cores: all threads of a step meet at every product, and each time wait
-    for the one whose core is shared. That is tried when threads lost their core often, and from time to time again.
+    for the one whose core is shared. That is tried when threads lost their core often, and from time to time again. The
+    way that seems faster must be so before and after it is tried: batches before may have been the first ones after a
+    rest.
     """
 
     def __init__(self, chosen: bool = False) -> None:
-        self.chosen, self.trying = chosen, False
+        self.chosen, self.trying, self.confirming = chosen, False, False
         self.begun = False  # the first batch does not count: it allocates memory, and may pack weights
         self.since, self.wait = 0.0, 0.0  # seconds of decoding since the last trial, and how many until the next one
         self.watched, self.switches = 0.0, 0  # seconds in which interruptions were counted, and how many there were
@@ -215,7 +217,7 @@ class OneThread:
             return
         self.ways[alone].add(seconds, tokens)
         self.since += seconds
-        if self.trying:
+        if self.trying or self.confirming:
             self.judge()
             return
         self.watched, self.switches = self.watched + seconds, self.switches + switches
@@ -226,12 +228,16 @@ class OneThread:
         self.watched, self.switches = 0.0, 0
 
     def judge(self) -> None:
-        """Ends a trial that has lasted long enough."""
+        """Ends a trial that has lasted long enough, or goes on with the chosen way, to compare it once more."""
         now, other = self.ways[self.chosen], self.ways[not self.chosen]
-        if not other.enough():
+        if not (other if self.trying else now).enough():
             return
-        self.trying, self.since, self.wait = False, 0.0, max(AGAIN, RARELY * other.total)
-        if now and other.of_token() * SURE < now.of_token():
+        faster = len(now) > 0 and other.of_token() * SURE < now.of_token()
+        if faster and self.trying:
+            self.trying, self.confirming, self.ways[self.chosen] = False, True, WaySeconds()
+            return
+        self.trying, self.confirming, self.since, self.wait = False, False, 0.0, max(AGAIN, RARELY * other.total)
+        if faster:
             self.chosen = not self.chosen
 
 

@@ -4,19 +4,25 @@
    in a loop for parts, which come every few microseconds. None is waited for until it has taken a part, so a thread
    that arrives late, or never, changes nothing but the time.
 
+   The scheduler may put a thread on the leader's core while another is idle, where it waits for some milliseconds:
+   longer than a small model decodes a batch. So a leader that comes alone lets others run once, a thread that finds
+   itself on its core moves, and one that has waited for long lets others run.
+
    The leader takes parts from the first one on, the others from the last one back. So each has about the same rows, or
    the same weights, in every call, and finds them in its own cache. */
+#define _GNU_SOURCE
 #include <immintrin.h>
+#include <sched.h>
 #include <sys/sysinfo.h>
 
 #include "program.h"
 
-enum { LINE = 64 };
+enum { LINE = 64, PATIENCE = 1 << 10 /* times that a thread looks for what it waits for until it lets others run */ };
 
 struct Team {
     void (*leader)(void *, Team *);
     void *leading;
-    int arrived, ended;
+    int arrived, ended, core; /* the leader's */
     void (*body)(void *, size_t);
     void *given;
     /* The first part that nobody has taken, and, in the upper half, the end of these: in one number, so that a thread
@@ -27,6 +33,23 @@ struct Team {
 
 static size_t end_of(uint64_t offered) { return offered >> 32; }
 static size_t next_of(uint64_t offered) { return (uint32_t)offered; }
+
+static void wait_longer(unsigned *waited) {
+    _mm_pause();
+    if (++*waited % PATIENCE == 0) sched_yield();
+}
+
+/* Moves the calling thread from the leader's core, if it may run on another. */
+static void leave_leader(const Team *team) {
+    cpu_set_t allowed, others;
+    int core = sched_getcpu();
+    if (core != __atomic_load_n(&team->core, __ATOMIC_RELAXED) || core < 0 || core >= CPU_SETSIZE) return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    others = allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
+        sched_setaffinity(0, sizeof allowed, &allowed);
+}
 
 static void take_parts(Team *team, int leads) {
     uint64_t offered = __atomic_load_n(&team->offered, __ATOMIC_ACQUIRE);
@@ -47,28 +70,31 @@ void run_in_team(Team *team, void (*body)(void *, size_t), size_t count, void *g
         return;
     }
     team->body = body, team->given = given;
+    __atomic_store_n(&team->core, sched_getcpu(), __ATOMIC_RELAXED);
     __atomic_store_n(&team->done, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&team->offered, (uint64_t)count << 32, __ATOMIC_RELEASE);
     take_parts(team, 1);
-    while (__atomic_load_n(&team->done, __ATOMIC_ACQUIRE) != count) _mm_pause();
+    for (unsigned waited = 0; __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) != count;) wait_longer(&waited);
 }
 
 static void join(void *given, size_t number) {
     (void)number;
     Team *team = given;
     if (__atomic_fetch_add(&team->arrived, 1, __ATOMIC_ACQ_REL)) {
-        while (!__atomic_load_n(&team->ended, __ATOMIC_ACQUIRE)) {
+        for (unsigned waited = 0; !__atomic_load_n(&team->ended, __ATOMIC_ACQUIRE); wait_longer(&waited)) {
+            leave_leader(team);
             take_parts(team, 0);
-            _mm_pause();
         }
         return;
     }
+    __atomic_store_n(&team->core, sched_getcpu(), __ATOMIC_RELAXED);
+    if (team_size(team) == 1) sched_yield();
     team->leader(team->leading, team);
     __atomic_store_n(&team->ended, 1, __ATOMIC_RELEASE);
 }
 
 void run_together(void *context, void (*leader)(void *, Team *), void *given) {
-    Team team = {.leader = leader, .leading = given};
+    Team team = {.leader = leader, .leading = given, .core = -1};
     static size_t known;
     size_t cores = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!cores) __atomic_store_n(&known, cores = (size_t)get_nprocs(), __ATOMIC_RELAXED);

@@ -394,10 +394,20 @@ def decoded(choice, count, all_threads, one_thread, switches=10**6):
 def test_one_thread_decodes_where_it_is_faster_and_all_threads_are_tried_again():
     choice = begun()
     assert decoded(choice, 1 + TRIAL, 2.0, 1.0) == TRIAL  # the first batch shows that the cores are shared
+    assert decoded(choice, TRIAL, 2.0, 1.0) == 0  # and once more with all threads
     assert choice.chosen
     again = round(RARELY * TRIAL * 1.0)
     assert decoded(choice, again, 2.0, 1.0) == again
     assert decoded(choice, TRIAL, 0.5, 1.0) == 0  # a trial of all threads: the neighbour has left
+    assert decoded(choice, TRIAL, 0.5, 1.0) == TRIAL
+    assert not choice.chosen
+
+
+def test_the_first_batches_after_a_rest_do_not_speak_for_the_other_way():
+    choice = begun()
+    assert decoded(choice, 1, 2.0, 1.0) == 0
+    assert decoded(choice, TRIAL, 0.5, 1.0) == TRIAL
+    assert decoded(choice, TRIAL, 0.5, 1.0) == 0
     assert not choice.chosen
 
 
@@ -457,7 +467,7 @@ def test_a_batch_that_one_thread_decodes_has_the_same_output(bundle, monkeypatch
 
 def test_a_new_size_of_batch_begins_with_the_latest_choice():
     workers = Workers(2, lambda: 10**6, object, follows=True)
-    for _ in range(2 + TRIAL):
+    for _ in range(2 + 2 * TRIAL):
         workers.note(8, bool(workers.for_batch(8, 8)), 1.0 if workers.for_batch(8, 8) else 2.0, 1, 10**6)
     assert workers.choice(8).chosen
     assert workers.choice(64).chosen

@@ -2,9 +2,10 @@
 
    cc -I runtime/kernels team_of_threads.c runtime/kernels/team.c -lpthread; arguments: threads, rounds, microseconds that
    the threads other than the first are late. Ends with 0 if every part of every round was done once, and by nobody
-   before or after its round. */
-#define _DEFAULT_SOURCE
+   before or after its round, and every thread may run where it might before. */
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -25,14 +26,21 @@ typedef struct {
     unsigned char done[MOST_PARTS]; /* not atomic: two threads that do one part are a race */
 } Work;
 
-static size_t threads;
+static size_t threads, moved;
 static unsigned lateness;
+static cpu_set_t allowed;
+
+static void check_affinity(void) {
+    cpu_set_t now;
+    if (!sched_getaffinity(0, sizeof now, &now) && !CPU_EQUAL(&now, &allowed))
+        __atomic_fetch_add(&moved, 1, __ATOMIC_RELAXED);
+}
 
 static void *take_all(void *given) {
     Loop *loop = given;
     for (;;) {
         size_t number = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED);
-        if (number >= loop->count) return NULL;
+        if (number >= loop->count) return check_affinity(), NULL;
         if (number && loop->late) usleep(loop->late);
         loop->body(loop->given, number);
     }
@@ -68,12 +76,13 @@ static void lead(void *given, Team *team) {
 
 int main(int count, char **arguments) {
     if (count != 4) return 2;
+    sched_getaffinity(0, sizeof allowed, &allowed);
     threads = strtoul(arguments[1], NULL, 10), lateness = (unsigned)strtoul(arguments[3], NULL, 10);
     for (int call = 0; call < 3; call++) {
         Work work = {.rounds = strtoul(arguments[2], NULL, 10)};
         run_together(NULL, lead, &work);
-        if (work.wrong || work.round != work.rounds) {
-            printf("call %d: %zu parts wrong, %zu rounds\n", call, work.wrong, work.round);
+        if (work.wrong || work.round != work.rounds || moved) {
+            printf("call %d: %zu parts wrong, %zu rounds, %zu threads moved\n", call, work.wrong, work.round, moved);
             return 1;
         }
     }
