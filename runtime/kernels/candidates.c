@@ -54,6 +54,8 @@ typedef struct {
     Candidates *op;
     const Packed *weights;
     const float *x, *table, *bias;
+    int file; /* that the table is in; -1: read it in memory */
+    int64_t offset;
     Int8Rows rounded;
     float *logits; /* [M,V] or NULL */
     size_t rows, depth, vocab, chunks;
@@ -216,8 +218,24 @@ static void merge_row(void *given, size_t row) {
     if (call->out_logits) memcpy(call->out_logits + row * wanted, best, wanted * sizeof(float));
 }
 
+/* Rows of a table in a mapped file are read from the file: the system would map 64 KB and more around each. */
 static void exact_logits(const Call *call, size_t row, const int64_t *tokens, size_t count, float *logits) {
-    kernels->gathered_products(call->x + row * call->depth, call->depth, call->table, tokens, count, logits);
+    enum { TOGETHER = 8 };
+    const float *x = call->x + row * call->depth;
+    size_t size = call->depth * sizeof(float);
+    float *read = call->file < 0 ? NULL : scratch(STORED_ROW, TOGETHER * size);
+    for (size_t i = 0, n; i < count; i += n) {
+        int64_t places[TOGETHER];
+        size_t there = 0;
+        n = !read ? count : count - i < TOGETHER ? count - i : TOGETHER;
+        for (; read && there < n; there++) {
+            int64_t place = call->offset + tokens[i + there] * (int64_t)size;
+            if (!read_file(call->file, place, read + there * call->depth, size)) break;
+            places[there] = (int64_t)there;
+        }
+        const float *table = there == n ? read : call->table;
+        kernels->gathered_products(x, call->depth, table, there == n ? places : tokens + i, n, logits + i);
+    }
     for (size_t i = 0; call->bias && i < count; i++) logits[i] += call->bias[tokens[i]];
 }
 
@@ -423,6 +441,7 @@ static Status compute(void *kernel, void *context) {
         call.weights = weights_of(call.summed ? &op->words : &op->screening, &table, NULL, op->by_rows,
                                   call.summed ? WORD_PANELS : SCREENING);
         if (call.weights->finite) {
+            call.file = mapped_file(table.data, table.count * sizeof(float), &call.offset);
             if (call.bias && !__atomic_load_n(&op->wide, __ATOMIC_ACQUIRE)) widen(op, call.bias, call.vocab);
             if (!call.summed) round_all(&call, (Steps){127, 128, 1, 0.0f}, NULL);
             return screened(&call, context);
