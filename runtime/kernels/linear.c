@@ -10,12 +10,12 @@
 
 enum { X, WEIGHT, SCALE, BIAS, SMOOTHING, RESIDUAL, NORM_WEIGHT, NORM_BIAS, INPUT_NORM_WEIGHT, INPUT_NORM_BIAS };
 enum {
-    MOST_ROWS = 96,       /* of a block, which is multiplied at once */
-    OWN_ROWS = 32,        /* least of a thread that reads all weights from memory: multiplying takes longer */
-    CACHED_ROWS = 8,      /* and from its own cache: meeting another thread takes longer than reading half of them more */
+    MOST_ROWS = 96,        /* of a block, which is multiplied at once */
+    OWN_ROWS = 32,         /* least of a thread that reads all weights from memory: multiplying them takes longer */
+    CACHED_ROWS = 8,       /* least of one that reads them from its own cache: meeting the others takes longer */
     USUAL_CACHE = 1 << 20, /* bytes, where a machine does not tell */
-    MOST_WHOLE = 1 << 24, /* multiplications of a block by a thread that meets no other meanwhile */
-    NARROW = 4            /* panels of a part, about: the next ones of a part are read while it computes */
+    MOST_WHOLE = 1 << 24,  /* multiplications of a block by a thread that meets no other meanwhile */
+    NARROW = 4             /* panels of a part, about: the next ones of a part are read while it computes */
 };
 
 typedef struct {
@@ -111,16 +111,18 @@ static size_t own_cache(void) { /* bytes that a thread keeps from one call to th
 
 /* Rows of a block. Threads have blocks of their own where there are rows enough: what one of them writes is in its own
    cache when it reads that, in the next call. */
-static size_t block_of(const void *context, const Call *call, size_t weight_size) {
-    size_t threads = threads_of(context), blocks = (call->rows + MOST_ROWS - 1) / MOST_ROWS;
+static size_t block_of(const Call *call, size_t threads, size_t weight_size) {
+    size_t blocks = (call->rows + MOST_ROWS - 1) / MOST_ROWS;
     size_t own = weight_size * call->depth * call->columns <= own_cache() ? CACHED_ROWS : OWN_ROWS;
     if (threads > call->rows / own) threads = call->rows / own;
     if (threads > 1) blocks = (blocks + threads - 1) / threads * threads;
     return (call->rows + blocks - 1) / blocks;
 }
 
-static size_t parts_of(const void *context, const Call *call) { /* columns of a block of rows, so that a part is work enough */
-    size_t parts = call->block * call->depth * call->columns / least_work(context), most = (call->panels + NARROW - 1) / NARROW;
+/* Parts of the columns of a block of rows, so that each is work enough. */
+static size_t parts_of(const void *context, const Call *call) {
+    size_t parts = call->block * call->depth * call->columns / least_work(context);
+    size_t most = (call->panels + NARROW - 1) / NARROW;
     if (call->row_blocks >= 4 && parts > 4) parts = 4;
     if (parts > 16) parts = 16;
     if (parts > most) parts = most;
@@ -169,7 +171,8 @@ static Status compute(void *kernel, void *context) {
     call.norm_weight = op->constants[NORM_WEIGHT];
     call.norm_bias = op->constants[NORM_BIAS];
     call.panels = (call.columns + PANEL - 1) / PANEL;
-    call.block = block_of(context, &call, form == FLOAT_PANELS ? sizeof(float) : 1);
+    size_t threads = threads_of(context);
+    call.block = block_of(&call, threads, form == FLOAT_PANELS ? sizeof(float) : 1);
     call.row_blocks = (call.rows + call.block - 1) / call.block;
     call.column_parts = parts_of(context, &call);
     call.input_norm_weight = op->constants[INPUT_NORM_WEIGHT];
@@ -186,9 +189,8 @@ static Status compute(void *kernel, void *context) {
     } else if (call.smoothing) {
         call.smoothed = scratch(SMOOTHED, call.rows * call.depth * sizeof(float));
     }
-    size_t threads = threads_of(context);
-    int each = threads && call.row_blocks > 1 && call.row_blocks >= threads; /* thread has a block */
-    if (each && call.block * call.depth * call.columns <= MOST_WHOLE) {
+    int one_each = threads && call.row_blocks > 1 && call.row_blocks >= threads;
+    if (one_each && call.block * call.depth * call.columns <= MOST_WHOLE) {
         call.column_parts = 1;
         return in_parallel(context, whole_part, call.row_blocks, &call);
     }

@@ -55,8 +55,14 @@ def options_of(threads: int) -> ort.SessionOptions:
     return options
 
 
-def session_of(node: NodeProto, given: Arrays, threads: int = 1) -> ort.InferenceSession:
-    return ort.InferenceSession(model_of(node, given), options_of(threads), providers=["CPUExecutionProvider"])
+def session_of(
+    node: NodeProto, given: Arrays, threads: int = 1, in_place: Mapping[str, ort.OrtValue] | None = None
+) -> ort.InferenceSession:
+    """Stored arrays are copied, but for those `in_place`, which must live longer than the session."""
+    options = options_of(threads)
+    for name, value in (in_place or {}).items():
+        options.add_initializer(name, value)
+    return ort.InferenceSession(model_of(node, given), options, providers=["CPUExecutionProvider"])
 
 
 def run(session: ort.InferenceSession, given: Arrays) -> dict[str, np.ndarray]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Mapping
+
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,6 +16,7 @@ from support.kernel_sessions import run, run_node, same_bits, session_of
 
 from seq2engine.export.kernel_forms import ops
 from seq2engine.export.ort_forms.int8_matmul import SIGNED
+from seq2engine.runtime.kernels.library import note_mapped
 
 pytestmark = pytest.mark.usefixtures("vectors")
 OUTPUTS = ["logits", "exp_sum", "best_logits", "best_tokens"]
@@ -39,10 +44,16 @@ def by_columns(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**found, "table": np.ascontiguousarray(found["table"].T)}
 
 
-def opened(found: dict[str, np.ndarray], threads: int = 1, by_rows: bool = True, screened: bool = False):
+def opened(
+    found: dict[str, np.ndarray],
+    threads: int = 1,
+    by_rows: bool = True,
+    screened: bool = False,
+    in_place: Mapping[str, ort.OrtValue] | None = None,
+):
     names = {name: name for name in found} | {"wanted": "wanted"}
     node = ops.candidates("candidates", OUTPUTS, **names, by_rows=by_rows, screened=screened, words=screened)
-    return session_of(node, {**found, "wanted": np.zeros(1, np.int64)}, threads)
+    return session_of(node, {**found, "wanted": np.zeros(1, np.int64)}, threads, in_place)
 
 
 def asked(session, found: dict[str, np.ndarray], wanted: int) -> dict[str, np.ndarray]:
@@ -266,6 +277,27 @@ def test_screening_changes_nothing(seed, sizes, case, wanted, threads):
     screened = asked(opened(found, threads, screened=True), found, wanted)
     for name in OUTPUTS:
         assert same_bits(screened[name], plain[name]), name
+
+
+@pytest.mark.parametrize("wanted", [3, -3], ids=["in int8", "in words"])
+@pytest.mark.parametrize("case", [None, close], ids=["few tokens are exact", "all are"])
+def test_a_table_in_a_mapped_file_is_read_from_the_file(case, wanted, tmp_path):
+    """Pages that were touched would count as memory of the process. Here the memory has other numbers than the file."""
+    found = arrays(0, 2, 5, 65, 1500)
+    if case is not None:
+        case(found, np.random.default_rng(0))
+    plain = asked(opened(found, screened=True), found, wanted)
+    pages = mmap.mmap(-1, found["table"].nbytes)
+    memory, path = np.frombuffer(pages, np.float32).reshape(found["table"].shape), tmp_path / "table"
+    memory[:] = 7
+    path.write_bytes(found["table"].tobytes())
+    table = ort.OrtValue.ortvalue_from_numpy(memory)
+    with path.open("rb") as file:
+        note_mapped(memory.ctypes.data, memory.nbytes, file.fileno())
+        read = asked(opened(found, screened=True, in_place={"table": table}), found, wanted)
+        note_mapped(memory.ctypes.data, memory.nbytes, -1)
+    for name in OUTPUTS:
+        assert same_bits(read[name], plain[name]), name
 
 
 def test_rows_that_are_no_numbers_leave_the_others_as_they_are():
