@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -56,7 +57,8 @@ def test_every_node_of_a_step_has_a_kind(bundle, precision, without_kernels):
     assert ("activations to int8, and their scales" in shares.nodes) == (precision == "w8a8")
     assert all(ms > 0 for ms in shares.kinds.values())
     assert min(shares.step_ms, shares.bytes_ms, shares.products_ms) > 0
-    assert sum(shares.kinds.values()) + shares.between_ms >= shares.profiled_ms
+    # A difference and a sum, each rounded by half of the last place at most.
+    assert sum(shares.kinds.values()) + shares.between_ms >= shares.profiled_ms - math.ulp(shares.profiled_ms)
 
 
 @pytest.mark.parametrize(
