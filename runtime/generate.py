@@ -13,15 +13,17 @@ from .model_options import options_from_session
 from .parallel import in_parallel
 from .requests import check_request
 from .search.alternatives import alternatives_search
-from .search.beam import beam_search, beam_search_ahead
-from .search.beams_ahead import runs_ahead
+from .search.beam import beam_search
+from .search.beams_ahead import beam_plan, runs_ahead
 from .search.greedy import greedy_search, planned_search
 from .search.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.options import SearchOptions
+from .search.planned_beams import planned_beam_search
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
 from .session import Session, State, StepForm
+from .steps.planned_beams import PlannedBeamsStep
 from .steps.planned_step import PlannedStep
 from .steps.tree_cache import TreeStep
 
@@ -68,19 +70,19 @@ def decode_encoded(
     followed: bool = True,
 ) -> Search:
     """The same for sources that were encoded; their state may be decoded several times, one after another."""
-    form = form_from_options(options, session.config, logits)
+    form, special = form_from_options(options, session.config, logits), special_of(session.config, options)
+    undisturbed = session.ahead is not None and session.ahead.undisturbed and not (logits or prompts)
+    if undisturbed and not followed and not prefixes and runs_ahead(options, session.ahead.candidates):
+        beams = beam_plan(options, special, len(sources), session.config.target_vocab)
+        running = PlannedBeamsStep(session, state, len(sources), options, form, beams)
+        return (yield from planned_beam_search(running, len(sources), special, options))
     plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes, followed)
-    if plan is not None and session.ahead is not None and session.ahead.undisturbed:
+    if undisturbed and plan is not None:
         choosing = PlannedStep(session, state, len(sources), options.max_length, form, plan)
-        special, starts = special_of(session.config, options), starts_of(options, prefixes)
-        return (yield from planned_search(choosing, len(sources), special, options, starts))
+        return (yield from planned_search(choosing, len(sources), special, options, starts_of(options, prefixes)))
     step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan, alike=True)
     if prompts or options.prompt:
         step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))
-    undisturbed = session.ahead is not None and session.ahead.undisturbed and not (followed or logits)
-    if undisturbed and not (prompts or options.prompt or prefixes) and runs_ahead(options):
-        special = special_of(session.config, options)
-        return (yield from beam_search_ahead(step, len(sources), special, options, sources))
     return (yield from search_over(step, sources, session.config, options, prefixes))
 
 

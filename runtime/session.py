@@ -18,7 +18,7 @@ from seq2engine.export.contract import attention_name
 from seq2engine.model.config import ModelConfig
 
 from .defaults import Defaults
-from .search.beams_ahead import BeamsAhead
+from .search.beams_ahead import BeamPlan, BeamRows, BeamsAhead
 from .search.greedy_plan import ChosenTokens, GreedyPlan
 from .search.step_output import Shortlist, StepOutput
 from .threads import Workers
@@ -161,20 +161,11 @@ class Session(AbstractContextManager["Session"], Protocol):
         raise SessionError(f"{self.backend} chooses no tokens by itself")
 
     def choose_beams(
-        self,
-        state: State,
-        tokens: np.ndarray,
-        position: np.ndarray,
-        write_index: np.ndarray,
-        self_mask: np.ndarray,
-        scores: np.ndarray,
-        end: int,
-        count: int,
+        self, state: State, rows: BeamRows, mask: np.ndarray, plan: BeamPlan, room: int, count: int
     ) -> BeamsAhead:
-        """Only where `ahead` is `undisturbed`: at most `count` steps of beam search, the first with the inputs of
-        `step`, but that the mask is without the slots it writes, and with the beams' `scores` [B,K]. It ends when the
-        cache is full, or with a step in which a candidate is the token `end` or a logit is not finite, or with the
-        last one."""
+        """Only where `ahead` is `undisturbed`: at most `count` steps of beam search. `mask` [B,K,L] marks the slots that
+        each beam sees. It ends after a step in which an eighth of the sources is done, or a logit not finite, and when
+        the cache is full: where dropping dead slots does not leave `room` slots for new ones."""
         raise SessionError(f"{self.backend} runs no steps of beam search by itself")
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:

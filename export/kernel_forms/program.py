@@ -70,7 +70,7 @@ def declare_plan(graph: onnx.GraphProto) -> None:
     """Adds the inputs and outputs of a plan; the inputs have defaults, so that a step needs none of them."""
     for tensor in PLAN:
         graph.input.append(value_info(tensor))
-        default = np.zeros([1] * len(tensor.axes), dtype=tensor.dtype)
+        default = np.zeros([axis if isinstance(axis, int) else 1 for axis in tensor.axes], dtype=tensor.dtype)
         graph.initializer.append(numpy_helper.from_array(default, tensor.name))
     graph.output.extend(value_info(tensor) for tensor in (*CHOSEN, *BEAMS))
 

@@ -31,7 +31,10 @@ PLAN = (
     TensorSpec("banned", "bool", ("R", "V")),
     TensorSpec("end", "int64", (1,)),
     TensorSpec("beam_steps", "int64", (1,)),
-    TensorSpec("beam_scores", "float64", ("B", "K")),
+    TensorSpec("beam_rules", "int64", (3,)),
+    TensorSpec("beam_norms", "float64", ("P",)),
+    TensorSpec("beam_state", "int64", ("B", "I")),
+    TensorSpec("beam_scores", "float64", ("B", "D")),
 )
 CHOSEN = (
     TensorSpec("chosen", "int64", ("B", "N")),
@@ -40,13 +43,13 @@ CHOSEN = (
     TensorSpec("exp_sums", "float32", ("B", "N")),
     TensorSpec("ran", "int64", (1,)),
 )
-# The same of beam search: what ran on in every step, scores and mask after the last one, steps that ran, and those of
-# them of which nothing is left to do.
+# The same of beam search (search/beams_ahead.py): tokens and parents of every step and their log-probabilities, what is
+# known of each source after the last one, and how many ran.
 BEAMS = (
-    TensorSpec("beam_tokens", "int64", ("N", "B", "K")),
-    TensorSpec("beam_parents", "int64", ("N", "B", "K")),
+    TensorSpec("beam_choices", "int64", ("N", 2, "B", "K")),
     TensorSpec("beam_log_probs", "float64", ("N", "B", "K")),
-    TensorSpec("new_scores", "float64", ("B", "K")),
+    TensorSpec("new_state", "int64", ("B", "I")),
+    TensorSpec("new_scores", "float64", ("B", "D")),
     TensorSpec("new_mask", "bool", ("B", "K", "L")),
     TensorSpec("beam_runs", "int64", (2,)),
 )

@@ -13,7 +13,7 @@ typedef struct {
     const Attention *op;
     const float *q, *keys, *values; /* q: the three of self-attention side by side, [B, K, 3, H, E] */
     float *new_keys, *new_values, *context, *weights;
-    const int64_t *write_index;
+    const int64_t *write_index, *sources; /* sources: as in Frame */
     const uint8_t *mask;
     size_t beams, heads, width, length, groups; /* length: slots or source; groups: parts of a source's heads */
     int failed;
@@ -48,8 +48,9 @@ static void self_part(void *given, size_t part) {
         return;
     }
     const float *rows = call->q + source * call->beams * 3 * heads * width;
+    size_t cached = source_at(call->sources, source);
     for (size_t h = first; h < end; h++) {
-        size_t place = ((source * heads + h) * call->length + (size_t)index) * width;
+        size_t place = ((cached * heads + h) * call->length + (size_t)index) * width;
         for (size_t k = 0; k < call->beams; k++) {
             const float *row = rows + k * 3 * heads * width + h * width;
             memcpy(call->new_keys + place + k * width, row + heads * width, width * sizeof(float));
@@ -60,11 +61,12 @@ static void self_part(void *given, size_t part) {
     float *scores = scores_of(call->length + width + SLOTS_TOGETHER);
     for (size_t k = 0; k < call->beams; k++) {
         size_t row = source * call->beams + k;
-        size_t count = seen_slots(call->mask + row * call->length, call->length, slots);
+        const uint8_t *mask = call->mask + (cached * call->beams + k) * call->length;
+        size_t count = seen_slots(mask, call->length, slots);
         int none = !count;
         for (size_t i = 0; none && i < call->length; i++) slots[count++] = (int32_t)i;
         for (size_t h = first; h < end; h++) {
-            size_t cache = (source * heads + h) * call->length * width;
+            size_t cache = (cached * heads + h) * call->length * width;
             kernels->attend_slots(rows + k * 3 * heads * width + h * width, none ? 0.0f : call->op->scale,
                                   call->new_keys + cache, call->new_values + cache, slots, count, width, scores,
                                   call->context + (row * heads + h) * width);
@@ -86,13 +88,18 @@ static Status run_parts(void *context, void (*body)(void *, size_t), size_t part
     return NULL;
 }
 
+/* Whether something cached has the sources of a call, or more, of which it takes some. */
+static int has_sources(const void *context, const Tensor *cached, const Tensor *call) {
+    return sources_of(context) ? cached->dims[0] >= call->dims[0] : cached->dims[0] == call->dims[0];
+}
+
 static Status compute_self(void *kernel, void *context) {
     Attention *op = kernel;
     Tensor qkv, keys, values, index, mask;
     if (!input_of(context, 0, &qkv) || !input_of(context, 1, &keys) || !input_of(context, 2, &values) ||
         !input_of(context, 3, &index) || !input_of(context, 4, &mask) || qkv.rank != 3 || keys.rank != 4 ||
-        mask.rank != 3 || qkv.dims[2] != 3 * keys.dims[1] * keys.dims[3] || keys.dims[0] != qkv.dims[0] ||
-        mask.dims[0] != qkv.dims[0] || mask.dims[1] != qkv.dims[1] || mask.dims[2] != keys.dims[2] ||
+        mask.rank != 3 || qkv.dims[2] != 3 * keys.dims[1] * keys.dims[3] || !has_sources(context, &keys, &qkv) ||
+        mask.dims[0] != keys.dims[0] || mask.dims[1] != qkv.dims[1] || mask.dims[2] != keys.dims[2] ||
         (int64_t)index.count != qkv.dims[0] || values.count != keys.count)
         return error_of(
             "SelfAttention: qkv [B,K,3HE], cache [B,H,L,E], write_index [B] and self_mask [B,K,L] do not fit");
@@ -100,6 +107,7 @@ static Status compute_self(void *kernel, void *context) {
     Call call = {.op = op,
                  .q = qkv.data,
                  .write_index = index.data,
+                 .sources = sources_of(context),
                  .mask = mask.data,
                  .beams = (size_t)qkv.dims[1],
                  .heads = (size_t)keys.dims[1],
@@ -112,7 +120,7 @@ static Status compute_self(void *kernel, void *context) {
     if (!call.context || !call.new_keys || !call.new_values) return error_of("SelfAttention: an output is missing");
     if (call.new_keys != keys.data) memcpy(call.new_keys, keys.data, keys.count * sizeof(float));
     if (call.new_values != values.data) memcpy(call.new_values, values.data, values.count * sizeof(float));
-    size_t work = 2 * mask.count * call.heads * call.width;
+    size_t work = 2 * (size_t)qkv.dims[0] * call.beams * call.length * call.heads * call.width;
     call.groups = groups_of(context, (size_t)qkv.dims[0] ? (size_t)qkv.dims[0] : 1, call.heads, work);
     Status failed = run_parts(context, self_part, (size_t)qkv.dims[0] * call.groups, work, &call);
     if (!failed && call.failed) return error_of("SelfAttention: write_index is out of the cache");
@@ -121,8 +129,9 @@ static Status compute_self(void *kernel, void *context) {
 
 /* One source's queries over keys that are stored by rows, for one head; `slots` are the places that are not masked. */
 static void cross_rows(const Call *call, size_t head, const int32_t *slots, size_t count, int none, float *scores) {
-    size_t width = call->width, stride = call->heads * width, keys = head * call->length * width;
+    size_t width = call->width, stride = call->heads * width;
     size_t source = head / call->heads, h = head % call->heads;
+    size_t keys = (source_at(call->sources, source) * call->heads + h) * call->length * width;
     for (size_t k = 0; k < call->beams; k++) {
         size_t row = (source * call->beams + k) * stride + h * width;
         kernels->attend_slots(call->q + row, none ? 0.0f : call->op->scale, call->keys + keys, call->values + keys,
@@ -138,7 +147,8 @@ static void cross_part(void *given, size_t part) {
     Call *call = given;
     size_t source = part / call->groups, group = part % call->groups, width = call->width, heads = call->heads;
     size_t first = heads * group / call->groups, end = heads * (group + 1) / call->groups, length = call->length;
-    const uint8_t *mask = call->mask ? call->mask + source * length : NULL;
+    size_t encoded = source_at(call->sources, source);
+    const uint8_t *mask = call->mask ? call->mask + encoded * length : NULL;
     float *scores = scores_of(call->beams * (length + width) + SLOTS_TOGETHER);
     int32_t *slots = call->op->transposed ? NULL : scratch(SLOTS, (length + 8) * sizeof(int32_t));
     size_t count = slots && mask ? seen_slots(mask, length, slots) : 0;
@@ -149,7 +159,7 @@ static void cross_part(void *given, size_t part) {
             cross_rows(call, source * heads + h, slots, count, none, scores);
             continue;
         }
-        size_t place = (source * heads + h) * length * width, row = (source * call->beams * heads + h) * width;
+        size_t place = (encoded * heads + h) * length * width, row = (source * call->beams * heads + h) * width;
         kernels->attend_source(call->q + row, call->beams, heads * width, call->op->scale, call->keys + place,
                                call->values + place, mask, length, width, scores, call->context + row, heads * width);
         if (call->weights)
@@ -164,7 +174,7 @@ static Status compute_cross(void *kernel, void *context) {
     int masked = input_of(context, 3, &mask);
     if (!input_of(context, 0, &q) || !input_of(context, 1, &keys) || !input_of(context, 2, &values) || q.rank != 3 ||
         keys.rank != 4 || values.rank != 4 || q.dims[2] != values.dims[1] * values.dims[3] ||
-        values.dims[0] != q.dims[0] || keys.dims[0] != q.dims[0] || keys.dims[1] != values.dims[1] ||
+        !has_sources(context, &values, &q) || keys.dims[0] != values.dims[0] || keys.dims[1] != values.dims[1] ||
         keys.dims[2] != values.dims[op->transposed ? 3 : 2] || keys.dims[3] != values.dims[op->transposed ? 2 : 3] ||
         (masked && (int64_t)mask.count != values.dims[0] * values.dims[2]))
         return error_of("CrossAttention: q [B,K,HE], keys and values [B,H,S,E] and source_mask [B,S] do not fit");
@@ -173,6 +183,7 @@ static Status compute_cross(void *kernel, void *context) {
                  .keys = keys.data,
                  .values = values.data,
                  .mask = masked ? mask.data : NULL,
+                 .sources = sources_of(context),
                  .beams = (size_t)q.dims[1],
                  .heads = (size_t)values.dims[1],
                  .width = (size_t)values.dims[3],
@@ -180,7 +191,7 @@ static Status compute_cross(void *kernel, void *context) {
     call.context = output_of(context, 0, q.dims, 3);
     int64_t dims[] = {q.dims[0], values.dims[1], q.dims[1], values.dims[2]};
     call.weights = output_of(context, 1, dims, 4);
-    size_t work = 2 * values.count * call.beams;
+    size_t work = 2 * (size_t)q.dims[0] * call.beams * call.length * call.heads * call.width;
     call.groups = groups_of(context, (size_t)q.dims[0] ? (size_t)q.dims[0] : 1, call.heads, work);
     return run_parts(context, cross_part, (size_t)q.dims[0] * call.groups, work, &call);
 }

@@ -94,14 +94,14 @@ static void lead(void *given, Team *team) {
     Call *call = given;
     const Chain *chain = &call->program->chain;
     call->frame.team = team;
-    if (chained_steps(chain, call->frame.values)) {
-        call->frame.kept_outputs = LAST_KEPT_OUTPUT - KEPT_OUTPUTS + 1;
-        call->failed = run_greedy(chain, call->frame.values, call->frame.context, run_nodes, call);
-    } else if (beam_steps(chain, call->frame.values)) {
-        call->failed = run_beams(chain, call->frame.values, call->frame.context, run_nodes, call);
-    } else {
+    int greedy = chained_steps(chain, call->frame.values) > 0, beams = beam_steps(chain, call->frame.values) > 0;
+    if (greedy || beams) call->frame.kept_outputs = LAST_KEPT_OUTPUT - KEPT_OUTPUTS + 1;
+    if (greedy)
+        call->failed = run_greedy(chain, &call->frame, run_nodes, call);
+    else if (beams)
+        call->failed = run_beams(chain, &call->frame, run_nodes, call);
+    else
         call->failed = run_nodes(call);
-    }
     drop_scratch(BUFFERS, LAST_BUFFER, MOST_KEPT);
 }
 
@@ -155,7 +155,7 @@ static int is_output(const Program *program, int place) {
 
 /* Where a plan and what it moves are among the values, and the caches: places of an input and of its output. */
 static int find_chain(const Program *program, const void *info, Chain *chain) {
-    enum { GIVEN = 11 }; /* the first are inputs, the others outputs */
+    enum { GIVEN = 14 }; /* the first are inputs, the others outputs */
     struct {
         const char *name;
         int *place;
@@ -169,6 +169,9 @@ static int find_chain(const Program *program, const void *info, Chain *chain) {
                  {"chain.banned", &chain->banned},
                  {"chain.end", &chain->end},
                  {"chain.beam_steps", &chain->beam_steps},
+                 {"chain.beam_rules", &chain->beam_rules},
+                 {"chain.beam_norms", &chain->beam_norms},
+                 {"chain.beam_state", &chain->beam_state},
                  {"chain.beam_scores", &chain->beam_scores},
                  {"chain.exp_sum", &chain->exp_sum},
                  {"chain.best_logits", &chain->best_logits},
@@ -178,9 +181,9 @@ static int find_chain(const Program *program, const void *info, Chain *chain) {
                  {"chain.chosen_logits", &chain->chosen_logits},
                  {"chain.exp_sums", &chain->exp_sums},
                  {"chain.ran", &chain->ran},
-                 {"chain.beam_tokens", &chain->beam_tokens},
-                 {"chain.beam_parents", &chain->beam_parents},
+                 {"chain.beam_choices", &chain->beam_choices},
                  {"chain.beam_log_probs", &chain->beam_log_probs},
+                 {"chain.new_state", &chain->new_state},
                  {"chain.new_scores", &chain->new_scores},
                  {"chain.new_mask", &chain->new_mask},
                  {"chain.beam_runs", &chain->beam_runs}};
@@ -300,7 +303,7 @@ static Status create(const Operator *operator, Functions functions, const void *
 
 Operator step_program = {.called = "StepProgram",
                          .inputs = "*",
-                         .outputs = "fffiIFFFIIIDDBIf*",
+                         .outputs = "fffiIFFFIIDIDBIf*",
                          .create_or_fail = create,
                          .compute_or_fail = compute,
                          .destroy = destroy};

@@ -21,7 +21,8 @@ typedef struct {
     Tensor *values; /* the program's inputs, its outputs, and what is made on the way */
     int first_output, first_made, kept_outputs; /* kept: outputs that many steps of one call write to memory of ours */
     const int *buffers; /* of what is made, from `first_made` on: the number of its memory */
-    void *context;      /* ONNX Runtime's, of the program */
+    const int64_t *sources; /* of each source of a step, its place in caches, masks and encoder outputs; NULL: its own */
+    void *context;          /* ONNX Runtime's, of the program */
     Team *team;
 } Frame;
 
@@ -33,6 +34,12 @@ typedef struct {
 static inline void *tagged(const void *ours) { return (void *)((uintptr_t)ours | 1); }
 static inline int is_ours(const void *pointer) { return (uintptr_t)pointer & 1; }
 static inline void *untagged(const void *pointer) { return (void *)((uintptr_t)pointer & ~(uintptr_t)1); }
+
+/* Where a source of a call is in what it has cached (Frame.sources). */
+static inline const int64_t *sources_of(const void *context) {
+    return is_ours(context) ? ((const Frame *)untagged(context))->sources : NULL;
+}
+static inline size_t source_at(const int64_t *sources, size_t number) { return sources ? (size_t)sources[number] : number; }
 
 int framed_input(const Frame *frame, size_t place, Tensor *found);
 void *framed_output(Frame *frame, size_t place, const int64_t *dims, size_t rank);

@@ -1,7 +1,7 @@
 """Several steps in one call of a step program, in host memory (export/kernel_forms/program.py).
 
-The library runs the steps of greedy search one after another until sources should leave the batch, and those of beam
-search until something ends. So Python has its turn once for many tokens instead of twice for each.
+The library runs the steps of greedy and of beam search one after another until sources should leave the batch. So Python
+has its turn once for many tokens instead of twice for each.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import onnxruntime as ort
 
 from seq2engine.export.contract import TensorSpec
-from seq2engine.export.ort_forms.interface import BEAMS, CANDIDATES, CHOSEN, FED, WANTED
+from seq2engine.export.ort_forms.interface import BEAMS, CHOSEN, FED, WANTED
 
-from ..search.beams_ahead import BeamsAhead
+from ..search.beams_ahead import BeamPlan, BeamRows, BeamsAhead, first_beams
 from ..search.greedy_plan import ChosenTokens, GreedyPlan
-from ..search.step_output import Candidates, NoLogits, Reduced, StepOutput
 from .binding import OrtState, StepLayout, bind_input, bind_output
 from .graphs import run_bound
 
 AHEAD = 64  # most tokens of one call: a key press that ends a decode waits for them
 KEPT_ROWS = 8  # of a batch whose binding is kept for the next one
 MOST_CANDIDATES = 16  # of a step, of which rules may ban all but one
+MADE = tuple(tensor for tensor in BEAMS if not tensor.name.startswith("new_"))  # outputs that are new in every call
 
 
 @dataclass(frozen=True)
@@ -113,31 +113,44 @@ class HostChain(HostSteps):
 
 
 class HostBeams(HostSteps):
-    """Steps of beam search without rules."""
+    """Steps of beam search by a plan. Of each source the library writes what is known in place."""
 
-    def __init__(self, session: ort.InferenceSession, shape: ChainShape, vocab: int):
-        self.width = min(shape.beams + 1, vocab)
-        scores = np.zeros((shape.batch, shape.beams))
-        more = {"beam_steps": np.zeros(1, dtype=np.int64), "beam_scores": scores, "end": np.zeros(1, dtype=np.int64)}
-        super().__init__(session, shape, {**more, WANTED.name: np.array([-self.width])})
-        sizes = {"B": shape.batch, "K": shape.beams, "C": self.width}
-        self.candidates = dict(zip((one.name for one in CANDIDATES), self.outputs(CANDIDATES, sizes), strict=True))
+    def __init__(self, session: ort.InferenceSession, shape: ChainShape):
+        first = first_beams(shape.batch, shape.beams, 0)
+        more = {"beam_steps": np.zeros(1, dtype=np.int64), "beam_rules": np.zeros(3, dtype=np.int64)}
+        super().__init__(session, shape, {**more, "beam_state": first.state, "beam_scores": first.scores})
+        for name, array in zip(("new_state", "new_scores", "new_mask"), self.carried, strict=True):
+            bind_output(self.binding, name, array)
+        self.plan: BeamPlan | None = None
+        self.fixed: dict[str, np.ndarray] = {}  # as above
 
-    def run(self, given: Mapping[str, np.ndarray], count: int) -> BeamsAhead:
+    @property
+    def carried(self) -> tuple[np.ndarray, ...]:
+        return self.values["beam_state"], self.values["beam_scores"], self.values["self_mask"]
+
+    def follow(self, plan: BeamPlan) -> None:
+        """The next steps are those of this plan."""
+        if self.plan is plan:
+            return
+        self.plan = plan
+        given = {"target": plan.target, "limit": plan.limit, "banned": plan.banned, "end": plan.end}
+        self.fixed = {**given, "beam_norms": plan.norms, WANTED.name: np.array([-plan.width])}
+        for name, array in self.fixed.items():
+            self.bind(name, array)
+        self.values["beam_rules"][:2] = plan.ending
+
+    def run(self, rows: BeamRows, mask: np.ndarray, room: int, count: int) -> BeamsAhead:
         """At most so many steps."""
-        for name, array in given.items():
-            self.values[name][...] = array
-        self.values["beam_steps"][...] = count
-        sizes = {"N": count, "B": self.shape.batch, "K": self.shape.beams, "L": self.shape.slots}
-        tokens, parents, log_probs, scores, mask, runs = self.outputs(BEAMS, sizes)
+        state, scores, seen = self.carried
+        state[...], scores[...], seen[...] = rows.state, rows.scores, mask
+        self.values["beam_rules"][2] = room
+        self.values["beam_steps"][0] = count
+        sizes = {"N": count, "B": self.shape.batch, "K": self.shape.beams}
+        choices, log_probs, runs = self.outputs(MADE, sizes)
         run_bound(self.session, self.binding)
-        ran, quiet = runs.tolist()
-        found = {name: array.copy() for name, array in self.candidates.items()} if ran > quiet else None
-        output = None
-        if found is not None:
-            best = Candidates(found["best_tokens"], found["best_logits"])
-            output = StepOutput(NoLogits(self.shape.batch), Reduced(best, found["exp_sum"]))
-        return BeamsAhead(tokens[:quiet], parents[:quiet], log_probs[:quiet], scores, mask, ran, output)
+        ran, failed = runs.tolist()
+        after = BeamRows(state.copy(), scores.copy())
+        return BeamsAhead(choices[:ran], log_probs[:ran], after, seen.copy(), None if failed < 0 else failed)
 
 
 def chain_shape(state: OrtState, layout: StepLayout, beams: int = 1) -> ChainShape:

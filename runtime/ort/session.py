@@ -25,7 +25,7 @@ from seq2engine.model.config import ModelConfig
 from ..fitting import fitted
 from ..kernels.library import library
 from ..machine_speed import WORKER_SHORTCUTS, rows_of_threads, rows_of_worker, sensible_threads
-from ..search.beams_ahead import BeamsAhead
+from ..search.beams_ahead import BeamPlan, BeamRows, BeamsAhead
 from ..search.greedy_plan import ChosenTokens, GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
@@ -275,25 +275,17 @@ class OrtSession(Session):
         return found
 
     def choose_beams(
-        self,
-        state: OrtState,
-        tokens: np.ndarray,
-        position: np.ndarray,
-        write_index: np.ndarray,
-        self_mask: np.ndarray,
-        scores: np.ndarray,
-        end: int,
-        count: int,
+        self, state: OrtState, rows: BeamRows, mask: np.ndarray, plan: BeamPlan, room: int, count: int
     ) -> BeamsAhead:
         if self.decoders is None:
             raise closed()
-        shape = chain_shape(state, self.layout, tokens.shape[1])
+        shape = chain_shape(state, self.layout, mask.shape[1])
         steps, self.host_beams = self.host_beams, None  # as above
         if steps is None or steps.shape != shape or steps.session is not state.decoder.session:
-            steps = HostBeams(state.decoder.session, shape, self.layout.vocab)
+            steps = HostBeams(state.decoder.session, shape)
         steps.attach(state, self.layout)
-        given = {"tokens": tokens, "position": position, "write_index": write_index, "self_mask": self_mask}
-        found = steps.run({**given, "beam_scores": scores, "end": np.array(end)}, min(count, AHEAD))
+        steps.follow(plan)
+        found = steps.run(rows, mask, room, min(count, AHEAD))
         if shape.batch <= KEPT_ROWS:
             self.host_beams = steps
         return found

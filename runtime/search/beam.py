@@ -14,14 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from .beam_styles import STYLES, BeamProgress
-from .beams_ahead import AheadStep, MadeStep
 from .constraints.phrases import banked_continuations
 from .coverage import Coverage
 from .finished import Continuations, Finished, Index, Record
 from .options import SearchOptions
 from .rules import Rules
 from .step import Hypothesis, Search, Special, Start, Step, searched
-from .step_output import Candidates, NoLogits, StepOutput, finite
+from .step_output import Candidates, StepOutput, finite
 
 
 def beam_search(
@@ -47,19 +46,6 @@ def beam_search(
     Hugging Face fills up with copies whose sum of log-probabilities is -1e9.
     """
     return searched(step, batch, BeamState(batch, special, options, texts, starts))
-
-
-def beam_search_ahead(
-    step: AheadStep,
-    batch: int,
-    special: Special,
-    options: SearchOptions,
-    texts: Sequence[Sequence[int]] = (),
-    starts: Sequence[Start] = (),
-) -> Search:
-    """The same by steps that may be made several at a time, with options that allow it (`runs_ahead`). Yields an
-    Emitted for several steps at a time, whose output may have no logits."""
-    return searched(step, batch, AheadState(batch, special, options, texts, starts))
 
 
 class BeamState:
@@ -213,25 +199,6 @@ class BeamState:
         self.tokens, self.parents = self.tokens[rows], self.parents[rows]
         self.here, self.row = self.sources, np.arange(len(rows))[:, None]
         self.done_count = int(np.count_nonzero(self.done))
-
-
-class AheadState(BeamState):
-    """The state of a beam search between two calls of a step that may make several at once."""
-
-    def advance(self, step: AheadStep) -> StepOutput:  # type: ignore[override]
-        """Steps up to the next one in which something ends, if nothing has yet; else one."""
-        if self.done_count or self.finished.most >= self.least_finished or step.alike:
-            return super().advance(step)
-        most = self.options.max_length - self.length
-        found = step.run_ahead(self.tokens, self.parents, self.scores, int(self.end), most)
-        for chosen in zip(found.tokens, found.parents, found.log_probs, strict=True):
-            self.record.add(self.length, self.here, *chosen)
-            self.length += 1
-        if len(found.tokens):
-            self.tokens, self.parents, self.scores = found.tokens[-1].copy(), found.parents[-1].copy(), found.scores
-        if found.output is None:
-            return StepOutput(NoLogits(len(self.done)))
-        return super().advance(MadeStep(found.output))
 
 
 def by_score(scores: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -82,6 +82,18 @@ def patient_count(options: SearchOptions) -> int:
     return 1 if options.beam == 1 else math.floor(options.beam * options.patience + 0.5)
 
 
+NO_BETTER, NEVER_BETTER, ALL_FINISHED, ENOUGH, ENOUGH_AND_BEST = range(5)  # of a session that ends sources itself
+
+
+def ending_of(options: SearchOptions) -> tuple[int, int]:
+    """What `is_done` of the options' style asks, as one of these, and how many hypotheses are enough for it."""
+    if options.beam_style == "ctranslate2":
+        return ENOUGH_AND_BEST if unpenalised(options) else ENOUGH, patient_count(options)
+    if options.early_stopping == "never":
+        return NEVER_BETTER if options.length_penalty > 0 else NO_BETTER, options.beam
+    return ALL_FINISHED if options.early_stopping else NO_BETTER, options.beam
+
+
 STYLES = {
     "huggingface": BeamStyle(done_by_early_stopping, lambda options: options.beam),
     "ctranslate2": BeamStyle(done_by_patience, patient_count, renormalises=True),

@@ -1,63 +1,110 @@
-"""Beam search by a session that runs several steps at once, as long as nothing ends (search/beam.py).
+"""Beam search by a session that runs many steps in one call: what it is given, and what it gives back.
 
-Shapes: N steps, B sources, K beams.
+The session ranks, finishes and drops beams as beam.py does (kernels/beams.c). It ends whenever sources should leave the
+batch, and where its cache is full.
+
+Shapes: N steps, B sources, K beams, T tokens, V vocab, R rows of bans.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
+from .beam_styles import ending_of
+from .greedy_plan import common_plan
 from .option_fields import OptionFields
-from .step import Step
-from .step_output import StepOutput
+from .options import SearchOptions
+from .step import Special
 
 MOST_BEAMS = 32  # with more, ranking them one by one takes longer than a step of numpy
+POSITION, WRITTEN, DONE, FINISHED, BEST_FINISHED = range(5)  # columns of a state; K beams' tokens and the ends follow
+NUMBERS, KINDS, SCORES = 5, 4, 3
+
+
+@dataclass(frozen=True)
+class BeamRows:
+    """What is known of each source between two calls, a row each.
+
+    `state` [B,5+4K] has the columns named above, the beams' tokens, and of the K best hypotheses that have finished
+    their lengths, the beams that they continue, and their last tokens. `scores` [B,3K] are those of the running beams,
+    of the finished hypotheses (-inf: none yet), and the log-probabilities of their last tokens.
+    """
+
+    state: np.ndarray
+    scores: np.ndarray
+
+    def of(self, rows: np.ndarray) -> BeamRows:
+        return BeamRows(self.state[rows], self.scores[rows])
+
+
+def first_beams(batch: int, beam: int, start: int) -> BeamRows:
+    """Beams that are still identical: only the first may be continued."""
+    state = np.zeros((batch, NUMBERS + KINDS * beam), dtype=np.int64)
+    state[:, NUMBERS : NUMBERS + beam] = start
+    scores = np.full((batch, SCORES * beam), -np.inf)
+    scores[:, 0] = 0.0
+    return BeamRows(state, scores)
+
+
+@dataclass(frozen=True)
+class BeamPlan:
+    """What of the options the session's steps follow: tokens that are banned, and when a source is done."""
+
+    target: np.ndarray  # [B,T]: -1 - r where row r of `banned` applies
+    limit: np.ndarray  # [B] most tokens
+    banned: np.ndarray  # [R,V]
+    end: np.ndarray  # [1]
+    ending: tuple[int, int]  # of a style, and the hypotheses that are enough for it
+    norms: np.ndarray  # [T+1] what the score of a hypothesis of each length is divided by
+    width: int  # candidates of a beam
+
+    def of(self, rows: np.ndarray) -> BeamPlan:
+        """For these sources only."""
+        most = (self.banned, self.end, self.ending, self.norms, self.width)
+        return BeamPlan(self.target[rows], self.limit[rows], *most)
+
+
+@lru_cache(maxsize=16)
+def beam_plan(options: SearchOptions, special: Special, batch: int, vocab: int) -> BeamPlan:
+    """The plan of a batch, for options that need no step of the search's own (`runs_ahead`)."""
+    bans = common_plan(options, special, batch, vocab, options.max_length)
+    norms = np.maximum(np.arange(options.max_length + 1), 1) ** float(options.length_penalty)
+    width = min(options.best, vocab)
+    return BeamPlan(bans.target, bans.limit, bans.banned, bans.end, ending_of(options), norms, width)
 
 
 @dataclass(frozen=True)
 class BeamsAhead:
-    """Steps of which nothing is left to do: tokens, parents and log-probabilities [N,B,K] of the beams that ran on, and
-    their scores [B,K] after the last one. `ran` steps were computed: where one more than N, `output` is its output,
-    which the search has to deal with. `mask` [B,K,L] is that of the last one computed."""
+    """Steps that ran: the tokens and parents of the beams that ran on [N,2,B,K], their log-probabilities [N,B,K], and
+    what is known of the sources after the last one. `mask` [B,K,L] marks the slots that each beam sees. The logits of
+    the source `not_finite` are no numbers, or some of them (None: of no source), and no step follows."""
 
-    tokens: np.ndarray
-    parents: np.ndarray
+    choices: np.ndarray
     log_probs: np.ndarray
-    scores: np.ndarray
+    rows: BeamRows
     mask: np.ndarray
-    ran: int
-    output: StepOutput | None
+    not_finite: int | None
 
 
-class AheadStep(Step, Protocol):
-    """Steps of beam search that may be made several at a time."""
+class BeamsStep(Protocol):
+    """Steps of beam search that the session makes itself."""
 
-    alike: bool  # the next step is made with one beam of each source
-
-    def run_ahead(self, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray, end: int, most: int) -> BeamsAhead:
-        """At most so many steps, from the beams just chosen [B,K] and their scores."""
-
-
-class MadeStep:
-    """A step that has been computed."""
-
-    def __init__(self, output: StepOutput):
-        self.output = output
-
-    def __call__(self, tokens: np.ndarray, parents: np.ndarray) -> StepOutput:
-        return self.output
+    def run(self, rows: BeamRows) -> BeamsAhead:
+        """Some steps: until a source should leave, or they are enough for one call."""
 
     def keep(self, rows: np.ndarray) -> None:
-        raise AssertionError("sources leave the step that computes")
-
-    def attention(self) -> np.ndarray:
-        raise AssertionError("a search that reads attention weights makes its steps one by one")
+        """As a Step's."""
 
 
-def runs_ahead(options: OptionFields) -> bool:
-    """Whether all that these options make of a step without an end token is that the best continuations run on."""
-    plain = options.unruled and not (options.sample or options.alternatives or options.phrases)
-    return plain and 1 < options.beam <= MOST_BEAMS and not options.needs_attention and options.shortlist is None
+def runs_ahead(options: OptionFields, candidates: int) -> bool:
+    """Whether a session can follow these options by itself, if rules may ban all but one of so many tokens."""
+    forced = options.forced_start or options.forced_eos is not None or options.prompt
+    other = options.sample or options.alternatives or options.needs_attention or options.shortlist is not None
+    known = 0 < options.best and options.candidates <= candidates
+    return known and not forced and not other and 1 < options.beam <= MOST_BEAMS
+
+

@@ -20,7 +20,6 @@ import numpy as np
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
-from ..search.beams_ahead import BeamsAhead
 from ..search.greedy_plan import GreedyPlan
 from ..search.step import NO_TOKEN
 from ..search.step_output import StepOutput
@@ -193,17 +192,6 @@ class TreeStep:
         self.places += self.ahead
         self.most_used += self.beams
         return output
-
-    def run_ahead(self, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray, end: int, most: int) -> BeamsAhead:
-        """As an AheadStep's: the session keeps mask and positions meanwhile, until the cache is full."""
-        self.descend(parents)
-        self.free_slots()
-        given = (tokens, self.position, self.used, self.mask, scores)
-        found = self.session.choose_beams(self.state, *given, end, most)
-        self.mask = found.mask
-        self.places += self.ahead * found.ran
-        self.most_used += self.beams * found.ran
-        return found
 
     def first_step(self, tokens: np.ndarray) -> StepOutput:
         """One beam of each source, as they are all alike: its slot is the ancestor of all."""

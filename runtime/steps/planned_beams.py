@@ -1,0 +1,51 @@
+"""Beam search by a session that ranks and finishes beams itself and ends whenever sources should leave
+(session.RunAhead)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..search.beams_ahead import WRITTEN, BeamPlan, BeamRows, BeamsAhead
+from ..search.options import SearchOptions
+from ..session import Session, State, StepForm
+from .tree_cache import compaction_calls, rounded, slack
+
+
+class PlannedBeamsStep:
+    """Beams in, those after several steps out. It owns the state it was given, and its cache is a tree (tree_cache.py).
+
+    The session drops dead slots by itself, as long as that leaves enough for some steps; else the cache grows here.
+    """
+
+    def __init__(
+        self, session: Session, state: State, batch: int, options: SearchOptions, form: StepForm, plan: BeamPlan
+    ):
+        self.session, self.state, self.plan, self.beams = session, state, plan, options.beam
+        self.most = rounded(options.beam * options.max_length)
+        free = slack(self.beams, 0, compaction_calls(session.config, batch))
+        self.mask = np.zeros((batch, self.beams, min(free, self.most)), dtype=bool)
+        self.length, self.longest = 0, options.max_length
+        session.reserve(state, self.capacity, form)
+
+    @property
+    def capacity(self) -> int:
+        return self.mask.shape[2]
+
+    def run(self, rows: BeamRows) -> BeamsAhead:
+        if int(rows.state[:, WRITTEN].max()) + self.beams > self.capacity:
+            self.grow(min(2 * self.capacity, self.most))
+        room = self.beams if self.capacity == self.most else max(self.beams, self.capacity // 4)
+        found = self.session.choose_beams(self.state, rows, self.mask, self.plan, room, self.longest - self.length)
+        self.length += len(found.choices)
+        self.mask = found.mask
+        return found
+
+    def keep(self, rows: np.ndarray) -> None:
+        self.session.select(self.state, rows, None)
+        self.mask, self.plan = self.mask[rows], self.plan.of(rows)
+
+    def grow(self, capacity: int) -> None:
+        """New slots repeat the last one: finite numbers, which the mask hides."""
+        slots = np.minimum(np.arange(capacity), self.capacity - 1)
+        self.session.select(self.state, None, np.tile(slots, (len(self.mask), 1)))
+        self.mask = np.pad(self.mask, ((0, 0), (0, 0), (0, capacity - self.capacity)))
