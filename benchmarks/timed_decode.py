@@ -22,8 +22,8 @@ import numpy as np
 
 from seq2engine.runtime.generate import form_from_options, generate, prompts_of, start_of
 from seq2engine.runtime.model_options import measured_options
-from seq2engine.runtime.search.beams_ahead import BeamsAhead
-from seq2engine.runtime.search.greedy_plan import ChosenTokens, GreedyPlan
+from seq2engine.runtime.search.ahead.beam_plan import BeamsAhead
+from seq2engine.runtime.search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Emitted, Hypothesis
 from seq2engine.runtime.search.step_output import StepOutput

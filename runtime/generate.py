@@ -12,13 +12,13 @@ from .encoder_inputs import encoder_inputs, listed_sources
 from .model_options import options_from_session
 from .parallel import in_parallel
 from .requests import check_request
+from .search.ahead.beam_plan import beam_plan, runs_ahead
+from .search.ahead.greedy_plan import GreedyPlan, greedy_plan, unserved
+from .search.ahead.planned_beams import planned_beam_search
 from .search.alternatives import alternatives_search
 from .search.beam import beam_search
-from .search.beams_ahead import beam_plan, runs_ahead
 from .search.greedy import greedy_search, planned_search
-from .search.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.options import SearchOptions
-from .search.planned_beams import planned_beam_search
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist

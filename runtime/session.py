@@ -18,8 +18,8 @@ from seq2engine.export.contract import attention_name
 from seq2engine.model.config import ModelConfig
 
 from .defaults import Defaults
-from .search.beams_ahead import BeamPlan, BeamRows, BeamsAhead
-from .search.greedy_plan import ChosenTokens, GreedyPlan
+from .search.ahead.beam_plan import BeamPlan, BeamRows, BeamsAhead
+from .search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from .search.step_output import Shortlist, StepOutput
 from .threads import Workers
 
@@ -65,9 +65,9 @@ class Limits:
 class RunAhead:
     """How a session chooses tokens by itself, greedily: tokens between two waits of the host, and candidates per step.
 
-    A plan (search/greedy_plan.py) carries the rules; `length` is the most tokens it covers. `undisturbed`: only for a
-    decode that nobody follows token by token, and to which no source is added: it may end early, for sources to leave,
-    and its cache may grow. Steps of beam search may be run ahead then, too.
+    A plan (search/ahead/greedy_plan.py) carries the rules; `length` is the most tokens it covers. `undisturbed`: only
+    for a decode that nobody follows token by token, and to which no source is added: sources that are done are left out
+    of its steps, and its cache may grow. Steps of beam search may be run ahead then, too.
     """
 
     tokens: int
@@ -156,16 +156,16 @@ class Session(AbstractContextManager["Session"], Protocol):
     def choose_alone(
         self, state: State, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
     ) -> ChosenTokens:
-        """The same where `ahead` is `undisturbed`, of at least one and at most `count` steps: it ends when sources
-        should leave the batch, or a logit is not finite."""
+        """The same where `ahead` is `undisturbed`, of at least one and at most `count` steps: it ends when all sources
+        are done, or a logit is not finite."""
         raise SessionError(f"{self.backend} chooses no tokens by itself")
 
     def choose_beams(
         self, state: State, rows: BeamRows, mask: np.ndarray, plan: BeamPlan, room: int, count: int
     ) -> BeamsAhead:
-        """Only where `ahead` is `undisturbed`: at most `count` steps of beam search. `mask` [B,K,L] marks the slots that
-        each beam sees. It ends after a step in which an eighth of the sources is done, or a logit not finite, and when
-        the cache is full: where dropping dead slots does not leave `room` slots for new ones."""
+        """Only where `ahead` is `undisturbed`: at most `count` steps of beam search. `mask` [B,K,L] marks the slots
+        that each beam sees. It ends when all sources are done, when a logit is not finite, and when the cache is full:
+        where dropping dead slots does not leave `room` slots for new ones."""
         raise SessionError(f"{self.backend} runs no steps of beam search by itself")
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:

@@ -73,12 +73,14 @@ if TYPE_CHECKING:  # what type checkers read; the same names as below
     from seq2engine.runtime.parity.run import parities_of as parities_of
     from seq2engine.runtime.parity.run import parity_of as parity_of
     from seq2engine.runtime.quality.metrics import References as References
-    from seq2engine.runtime.search.beams_ahead import BeamsAhead as BeamsAhead
+    from seq2engine.runtime.search.ahead.beam_plan import BeamPlan as BeamPlan
+    from seq2engine.runtime.search.ahead.beam_plan import BeamRows as BeamRows
+    from seq2engine.runtime.search.ahead.beam_plan import BeamsAhead as BeamsAhead
+    from seq2engine.runtime.search.ahead.greedy_plan import ChosenTokens as ChosenTokens
+    from seq2engine.runtime.search.ahead.greedy_plan import GreedyPlan as GreedyPlan
     from seq2engine.runtime.search.constraints.timestamps import Timestamps as Timestamps
     from seq2engine.runtime.search.constraints.trie import Trie as Trie
     from seq2engine.runtime.search.constraints.trie import trie_from_sequences as trie_from_sequences
-    from seq2engine.runtime.search.greedy_plan import ChosenTokens as ChosenTokens
-    from seq2engine.runtime.search.greedy_plan import GreedyPlan as GreedyPlan
     from seq2engine.runtime.search.option_fields import OptionFields as OptionFields
     from seq2engine.runtime.search.options import SearchOptions as SearchOptions
     from seq2engine.runtime.search.step import Emitted as Emitted
@@ -143,9 +145,11 @@ PUBLIC = {
     "State": "runtime.session",
     "StepForm": "runtime.session",
     "StepOutput": "runtime.search.step_output",
-    "BeamsAhead": "runtime.search.beams_ahead",
-    "ChosenTokens": "runtime.search.greedy_plan",
-    "GreedyPlan": "runtime.search.greedy_plan",
+    "BeamPlan": "runtime.search.ahead.beam_plan",
+    "BeamRows": "runtime.search.ahead.beam_plan",
+    "BeamsAhead": "runtime.search.ahead.beam_plan",
+    "ChosenTokens": "runtime.search.ahead.greedy_plan",
+    "GreedyPlan": "runtime.search.ahead.greedy_plan",
     "Workload": "export.artifact.profiles",
     "generate": "runtime.generate",
     "translate_many": "runtime.text.continuous_batching",

@@ -43,8 +43,8 @@ CHOSEN = (
     TensorSpec("exp_sums", "float32", ("B", "N")),
     TensorSpec("ran", "int64", (1,)),
 )
-# The same of beam search (search/beams_ahead.py): tokens and parents of every step and their log-probabilities, what is
-# known of each source after the last one, and how many ran.
+# The same of beam search (search/ahead/beam_plan.py): tokens and parents of every step and their log-probabilities,
+# what is known of each source after the last one, and how many ran.
 BEAMS = (
     TensorSpec("beam_choices", "int64", ("N", 2, "B", "K")),
     TensorSpec("beam_log_probs", "float64", ("N", "B", "K")),

@@ -1,7 +1,7 @@
 /* Greedy search by a step program: each step feeds its chosen tokens to the next one, with no call in between.
 
    What a source has cached is at slots 0 to its position, as one beam writes one slot a step. The rules are a plan made
-   before (search/greedy_plan.py): at every position a token that is forced, or -1 - r where row r of `banned` says which
+   before (search/ahead/greedy_plan.py): at every position a token that is forced, or -1 - r where row r of `banned` says which
    tokens are not allowed. A source is done after its end token or at its limit, and left out of the next step; nothing
    is moved for that. The loop ends when all are done, or when a logit is not finite. */
 #include "chain.h"

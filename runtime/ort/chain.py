@@ -3,7 +3,7 @@
     A: tokens, position, mask, target, ...  -- step --> B: the same, one token on  -- step --> A  -- step --> ...
 
 Both buffers are fixed, so a step is bound twice, once in each direction. The host starts some steps, waits for
-the last one only, and reads the chosen tokens. The rules are in the plan sent before (search/greedy_plan.py).
+the last one only, and reads the chosen tokens. The rules are in the plan sent before (search/ahead/greedy_plan.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnxruntime as ort
 from seq2engine.export.contract import TensorSpec
 from seq2engine.export.ort_forms.interface import RECORDED
 
-from ..search.greedy_plan import GreedyPlan
+from ..search.ahead.greedy_plan import GreedyPlan
 from .device import Device, DeviceArray, Parcel
 from .device_state import DeviceState
 from .graphs import Decoder

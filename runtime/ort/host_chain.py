@@ -1,7 +1,7 @@
 """Several steps in one call of a step program, in host memory (export/kernel_forms/program.py).
 
-The library runs the steps of greedy and of beam search one after another until sources should leave the batch. So Python
-has its turn once for many tokens instead of twice for each.
+The library runs the steps of greedy and of beam search one after another, until all sources are done or its cache is
+full. So Python has its turn once for many tokens instead of twice for each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import onnxruntime as ort
 from seq2engine.export.contract import TensorSpec
 from seq2engine.export.ort_forms.interface import BEAMS, CHOSEN, FED, WANTED
 
-from ..search.beams_ahead import BeamPlan, BeamRows, BeamsAhead, first_beams
-from ..search.greedy_plan import ChosenTokens, GreedyPlan
+from ..search.ahead.beam_plan import BeamPlan, BeamRows, BeamsAhead, first_beams
+from ..search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from .binding import OrtState, StepLayout, bind_input, bind_output
 from .graphs import run_bound
 

@@ -25,8 +25,8 @@ from seq2engine.model.config import ModelConfig
 from ..fitting import fitted
 from ..kernels.library import library
 from ..machine_speed import WORKER_SHORTCUTS, rows_of_threads, rows_of_worker, sensible_threads
-from ..search.beams_ahead import BeamPlan, BeamRows, BeamsAhead
-from ..search.greedy_plan import ChosenTokens, GreedyPlan, ahead_columns, outputs_of
+from ..search.ahead.beam_plan import BeamPlan, BeamRows, BeamsAhead
+from ..search.ahead.greedy_plan import ChosenTokens, GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
 from ..threads import EncoderLock, Workers, both

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .greedy_plan import ChoosingStep
+from .ahead.greedy_plan import ChoosingStep
 from .options import SearchOptions
 from .rules import Rules
 from .step import Hypothesis, Search, Special, Start, Step, searched

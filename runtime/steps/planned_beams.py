@@ -1,14 +1,13 @@
-"""Beam search by a session that ranks and finishes beams itself and ends whenever sources should leave
-(session.RunAhead)."""
+"""Beam search by a session that ranks and finishes beams itself, to the end of a batch (session.RunAhead)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..search.beams_ahead import WRITTEN, BeamPlan, BeamRows, BeamsAhead
+from ..search.ahead.beam_plan import WRITTEN, BeamPlan, BeamRows, BeamsAhead
 from ..search.options import SearchOptions
 from ..session import Session, State, StepForm
-from .tree_cache import compaction_calls, rounded, slack
+from .tree_cache import first_slots, rounded
 
 
 class PlannedBeamsStep:
@@ -22,8 +21,8 @@ class PlannedBeamsStep:
     ):
         self.session, self.state, self.plan, self.beams = session, state, plan, options.beam
         self.most = rounded(options.beam * options.max_length)
-        free = slack(self.beams, 0, compaction_calls(session.config, batch))
-        self.mask = np.zeros((batch, self.beams, min(free, self.most)), dtype=bool)
+        slots = first_slots(session.config, batch, self.beams, self.most)
+        self.mask = np.zeros((batch, self.beams, slots), dtype=bool)
         self.length, self.longest = 0, options.max_length
         session.reserve(state, self.capacity, form)
 

@@ -1,12 +1,12 @@
-"""Greedy search by a session that chooses tokens itself and ends whenever sources should leave (session.RunAhead)."""
+"""Greedy search by a session that chooses tokens itself, to the end of a batch (session.RunAhead)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..search.greedy_plan import ChosenTokens, GreedyPlan
+from ..search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from ..session import Session, State, StepForm
-from .tree_cache import compaction_calls, rounded, slack
+from .tree_cache import compaction_calls, first_slots, rounded, slack
 
 
 class PlannedStep:
@@ -19,7 +19,7 @@ class PlannedStep:
     def __init__(self, session: Session, state: State, batch: int, longest: int, form: StepForm, plan: GreedyPlan):
         self.session, self.state, self.longest, self.plan = session, state, longest, plan
         self.position = np.zeros(batch, dtype=np.int64)  # [B] steps that each source has done
-        self.capacity = self.room_after(0)
+        self.capacity = first_slots(session.config, batch, 1, longest)
         session.reserve(state, self.capacity, form)
 
     def choose(self, tokens: np.ndarray) -> ChosenTokens:

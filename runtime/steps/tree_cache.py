@@ -20,7 +20,7 @@ import numpy as np
 from seq2engine.errors import RequestError
 from seq2engine.model.config import ModelConfig
 
-from ..search.greedy_plan import GreedyPlan
+from ..search.ahead.greedy_plan import GreedyPlan
 from ..search.step import NO_TOKEN
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Session, State, StepForm, cross_attention
@@ -31,6 +31,8 @@ PREFILL_TOKENS = 32  # of a prompt in one call: graphs compute the logits of all
 # What the calls of one compaction take, whatever it copies: as long as attention reads this many numbers of a layer's
 # keys. A small model's steps are short beside them (docs/LOG.md).
 COMPACTION_CALLS, LEAST_NUMBERS = 5_000_000, 768
+ROOMY = 4  # times `slack`: several times as many slots make no decode faster
+FIRST_BYTES = 32 << 20  # of a cache at the beginning; more are for outputs that are long
 FIRST_STEP = 16_000_000  # multiplications that take as long as the calls for a first step of another shape
 COMPACTION_STEPS = 16  # steps of a source after which a deterministic session compacts its cache
 
@@ -402,6 +404,16 @@ def slack(beams: int, live: int, calls: int = 0) -> int:
     the calls take no time.
     """
     return rounded(max(16, 8 * beams, math.isqrt(3 * beams * live + calls)))
+
+
+def first_slots(config: ModelConfig, batch: int, beams: int, most: int) -> int:
+    """Slots that the cache of a decode begins with which moves or copies them only where it is full.
+
+    More of them than `slack` cost memory for sources that end early, and save copies of the others.
+    """
+    least = slack(beams, 0, compaction_calls(config, batch))
+    slot = 2 * batch * config.decoder_layers * config.heads * config.head_dim * np.dtype(np.float32).itemsize
+    return min(rounded(max(least, min(ROOMY * least, FIRST_BYTES // slot))), rounded(most))
 
 
 def rounded(slots: int) -> int:

@@ -21,7 +21,7 @@ from seq2engine.errors import Seq2EngineError
 
 from ..encoder_inputs import encoder_inputs, groups_by_padding
 from ..generate import form_from_options, plan_from_options, prompts_of, search_over, start_of
-from ..search.greedy_plan import GreedyPlan
+from ..search.ahead.greedy_plan import GreedyPlan
 from ..search.options import SearchOptions
 from ..search.step import Hypothesis, staying_rows
 from ..search.step_output import NotFiniteError, StepOutput

@@ -5,7 +5,7 @@
        +------------------------------ one copy ------------------------------+
 
 The host queues some of these, then waits once and reads the chosen tokens. The rules are in the plan sent before
-(search/greedy_plan.py).
+(search/ahead/greedy_plan.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from seq2engine.export.artifact.passport import EngineEntry, EngineTensor
 from seq2engine.export.artifact.transfers import aligned, itemsize_of
 
-from ..search.greedy_plan import GreedyPlan
+from ..search.ahead.greedy_plan import GreedyPlan
 from .device import Device
 from .engine import Engine
 from .launches import Launches, Run

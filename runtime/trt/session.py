@@ -21,7 +21,7 @@ from seq2engine.model.config import ModelConfig
 
 from ..backends import SessionOptions
 from ..fitting import fitted
-from ..search.greedy_plan import GreedyPlan, ahead_columns, outputs_of
+from ..search.ahead.greedy_plan import GreedyPlan, ahead_columns, outputs_of
 from ..search.step_output import StepOutput
 from ..session import EVERYTHING, Limits, RunAhead, Session, StepForm
 from .ahead import SCORED, AheadMemory, AheadPlan, planned_ahead

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from seq2engine.runtime.search.greedy_plan import ChosenTokens, GreedyPlan
+from seq2engine.runtime.search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from support.scripted_step import Prefix, Script
 
 

@@ -23,7 +23,6 @@ VOCAB, LAYERS = 60, 2
 CONFIG = ModelConfig(1, LAYERS, 2, 64, 96, VOCAB, VOCAB, max_source=12, max_target=24)
 CACHES = [f"self_{kind}.{layer}" for layer in range(LAYERS) for kind in "kv"]
 NEW = [f"new_{name}" for name in CACHES]
-LEAVING = 8  # a decode ends when an eighth of its sources is done
 
 
 @cache
@@ -57,7 +56,7 @@ def first_inputs(batch: int, slots: int, seed: int = 0, wanted: int = -3, length
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a plan, as in search/greedy_plan.py."""
+    """The inputs of a plan, as in search/ahead/greedy_plan.py."""
 
     target: np.ndarray
     limit: np.ndarray
@@ -113,8 +112,7 @@ def by_steps(session: ort.InferenceSession, given: Mapping[str, np.ndarray], pla
         position = np.where(done | ends, position, position + 1)
         done |= ends
         records.append(record.T)
-        left = np.count_nonzero(done)
-        if (left and LEAVING * left >= batch) or not np.isfinite(record[:, 1]).all():
+        if done.all() or not np.isfinite(record[:, 1]).all():
             break
     chosen = [array.astype(tensor.dtype) for array, tensor in zip(np.stack(records, axis=-1), CHOSEN, strict=False)]
     names = [tensor.name for tensor in CHOSEN]

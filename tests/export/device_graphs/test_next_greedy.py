@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support.device_graphs import OrtGraph, launches_of
 
 from seq2engine.export.device_graphs.next_greedy import BAN_ROWS, RECORDED, next_greedy
+from seq2engine.runtime.search.ahead.greedy_plan import ROWS, greedy_plan, hypothesis_lengths, unserved
 from seq2engine.runtime.search.constraints.trie import trie_from_sequences
 from seq2engine.runtime.search.greedy import greedy_search
-from seq2engine.runtime.search.greedy_plan import ROWS, greedy_plan, hypothesis_lengths, unserved
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import NO_TOKEN, Special, Start, drain
 from seq2engine.runtime.search.step_output import StepOutput

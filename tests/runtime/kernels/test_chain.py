@@ -96,13 +96,19 @@ def test_a_cache_is_filled_to_its_end(session):
     check_same(found, by_steps(session, inputs, plan, 8))
 
 
-@pytest.mark.parametrize(("batch", "leaving"), [(1, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
-def test_ends_when_an_eighth_of_the_sources_is_done(session, batch, leaving):
-    """Source i ends at its step i + 1."""
-    plan = open_plan(batch, LONGEST)
-    plan = Plan(plan.target, np.arange(batch) + 1, plan.banned, plan.end)
-    found = planned(session, first_inputs(batch, SLOTS), plan, LONGEST)
-    assert found["ran"] == [leaving]
+@pytest.mark.parametrize("batch", [1, 8, 17])
+def test_ends_when_all_sources_are_done(session, two_threads, batch):
+    """Source i ends at its step i + 1, and the others' steps are what they are without it."""
+    plan, inputs = open_plan(batch, LONGEST), first_inputs(batch, SLOTS)
+    whole = planned(session, inputs, plan, LONGEST)
+    limits = np.arange(batch) + 1
+    plan = Plan(plan.target, limits, plan.banned, plan.end)
+    for one in (session, two_threads):
+        found = planned(one, inputs, plan, LONGEST)
+        assert found["ran"] == [batch]
+        check_same(found, by_steps(session, inputs, plan, LONGEST))
+        for row, limit in enumerate(limits):
+            assert np.array_equal(found["chosen"][row, :limit], whole["chosen"][row, :limit])
 
 
 def test_a_source_that_is_done_has_end_tokens_and_zeros(session):
@@ -128,15 +134,22 @@ def test_a_source_that_was_done_before_the_call_stays_done(session):
     assert planned(session, inputs, plan, 1)["top_logits"][5] != 0
 
 
-def test_sources_that_were_done_before_the_call_count_among_those_that_leave(session):
+def test_sources_that_were_done_before_the_call_are_left_out(session):
     batch, end = 17, 7
     plan, inputs = open_plan(batch, LONGEST, end), first_inputs(batch, SLOTS)
     inputs["tokens"][:], inputs["position"][:] = 1, 2
     inputs["tokens"][[5, 6]] = end
     plan.target[8, 4] = end
     found = planned(session, inputs, plan, 10)
-    assert found["ran"] == [3], "three of 17 are an eighth, two are not"
+    assert found["ran"] == [10]
     check_same(found, by_steps(session, inputs, plan, 10))
+
+
+def test_sources_that_are_all_done_before_the_call_are_refused(session):
+    plan, inputs = open_plan(3, LONGEST, 7), first_inputs(3, SLOTS)
+    inputs["tokens"][:], inputs["position"][:] = 7, 2
+    with pytest.raises(RuntimeError, match=MISFIT):
+        planned(session, inputs, plan, 5)
 
 
 @pytest.mark.parametrize("wanted", [-3, 3])

@@ -20,7 +20,7 @@ from seq2engine.runtime.ort.binding import OrtState
 from seq2engine.runtime.ort.graphs import GraphError, model_from_bundle
 from seq2engine.runtime.ort.host_chain import AHEAD, KEPT_ROWS, MOST_CANDIDATES
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
-from seq2engine.runtime.search.greedy_plan import GreedyPlan, greedy_plan
+from seq2engine.runtime.search.ahead.greedy_plan import GreedyPlan, greedy_plan
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.session import RunAhead, StepForm

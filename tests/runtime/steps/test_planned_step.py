@@ -415,7 +415,8 @@ def test_a_session_that_is_closed(bundle: Bundle) -> None:
 
 def test_a_decode_goes_no_further_once_its_session_is_closed(bundle: Bundle) -> None:
     session = open_session(bundle, precision="fp32", threads=1)
-    begun = decode_checked(session, lively_sources(2), SearchOptions(max_length=LONGEST), followed=False)
+    options = SearchOptions(max_length=LONGEST, ignore_eos=True)
+    begun = decode_checked(session, lively_sources(2), options, followed=False)
     next(begun)
     session.close()
     with pytest.raises(SessionError, match="closed"):

@@ -14,8 +14,8 @@ from support.scripted_choice import ScriptedChoice
 from support.scripted_step import Script, ScriptedStep, by_hand, from_seed, from_table, run
 
 from seq2engine.errors import RequestError
+from seq2engine.runtime.search.ahead.greedy_plan import ChosenTokens, greedy_plan, unserved
 from seq2engine.runtime.search.greedy import greedy_search, planned_search
-from seq2engine.runtime.search.greedy_plan import ChosenTokens, greedy_plan, unserved
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import NO_TOKEN, Emitted, Hypothesis, Special, Start
 from seq2engine.runtime.search.step_output import NotFiniteError

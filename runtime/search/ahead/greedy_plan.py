@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from .option_fields import OptionFields
-from .options import SearchOptions
-from .rules import Rules
-from .step import Special, Start
-from .step_output import Candidates, NoLogits, Reduced, StepOutput
+from ..option_fields import OptionFields
+from ..options import SearchOptions
+from ..rules import Rules
+from ..step import Special, Start
+from ..step_output import Candidates, NoLogits, Reduced, StepOutput
 
 OPEN = -1  # in a target: any token but those of the first row of bans; -2 for the second row, and so on
 FIRST, SHORT = 1, 2  # rows of bans: of the first free token, before the least length; their sum: of both

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .beams_ahead import DONE, NUMBERS, BeamsStep, first_beams
-from .finished import Index
-from .options import SearchOptions
-from .step import Hypothesis, Search, Special, searched
-from .step_output import NoLogits, NotFiniteError, StepOutput
+from ..finished import Index
+from ..options import SearchOptions
+from ..step import Hypothesis, Search, Special, searched
+from ..step_output import NoLogits, NotFiniteError, StepOutput
+from .beam_plan import DONE, NUMBERS, BeamsStep, first_beams
 
 
 def planned_beam_search(step: BeamsStep, batch: int, special: Special, options: SearchOptions) -> Search:

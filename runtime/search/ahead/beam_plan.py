@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from .beam_styles import ending_of
+from ..beam_styles import ending_of
+from ..option_fields import OptionFields
+from ..options import SearchOptions
+from ..step import Special
 from .greedy_plan import common_plan
-from .option_fields import OptionFields
-from .options import SearchOptions
-from .step import Special
 
 MOST_BEAMS = 32  # with more, ranking them one by one takes longer than a step of numpy
 POSITION, WRITTEN, DONE, FINISHED, BEST_FINISHED = range(5)  # columns of a state; K beams' tokens and the ends follow
@@ -104,7 +104,5 @@ def runs_ahead(options: OptionFields, candidates: int) -> bool:
     """Whether a session can follow these options by itself, if rules may ban all but one of so many tokens."""
     forced = options.forced_start or options.forced_eos is not None or options.prompt
     other = options.sample or options.alternatives or options.needs_attention or options.shortlist is not None
-    known = 0 < options.best and options.candidates <= candidates
+    known = options.best > 0 and options.candidates <= candidates
     return known and not forced and not other and 1 < options.beam <= MOST_BEAMS
-
-
