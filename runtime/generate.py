@@ -15,9 +15,10 @@ from .requests import check_request
 from .search.ahead.beam_plan import beam_plan, runs_ahead
 from .search.ahead.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.ahead.planned_beams import planned_beam_search
+from .search.ahead.planned_greedy import planned_greedy_search
 from .search.alternatives import alternatives_search
 from .search.beam import beam_search
-from .search.greedy import greedy_search, planned_search
+from .search.greedy import greedy_search
 from .search.options import SearchOptions
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
@@ -79,7 +80,8 @@ def decode_encoded(
     plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes, followed)
     if undisturbed and plan is not None:
         choosing = PlannedStep(session, state, len(sources), options.max_length, form, plan)
-        return (yield from planned_search(choosing, len(sources), special, options, starts_of(options, prefixes)))
+        starts = starts_of(options, prefixes)
+        return (yield from planned_greedy_search(choosing, len(sources), special, options, starts))
     step = TreeStep(session, state, len(sources), options.width, options.max_length, form, plan, alike=True)
     if prompts or options.prompt:
         step.feed(np.arange(len(sources)), prompts_of(session.config, options, len(sources), prompts))

@@ -165,7 +165,7 @@ class Session(AbstractContextManager["Session"], Protocol):
     ) -> BeamsAhead:
         """Only where `ahead` is `undisturbed`: at most `count` steps of beam search. `mask` [B,K,L] marks the slots
         that each beam sees. It ends when all sources are done, when a logit is not finite, and when the cache is full:
-        where dropping dead slots does not leave `room` slots for new ones."""
+        where dropping dead slots does not leave `room` slots for new ones. So a full cache takes no step at all."""
         raise SessionError(f"{self.backend} runs no steps of beam search by itself")
 
     def select(self, state: State, rows: np.ndarray | None, slots: np.ndarray | None) -> None:

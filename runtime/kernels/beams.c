@@ -4,7 +4,7 @@
    the first K finishes a hypothesis, the first K others run on, and search/beam_styles.py says when a source is done. The
    only rules are tokens that a plan bans, as in greedy search (chain.c). Sources that are done are left out of the next
    step, and nothing is moved for that. The loop ends when all are done, when the cache is full, or when a logit is not
-   finite.
+   finite. The cache is full where dropping the slots that no beam sees leaves fewer than `room`; then no step may run.
 
    What a source keeps from one call to the next is a row of `state`, one of `scores` and its beams' mask. */
 #include <math.h>
@@ -223,7 +223,7 @@ static void compact(void *given, size_t place) {
     size_t moved = 0;
     while (moved < count && (size_t)live[moved] == moved) moved++;
     for (size_t i = 0; i < beams->chain->caches && moved < count; i++) {
-        const Tensor *cache = &beams->values[beams->chain->cache[i].output];
+        const Tensor *cache = &beams->values[beams->chain->cache[i].input];
         size_t width = (size_t)cache->dims[3], heads = (size_t)cache->dims[1];
         for (size_t h = 0; h < heads; h++) {
             float *rows = (float *)cache->data + (source * heads + h) * slots * width;
@@ -238,9 +238,9 @@ static void compact(void *given, size_t place) {
     state_of(beams, source)[WRITTEN] = (int64_t)count;
 }
 
-/* Whether another step has room in the cache, once slots that no beam sees are free. Few of them are not worth it. */
-static int has_room(Beams *beams, void *parts) {
-    if (most_written(beams) + beams->beams <= beams->slots) return 1;
+/* Whether another step has room in the cache. Where fewer than `least` slots are free, those that no beam sees are, too. */
+static int has_room(Beams *beams, void *parts, size_t least) {
+    if (most_written(beams) + least <= beams->slots) return 1;
     if (in_parallel(parts, compact, beams->running, beams)) return 0;
     return most_written(beams) + beams->room <= beams->slots;
 }
@@ -256,8 +256,8 @@ static int plan_fits(const Beams *beams, size_t bans, size_t norms) {
 
 static int state_fits(const Beams *beams, size_t source) {
     const int64_t *state = state_of(beams, source);
-    if (state[POSITION] < 0 || state[POSITION] >= beams->limit[source] || state[WRITTEN] < 0) return 0;
-    return (uint64_t)state[WRITTEN] + beams->beams <= beams->slots;
+    if (state[POSITION] < 0 || state[POSITION] >= beams->limit[source]) return 0;
+    return state[WRITTEN] >= 0 && (uint64_t)state[WRITTEN] <= beams->slots;
 }
 
 /* What an input says, in the memory of the output that follows it: the same memory, where a session binds it so. */
@@ -284,6 +284,11 @@ static int begin(Beams *beams, void *context) {
     beams->scores = carried(beams, context, chain->beam_scores, chain->new_scores, sizeof(double));
     beams->mask = carried(beams, context, chain->self_mask, chain->new_mask, 1);
     if (!beams->choices || !beams->log_probs || !beams->state || !beams->scores || !beams->mask) return 0;
+    for (size_t i = 0; i < chain->caches; i++) { /* slots may be dropped before the first step */
+        Tensor *cache = &beams->values[chain->cache[i].input];
+        cache->data = carried(beams, context, chain->cache[i].input, chain->cache[i].output, sizeof(float));
+        if (!cache->data) return 0;
+    }
     beams->best = scratch(CARRIED, 2 * beams->beams * sizeof(Continuation) + numbers * sizeof(int64_t) + rows * beams->slots);
     beams->active = (int64_t *)(beams->best + 2 * beams->beams);
     beams->tokens = beams->active + beams->sources;
@@ -340,7 +345,8 @@ Status run_beams(const Chain *chain, Frame *frame, Status (*step)(void *given), 
     if (!ran || !plan_fits(&beams, (size_t)banned->dims[0], values[chain->beam_norms].count) || !begin(&beams, frame->context))
         return error_of(MISFIT);
     frame->sources = beams.active;
-    for (ran[0] = 0, ran[1] = NO_VALUE;;) { /* steps that ran, and the source of which a logit is not finite */
+    ran[0] = 0, ran[1] = NO_VALUE; /* steps that ran, and the source of which a logit is not finite */
+    for (size_t least = beams.room; has_room(&beams, tagged(frame), least); least = beams.beams) {
         feed(&beams);
         Status failed = step(given);
         if (failed) return failed;
@@ -348,6 +354,7 @@ Status run_beams(const Chain *chain, Frame *frame, Status (*step)(void *given), 
         if (!has_known_tokens(&beams)) return error_of(MISFIT);
         if ((ran[1] = not_finite(&beams)) != NO_VALUE) return NULL;
         advance(&beams, (size_t)ran[0]);
-        if ((size_t)++ran[0] == beams.steps || !beams.running || !has_room(&beams, tagged(frame))) return NULL;
+        if ((size_t)++ran[0] == beams.steps || !beams.running) break;
     }
+    return NULL;
 }

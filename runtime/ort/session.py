@@ -285,7 +285,7 @@ class OrtSession(Session):
             steps = HostBeams(state.decoder.session, shape)
         steps.attach(state, self.layout)
         steps.follow(plan)
-        found = steps.run(rows, mask, room, min(count, AHEAD))
+        found = steps.run(rows, mask, room, count)
         if shape.batch <= KEPT_ROWS:
             self.host_beams = steps
         return found

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .ahead.greedy_plan import ChoosingStep
 from .options import SearchOptions
 from .rules import Rules
 from .step import Hypothesis, Search, Special, Start, Step, searched
-from .step_output import Candidates, NoLogits, StepOutput, finite
+from .step_output import Candidates, StepOutput, finite
 
 
 def greedy_search(
@@ -32,14 +31,6 @@ def greedy_search(
     Yields an Emitted for every step; a source that is done but still in the batch emits, and is fed, the end token.
     """
     return searched(step, batch, GreedyState(batch, special, options, texts, starts))
-
-
-def planned_search(
-    step: ChoosingStep, batch: int, special: Special, options: SearchOptions, starts: Sequence[Start] = ()
-) -> Search:
-    """The same by steps that choose their tokens themselves. Yields an Emitted for several steps at a time, whose
-    output has no logits."""
-    return searched(step, batch, PlannedState(batch, special, options, (), starts))
 
 
 class GreedyState:
@@ -131,27 +122,6 @@ class GreedyState:
         lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, self.options.max_length)
         lengths[self.absent[sources]] = 0
         return hypotheses_of(chosen, self.log_probs[sources], self.attended[sources], lengths, self.options)
-
-
-class PlannedState(GreedyState):
-    """The state of greedy search between two calls of a step that chooses tokens itself."""
-
-    def advance(self, step: ChoosingStep) -> StepOutput:  # type: ignore[override]
-        """As many steps as the step makes at once."""
-        found = step.choose(self.tokens)
-        finite(found.top_logits, self.sources)
-        taken = slice(self.length, self.length + found.tokens.shape[1])
-        self.length = taken.stop
-        self.chosen[self.here, taken] = found.tokens
-        if not self.unscored:
-            self.log_probs[self.here, taken] = found.log_probs
-        self.tokens = found.tokens[:, -1:].copy()
-        if self.length == self.options.max_length:
-            self.done = np.ones_like(self.done)
-        else:
-            self.done = self.done | (found.tokens == self.end).any(axis=1)
-        self.done_count = int(np.count_nonzero(self.done))
-        return StepOutput(NoLogits(len(self.done)))
 
 
 def hypotheses_of(

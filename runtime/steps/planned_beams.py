@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..search.ahead.beam_plan import WRITTEN, BeamPlan, BeamRows, BeamsAhead
+from ..search.ahead.beam_plan import BeamPlan, BeamRows, BeamsAhead
 from ..search.options import SearchOptions
 from ..session import Session, State, StepForm
 from .tree_cache import first_slots, rounded
@@ -31,11 +31,19 @@ class PlannedBeamsStep:
         return self.mask.shape[2]
 
     def run(self, rows: BeamRows) -> BeamsAhead:
-        if int(rows.state[:, WRITTEN].max()) + self.beams > self.capacity:
+        found = self.steps_from(rows)
+        while not len(found.choices) and found.not_finite is None:  # the cache is full
             self.grow(min(2 * self.capacity, self.most))
-        room = self.beams if self.capacity == self.most else max(self.beams, self.capacity // 4)
-        found = self.session.choose_beams(self.state, rows, self.mask, self.plan, room, self.longest - self.length)
+            found = self.steps_from(found.rows)
         self.length += len(found.choices)
+        return found
+
+    def steps_from(self, rows: BeamRows) -> BeamsAhead:
+        """As many as there are slots for."""
+        assert self.session.ahead is not None
+        room = self.beams if self.capacity == self.most else max(self.beams, self.capacity // 4)
+        count = min(self.session.ahead.tokens, self.longest - self.length)
+        found = self.session.choose_beams(self.state, rows, self.mask, self.plan, room, count)
         self.mask = found.mask
         return found
 

@@ -99,7 +99,8 @@ def by_steps(session: ort.InferenceSession, given: Mapping[str, np.ndarray], pla
         state["self_mask"] = (slots <= position[:, None])[:, None]
         outputs = [*STEP_OUTPUTS, *NEW]
         found = dict(zip(outputs, session.run(outputs, state), strict=True))
-        state |= {name.removeprefix("new_"): found[name] for name in NEW}
+        gone = done[:, None, None, None]  # a source that is done is left out: its cache stays as it is
+        state |= {name: np.where(gone, state[name], found[f"new_{name}"]) for name in CACHES}
         record = np.tile(np.array([plan.end, 0.0, 0.0, 1.0]), (batch, 1))
         for row in np.flatnonzero(~done):
             best, logits = found["best_tokens"][row, 0], found["best_logits"][row, 0]

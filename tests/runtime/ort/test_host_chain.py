@@ -14,6 +14,7 @@ from support.lively_models import CONFIG, LONGEST, VOCAB, lively_bundle, lively_
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.ort_forms.screened_argmax import WANTED
 from seq2engine.runtime.encoder_inputs import encoder_inputs
+from seq2engine.runtime.generate import special_of
 from seq2engine.runtime.kernels.library import library
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort.binding import OrtState
@@ -22,12 +23,10 @@ from seq2engine.runtime.ort.host_chain import AHEAD, KEPT_ROWS, MOST_CANDIDATES
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
 from seq2engine.runtime.search.ahead.greedy_plan import GreedyPlan, greedy_plan
 from seq2engine.runtime.search.options import SearchOptions
-from seq2engine.runtime.search.step import Special
 from seq2engine.runtime.session import RunAhead, StepForm
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the kernel library is not built here, or needs AVX2")
 SLOTS = 32
-SPECIAL = Special(CONFIG.start_id, CONFIG.end_id)
 SCORED, UNSCORED = StepForm(best=2), StepForm(candidates=1)
 
 
@@ -50,7 +49,8 @@ def state_of(session: OrtSession, batch: int, form: StepForm = SCORED, seed: int
 
 
 def plan_of(batch: int, **options: Any) -> GreedyPlan:
-    return greedy_plan(SearchOptions(max_length=SLOTS, **options), SPECIAL, (), batch, VOCAB, LONGEST)
+    asked = SearchOptions(max_length=SLOTS, **options)
+    return greedy_plan(asked, special_of(CONFIG, asked), (), batch, VOCAB, LONGEST)
 
 
 def first(batch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis, drain
 from seq2engine.runtime.search.step_output import NotFiniteError
 from seq2engine.runtime.session import Session
-from seq2engine.runtime.steps import planned_step
+from seq2engine.runtime.steps import planned_step, tree_cache
 from seq2engine.runtime.text.continuous_batching import translate_many
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the kernel library is not built here, or needs AVX2")
@@ -231,6 +231,7 @@ def test_a_cache_begins_small_and_grows(session: OrtSession, monkeypatch: pytest
         grow(self, capacity)
 
     monkeypatch.setattr(planned_step.PlannedStep, "grow", noted)
+    monkeypatch.setattr(tree_cache, "ROOMY", 1)
     for batch in (1, 9, 40):
         grown.clear()
         check_same(session, lively_sources(batch), SearchOptions(max_length=LONGEST, ignore_eos=True))

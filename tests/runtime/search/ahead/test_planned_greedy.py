@@ -15,7 +15,8 @@ from support.scripted_step import Script, ScriptedStep, by_hand, from_seed, from
 
 from seq2engine.errors import RequestError
 from seq2engine.runtime.search.ahead.greedy_plan import ChosenTokens, greedy_plan, unserved
-from seq2engine.runtime.search.greedy import greedy_search, planned_search
+from seq2engine.runtime.search.ahead.planned_greedy import planned_greedy_search
+from seq2engine.runtime.search.greedy import greedy_search
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import NO_TOKEN, Emitted, Hypothesis, Special, Start
 from seq2engine.runtime.search.step_output import NotFiniteError
@@ -33,7 +34,7 @@ def planned(
     assert not unserved(options, vocab + 2)
     plan = greedy_plan(options, special, starts or [], len(scripts), vocab, options.max_length + 3)
     step = ScriptedChoice(scripts, plan, steps, START)
-    return *run(planned_search(step, len(scripts), special, options, starts or [])), step
+    return *run(planned_greedy_search(step, len(scripts), special, options, starts or [])), step
 
 
 def ends_after(words: int) -> Script:
