@@ -12,7 +12,7 @@ from .encoder_inputs import encoder_inputs, listed_sources
 from .model_options import options_from_session
 from .parallel import in_parallel
 from .requests import check_request
-from .search.ahead.beam_plan import beam_plan, runs_ahead
+from .search.ahead.beam_plan import BeamPlan, beam_plan, runs_ahead
 from .search.ahead.greedy_plan import GreedyPlan, greedy_plan, unserved
 from .search.ahead.planned_beams import planned_beam_search
 from .search.ahead.planned_greedy import planned_greedy_search
@@ -72,13 +72,13 @@ def decode_encoded(
 ) -> Search:
     """The same for sources that were encoded; their state may be decoded several times, one after another."""
     form, special = form_from_options(options, session.config, logits), special_of(session.config, options)
-    undisturbed = session.ahead is not None and session.ahead.undisturbed and not (logits or prompts)
-    if undisturbed and not followed and not prefixes and runs_ahead(options, session.ahead.candidates):
-        beams = beam_plan(options, special, len(sources), session.config.target_vocab)
+    planned = not (logits or prompts)
+    beams = beam_plan_from_options(session, options, len(sources)) if planned and not (followed or prefixes) else None
+    if beams is not None:
         running = PlannedBeamsStep(session, state, len(sources), options, form, beams)
         return (yield from planned_beam_search(running, len(sources), special, options))
-    plan = None if logits or prompts else plan_from_options(session, options, len(sources), prefixes, followed)
-    if undisturbed and plan is not None:
+    plan = plan_from_options(session, options, len(sources), prefixes, followed) if planned else None
+    if plan is not None and session.ahead is not None and session.ahead.undisturbed:
         choosing = PlannedStep(session, state, len(sources), options.max_length, form, plan)
         starts = starts_of(options, prefixes)
         return (yield from planned_greedy_search(choosing, len(sources), special, options, starts))
@@ -133,12 +133,24 @@ def plan_from_options(
     ahead, config = session.ahead, session.config
     if options.prompt:  # a plan counts from position 0
         return None
-    if ahead is None or options.max_length > ahead.length or unserved(options, ahead.candidates):
+    if ahead is None or batch < ahead.least_rows or options.max_length > ahead.length:
+        return None
+    if unserved(options, ahead.candidates):
         return None
     if ahead.undisturbed and (followed or not chosen_among_candidates(options, config, prefixes)):
         return None
     starts = starts_of(options, prefixes)
     return greedy_plan(options, special_of(config, options), starts, batch, config.target_vocab, ahead.length)
+
+
+def beam_plan_from_options(session: Session, options: SearchOptions, batch: int) -> BeamPlan | None:
+    """The plan by which a session makes steps of beam search itself; None if it cannot, or not with these options."""
+    ahead, config = session.ahead, session.config
+    if ahead is None or not ahead.undisturbed or batch * options.beam < ahead.least_rows:
+        return None
+    if not runs_ahead(options, ahead.candidates):
+        return None
+    return beam_plan(options, special_of(config, options), batch, config.target_vocab)
 
 
 def chosen_among_candidates(

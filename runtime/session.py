@@ -67,13 +67,15 @@ class RunAhead:
 
     A plan (search/ahead/greedy_plan.py) carries the rules; `length` is the most tokens it covers. `undisturbed`: only
     for a decode that nobody follows token by token, and to which no source is added: sources that are done are left out
-    of its steps, and its cache may grow. Steps of beam search may be run ahead then, too.
+    of its steps, and its cache may grow. Steps of beam search may be run ahead then, too. `least_rows`: sources times
+    beams, with fewer of which a decode's steps are made one by one.
     """
 
     tokens: int
     candidates: int
     length: int
     undisturbed: bool = False
+    least_rows: int = 1
 
 
 class Session(AbstractContextManager["Session"], Protocol):

@@ -8,7 +8,7 @@ ONNX Runtime then runs one node instead of dozens, and threads stay together for
 of the program: their operators, the numbers of what they read and write, and their own attributes. Memory between nodes
 is reused as soon as its last reader is done.
 
-A step with one position for each source has further inputs, a plan of greedy search (search/ahead/greedy_plan.py), by
+A step has further inputs, a plan of greedy search (search/ahead/greedy_plan.py), by
 which one call runs `steps` steps and feeds each its predecessor's token. With `beam_steps` it runs steps of beam search
 by a plan of its own (beam_plan.py). By default both are 0: one step, as the inputs say.
 """
@@ -49,9 +49,8 @@ def step_program(graph: onnx.GraphProto) -> NodeProto | None:
     ends = [output.name for output in graph.output]
     if not set(STEP_OUTPUTS) <= set(ends):
         return None
-    position = next((given for given in graph.input if given.name == "position"), None)
     caches = [(name.removeprefix("new_"), name) for name in ends if name.startswith("new_")]
-    planned = position is not None and len(position.type.tensor_type.shape.dim) == 1 and len(caches) <= MOST_CACHES
+    planned = set(FED) <= {given.name for given in graph.input} and len(caches) <= MOST_CACHES
     chosen = [tensor.name if planned else "" for tensor in (*CHOSEN, *BEAMS)]
     outputs = [*STEP_OUTPUTS, *chosen, *(name for name in ends if name not in STEP_OUTPUTS)]
     made = program_node(graph, ops.STEP_PROGRAM, outputs, [tensor.name for tensor in PLAN if planned])

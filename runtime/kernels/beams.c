@@ -183,11 +183,13 @@ static void feed(const Beams *beams) {
     const Chain *chain = beams->chain;
     Tensor *tokens = &beams->values[chain->tokens], *mask = &beams->values[chain->self_mask];
     Tensor *position = &beams->values[chain->position], *written = &beams->values[chain->write_index];
+    size_t positions = position->rank == 2 ? fed : 1; /* of a source: one for each beam, or one */
     for (size_t place = 0; place < beams->running; place++) {
         size_t source = (size_t)beams->active[place];
         const int64_t *state = state_of(beams, source);
         uint8_t *seen = beams->mask + source * beams->beams * slots;
-        beams->position[place] = state[POSITION], beams->written[place] = state[WRITTEN];
+        beams->written[place] = state[WRITTEN];
+        for (size_t k = 0; k < positions; k++) beams->position[place * positions + k] = state[POSITION];
         memcpy(beams->tokens + place * fed, state + NUMBERS, fed * sizeof(int64_t));
         for (size_t k = 0; k < beams->beams; k++) /* alike beams have the same slot */
             seen[k * slots + (size_t)state[WRITTEN] + k % fed] = 1;
@@ -195,7 +197,8 @@ static void feed(const Beams *beams) {
     }
     tokens->dims[0] = position->dims[0] = written->dims[0] = (int64_t)beams->running;
     tokens->dims[1] = mask->dims[1] = (int64_t)fed;
-    tokens->count = beams->running * fed, position->count = written->count = beams->running;
+    if (position->rank == 2) position->dims[1] = (int64_t)fed;
+    tokens->count = beams->running * fed, position->count = beams->running * positions, written->count = beams->running;
     mask->count = beams->sources * fed * slots, mask->data = fed < beams->beams ? beams->before : beams->mask;
 }
 
@@ -271,12 +274,13 @@ static void *carried(const Beams *beams, void *context, int input, int output, s
 static int begin(Beams *beams, void *context) {
     const Chain *chain = beams->chain;
     const Tensor *values = beams->values;
-    size_t rows = beams->sources * beams->beams, numbers = 3 * beams->sources + rows;
+    size_t rows = beams->sources * beams->beams, numbers = 2 * (beams->sources + rows);
     int64_t shape[] = {(int64_t)beams->steps, 2, (int64_t)beams->sources, (int64_t)beams->beams};
     int64_t scored[] = {shape[0], shape[2], shape[3]};
     if (values[chain->beam_state].count != beams->sources * NUMBERS + KINDS * rows ||
         values[chain->beam_scores].count != SCORE_KINDS * rows || values[chain->self_mask].count != rows * beams->slots ||
-        values[chain->position].count != beams->sources || values[chain->write_index].count != beams->sources)
+        values[chain->position].count != (values[chain->position].rank == 2 ? rows : beams->sources) ||
+        values[chain->write_index].count != beams->sources)
         return 0;
     beams->choices = output_of(context, (size_t)(chain->beam_choices - chain->first_output), shape, 4);
     beams->log_probs = output_of(context, (size_t)(chain->beam_log_probs - chain->first_output), scored, 3);
@@ -293,7 +297,7 @@ static int begin(Beams *beams, void *context) {
     beams->active = (int64_t *)(beams->best + 2 * beams->beams);
     beams->tokens = beams->active + beams->sources;
     beams->position = beams->tokens + rows;
-    beams->written = beams->position + beams->sources;
+    beams->written = beams->position + rows;
     beams->before = (uint8_t *)(beams->written + beams->sources);
     int first = 1;
     for (size_t source = 0; source < beams->sources; source++) {

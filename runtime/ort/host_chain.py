@@ -34,6 +34,7 @@ class ChainShape:
     batch: int
     beams: int
     slots: int
+    positions: bool  # one for each beam of a source
     unscored: bool
 
 
@@ -47,7 +48,7 @@ class HostSteps:
         self.binding = session.io_binding()
         self.values = {
             "tokens": np.zeros((shape.batch, shape.beams), dtype=np.int64),
-            "position": np.zeros(shape.batch, dtype=np.int64),
+            "position": np.zeros((shape.batch, shape.beams) if shape.positions else shape.batch, dtype=np.int64),
             "write_index": np.zeros(shape.batch, dtype=np.int64),
             "self_mask": np.zeros((shape.batch, shape.beams, shape.slots), dtype=bool),
             **more,
@@ -104,7 +105,8 @@ class HostChain(HostSteps):
 
     def run(self, tokens: np.ndarray, position: np.ndarray, count: int) -> ChosenTokens:
         """At most so many steps."""
-        self.values["tokens"][...], self.values["position"][...] = tokens, position
+        self.values["tokens"][...] = tokens
+        self.values["position"].reshape(-1)[...] = position
         self.values["steps"][...] = count
         found = self.outputs(CHOSEN, {"B": self.shape.batch, "N": count})
         run_bound(self.session, self.binding)
@@ -155,4 +157,5 @@ class HostBeams(HostSteps):
 
 def chain_shape(state: OrtState, layout: StepLayout, beams: int = 1) -> ChainShape:
     slots = state[layout.cache[0].name].shape[2]
-    return ChainShape(len(state["source_mask"]), beams, slots, state.form.candidates > 0)
+    positions = len(layout.spec.input("position").axes) > 1
+    return ChainShape(len(state["source_mask"]), beams, slots, positions, state.form.candidates > 0)

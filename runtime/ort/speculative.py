@@ -11,7 +11,7 @@ drafted ones, each at its own position:
 
 Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
 overwritten. Nothing is drafted behind an end token, unless the search has gone on behind one. Steps of several beams or
-several sources are not drafted: they have rows enough to use what they read.
+several sources are not drafted: they have rows enough to use what they read. The target runs many of them in one call.
 
 The draft is a cheaper precision of the bundle, or the target's own weights in fewer bits (ort_forms/draft_step.py).
 Its output table is narrowed when enough states of drafts are known (ort_forms/narrow_table.py): later drafts, of later
@@ -23,6 +23,7 @@ takes: not for one sentence.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 
 from ..backends import QUANTISED
+from ..search.ahead.beam_plan import BeamPlan, BeamRows, BeamsAhead
+from ..search.ahead.greedy_plan import ChosenTokens, GreedyPlan
 from ..search.option_fields import LEAST_CANDIDATES
 from ..search.step_output import Candidates, Logits, Reduced, StepOutput
 from ..session import EVERYTHING, Session, StepForm
@@ -107,6 +110,8 @@ class SpeculativeSession(Session):
         self.backend, self.precision, self.cache_form = target.backend, target.precision, target.cache_form
         self.config, self.limits, self.prefills = target.config, target.limits, target.prefills
         self.prefills_rows, self.fewer_beams = target.prefills_rows, target.fewer_beams
+        if target.ahead is not None:  # what is not drafted
+            self.ahead = dataclasses.replace(target.ahead, least_rows=2)
 
     @classmethod
     def from_bundle(
@@ -196,6 +201,16 @@ class SpeculativeSession(Session):
             self.undrafted += seconds
             drafting.note(False, seconds, 1)
         return output
+
+    def choose_alone(
+        self, state: SpeculativeState, tokens: np.ndarray, position: np.ndarray, plan: GreedyPlan, count: int
+    ) -> ChosenTokens:
+        return self.target.choose_alone(state.target, tokens, position, plan, count)
+
+    def choose_beams(
+        self, state: SpeculativeState, rows: BeamRows, mask: np.ndarray, plan: BeamPlan, room: int, count: int
+    ) -> BeamsAhead:
+        return self.target.choose_beams(state.target, rows, mask, plan, room, count)
 
     @property
     def worth_opening(self) -> bool:

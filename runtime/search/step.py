@@ -101,9 +101,11 @@ class SearchState(Protocol[StepT]):
     length: int
     sources: np.ndarray
     tokens: np.ndarray
-    parents: np.ndarray
     done: np.ndarray
     done_count: int
+
+    @property
+    def parents(self) -> np.ndarray: ...
 
     @property
     def all_done(self) -> bool: ...

@@ -153,14 +153,13 @@ def test_inputs_and_outputs_are_those_of_the_nodes_and_a_plan(step: onnx.ModelPr
     assert list(node.output)[: len(STEP_OUTPUTS)] == list(STEP_OUTPUTS)
 
 
-def test_a_step_with_a_position_for_every_beam_takes_no_plan() -> None:
+def test_a_step_with_a_position_for_every_beam_takes_a_plan() -> None:
     plain = beam_positions(graphs_from_model(random_model(SMALL, 1))["decoder_step"])
-    nodes = kernel_step(plain, screened=True)
-    made = as_program(copy_of(nodes))
+    made = as_program(kernel_step(plain, screened=True))
     onnx.checker.check_model(made)
-    assert (made.graph.input, made.graph.output) == (nodes.graph.input, nodes.graph.output)
-    (node,) = made.graph.node
-    assert not [name for name in attributes(node) if name.startswith("chain.")]
+    assert names_of(made.graph.input)[-len(PLAN) :] == names_of(PLAN)
+    position = next(given for given in made.graph.input if given.name == "position")
+    assert [axis.dim_param for axis in position.type.tensor_type.shape.dim] == ["B", "K"]
 
 
 @needs_library

@@ -19,6 +19,7 @@ from support.rounding import rounding_from_session
 from seq2engine.errors import GraphError, SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
+from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.encoder_inputs import encoder_inputs
 from seq2engine.runtime.generate import decode, decode_checked, form_from_options, generate, special_of
 from seq2engine.runtime.kernels.library import library
@@ -41,6 +42,7 @@ from seq2engine.runtime.search.ahead.beam_plan import (
 from seq2engine.runtime.search.options import SearchOptions
 from seq2engine.runtime.search.step import Hypothesis, drain
 from seq2engine.runtime.search.step_output import NotFiniteError
+from seq2engine.runtime.session import Session
 from seq2engine.runtime.steps import tree_cache
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the kernel library is not built here, or needs AVX2")
@@ -52,9 +54,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return lively_bundle(tmp_path_factory.mktemp("lively") / "bundle")
 
 
-@pytest.fixture(scope="module", params=["fp32", "w8a8"])
-def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[OrtSession]:
-    with open_session(bundle, precision=request.param, threads=1) as opened:
+@pytest.fixture(scope="module", params=["fp32", "w8a8", "fp32 that drafts"])
+def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]:
+    """Speculative decoding drafts for one source with one beam; all other decodes are its target's."""
+    precision, *drafting = request.param.split(" ", 1)
+    with open_session(bundle, precision=precision, threads=1, draft=QUANTISED if drafting else None) as opened:
         yield opened
 
 
@@ -64,7 +68,7 @@ def fp32(bundle: Bundle) -> Iterator[OrtSession]:
         yield opened
 
 
-def ahead_calls(session: OrtSession, patch: pytest.MonkeyPatch) -> list[BeamsAhead]:
+def ahead_calls(session: Session, patch: pytest.MonkeyPatch) -> list[BeamsAhead]:
     """What every call for several steps found, from now on."""
     found: list[BeamsAhead] = []
     called = session.choose_beams
@@ -81,7 +85,7 @@ def bits_of(found: Found) -> list[list[tuple[tuple[int, ...], float, tuple[float
     return [[(one.tokens, one.score, one.log_probs) for one in nbest] for nbest in found]
 
 
-def check_same(session: OrtSession, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[BeamsAhead]:
+def check_same(session: Session, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[BeamsAhead]:
     """Both ways find the same. Scores are sums of the same numbers; only the logarithm of a sum is another function."""
     with pytest.MonkeyPatch.context() as patch:
         calls = ahead_calls(session, patch)
@@ -116,7 +120,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("style", list(STYLES))
-def test_outputs_are_those_of_a_call_for_every_step(session: OrtSession, style: str, batch: int) -> None:
+def test_outputs_are_those_of_a_call_for_every_step(session: Session, style: str, batch: int) -> None:
     options = SearchOptions(**{"max_length": 40, "beam": 4, **STYLES[style]})
     calls = check_same(session, lively_sources(batch, seed=batch), options)
     assert calls, "steps were run ahead"
