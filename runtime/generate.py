@@ -23,7 +23,7 @@ from .search.options import SearchOptions
 from .search.sampling import sampling_search
 from .search.step import NO_TOKEN, Emitted, Hypothesis, Search, Special, Start, Step, drain
 from .search.step_output import Shortlist
-from .session import Session, State, StepForm
+from .session import RunAhead, Session, State, StepForm
 from .steps.planned_beams import PlannedBeamsStep
 from .steps.planned_step import PlannedStep
 from .steps.tree_cache import TreeStep
@@ -128,29 +128,53 @@ def plan_from_options(
     prefixes: Sequence[Sequence[int]] | None,
     followed: bool = True,
 ) -> GreedyPlan | None:
-    """The plan by which a session chooses tokens itself; None if it cannot, or not with these options, or should not,
-    as the decode is `followed`."""
+    """The plan by which a session chooses tokens itself; None if it does not."""
     ahead, config = session.ahead, session.config
-    if options.prompt:  # a plan counts from position 0
-        return None
-    if ahead is None or batch < ahead.least_rows or options.max_length > ahead.length:
-        return None
-    if unserved(options, ahead.candidates):
-        return None
-    if ahead.undisturbed and (followed or not chosen_among_candidates(options, config, prefixes)):
+    if ahead is None or not chooses_tokens(ahead, config, options, batch, prefixes, followed):
         return None
     starts = starts_of(options, prefixes)
     return greedy_plan(options, special_of(config, options), starts, batch, config.target_vocab, ahead.length)
 
 
+def chooses_tokens(
+    ahead: RunAhead,
+    config: ModelConfig,
+    options: SearchOptions,
+    batch: int,
+    prefixes: Sequence[Sequence[int]] | None,
+    followed: bool,
+) -> bool:
+    """Whether greedy search leaves the choice to the session: not with options that no plan serves, with a prompt, as a
+    plan counts from position 0, or where the decode is `followed`, if that would disturb it."""
+    if batch < ahead.least_rows or options.max_length > ahead.length or options.prompt:
+        return False
+    if ahead.undisturbed and (followed or not chosen_among_candidates(options, config, prefixes)):
+        return False
+    return not unserved(options, ahead.candidates)
+
+
 def beam_plan_from_options(session: Session, options: SearchOptions, batch: int) -> BeamPlan | None:
-    """The plan by which a session makes steps of beam search itself; None if it cannot, or not with these options."""
+    """The plan by which a session makes steps of beam search itself; None if it does not."""
     ahead, config = session.ahead, session.config
-    if ahead is None or not ahead.undisturbed or batch * options.beam < ahead.least_rows:
-        return None
-    if not runs_ahead(options, ahead.candidates):
+    if ahead is None or not ranks_beams(ahead, options, batch):
         return None
     return beam_plan(options, special_of(config, options), batch, config.target_vocab)
+
+
+def ranks_beams(ahead: RunAhead, options: SearchOptions, batch: int) -> bool:
+    enough = batch * options.beam >= ahead.least_rows
+    return ahead.undisturbed and enough and runs_ahead(options, ahead.candidates)
+
+
+def makes_steps_ahead(
+    session: Session, options: SearchOptions, batch: int, prefixes: Sequence[Sequence[int]] | None = None
+) -> bool:
+    """Whether a batch that nobody follows is decoded in a few calls of many steps each."""
+    ahead = session.ahead
+    if ahead is None or not ahead.undisturbed:
+        return False
+    beams = not prefixes and ranks_beams(ahead, options, batch)
+    return beams or chooses_tokens(ahead, session.config, options, batch, prefixes, followed=False)
 
 
 def chosen_among_candidates(

@@ -30,7 +30,7 @@ WINDOW = 16  # batches of look-ahead
 WAKE = 0.05  # seconds between checks of workers that must stop
 
 
-def worth_it(session: Session, sources: int, rows: int, width: int) -> bool:
+def worth_it(session: Session, sources: int, rows: int, width: int, ahead: bool = False) -> bool:
     """Whether continuous batching is at least as fast as batches by length, which both drop finished sources.
 
     A full batch saves the cost of a step that does not grow with its rows: reading the weights. So it pays
@@ -39,8 +39,12 @@ def worth_it(session: Session, sources: int, rows: int, width: int) -> bool:
     - only where a step does more work than the loop around it: every group of sources that began together is a search
       of its own in each step;
     - on a CPU not with beams, which multiply the rows of a step until its weights are the smaller part of it. A GPU is
-      not busy with so few rows.
+      not busy with so few rows;
+    - not where a batch is decoded in a few calls of many steps (`ahead`): they leave finished sources out at once and
+      have no loop around them, which gains more.
     """
+    if ahead:
+        return False
     waits_for_weights = width == 1 or session.backend == "tensorrt"
     return sources > rows and waits_for_weights and rows * width * row_work(session.config) >= WORKER_WORK
 

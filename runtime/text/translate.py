@@ -14,7 +14,7 @@ from seq2engine.errors import RequestError
 from seq2engine.model.tokenizers.base import Coder, unknown_text
 
 from ..encoder_inputs import check_takes_text
-from ..generate import generate
+from ..generate import generate, makes_steps_ahead
 from ..requests import check_options
 from ..search.option_checks import problems_with_prefix
 from ..search.options import SearchOptions
@@ -194,7 +194,8 @@ def decoded_by_number(
     first of its sources is next.
     """
     lengths = [len(source) for source in sources]
-    if worth_it(session, len(sources), most, options.width):
+    ahead = makes_steps_ahead(session, options, min(most, len(sources)), prefixes)
+    if worth_it(session, len(sources), most, options.width, ahead):
         order = first_then_longest(lengths, most)
         own = None if prefixes is None else [prefixes[number] for number in order]
         ordered = [sources[number] for number in order]

@@ -16,6 +16,7 @@ from seq2engine.model.presets import PRESETS
 from seq2engine.model.tokenizers.ids import IdsTokenizer
 from seq2engine.model.tokenizers.symbols import END
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.kernels.library import library
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.search.option_checks import problems_of
 from seq2engine.runtime.search.option_fields import OptionFields
@@ -234,7 +235,31 @@ def test_continuous_batching_is_chosen_where_it_pays(session, monkeypatch):
     large = PRESETS["base"]
     monkeypatch.setattr(session, "config", large)
     assert worth_it(session, 100, 32, 1)
+    assert not worth_it(session, 100, 32, 1, ahead=True)
     assert not worth_it(session, 32, 32, 1)  # one batch: no row gets a new source
     assert not worth_it(session, 100, 32, 4)
     monkeypatch.setattr(session, "backend", "tensorrt")
     assert worth_it(session, 100, 32, 4)
+
+
+@pytest.mark.skipif(library() is None, reason="the kernel library is not built here, or needs AVX2")
+@pytest.mark.parametrize("beam", [1, 3])
+def test_batches_by_length_are_decoded_in_calls_of_many_steps(session, monkeypatch, beam):
+    """Continuous batching makes every step in a call of its own, and is for options that need that."""
+    monkeypatch.setattr(translate, "worth_it", lambda *given: not given[-1])
+    asked = {
+        "ahead": SearchOptions(max_length=8, beam=beam),
+        "each step": SearchOptions(max_length=8, beam=beam, no_repeat_ngram=2),
+    }
+    texts = [text * 2 for text in LETTERS[:6]]
+    calls = []
+    for name in ("choose_alone", "choose_beams", "step"):
+        called = getattr(session, name)
+        monkeypatch.setattr(
+            session, name, lambda *given, name=name, called=called: calls.append(name) or called(*given)
+        )
+    for name, options in asked.items():
+        calls.clear()
+        assert len(run(session, *texts, options=options, batch=2)) == len(texts)
+        assert ("step" in calls) == (name == "each step")
+        assert len(calls) == 3 or name == "each step"
