@@ -101,7 +101,8 @@ class Session(AbstractContextManager["Session"], Protocol):
         with `source_mask`, `cross_k/v.i` and `encoder_states`."""
 
     def reserve(self, state: State, slots: int, form: StepForm = EVERYTHING) -> None:
-        """Allocates an empty cache of that many zero slots in the state; its steps then have this form."""
+        """Allocates a cache of that many slots in the state, of any finite numbers, which masks hide; its steps then
+        have this form."""
 
     def step(
         self,

@@ -21,7 +21,7 @@ from ..fitting import fitted
 from ..search.step_output import Candidates, Logits, Reduced, StepOutput
 from ..session import EVERYTHING, StepForm
 from .graphs import Decoder, run_bound
-from .memory import OVER_ALLOCATION, resized, rows_of, zeros
+from .memory import OVER_ALLOCATION, finite, resized, rows_of
 
 LOGITS = TensorSpec("logits", "float32", ("B", "K", "W"))  # W: the whole vocabulary, or a shortlist
 PARENTS = TensorSpec("parents", "int64", ("B", "K"))
@@ -97,7 +97,7 @@ class HostMemory:
         return np.empty(shape, dtype=dtype)
 
     def logits(self, shape: Sequence[int]) -> np.ndarray:
-        return zeros(shape, "float32")
+        return finite(shape, "float32")
 
     def read_logits(self, array: np.ndarray) -> Logits:
         return array
@@ -144,7 +144,7 @@ class OrtState(dict[str, Any]):
         """Puts an empty cache into the state."""
         sizes = {"B": len(self["source_mask"]), "L": slots}
         for tensor in tensors:
-            self[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype, OVER_ALLOCATION)
+            self[tensor.name] = finite(tensor.shape(sizes), tensor.dtype, OVER_ALLOCATION)
         self.bound = self.host_steps = None
 
     def of_row(self, row: int) -> OrtState:
@@ -365,7 +365,7 @@ def gathered_slots(cache: np.ndarray, slots: np.ndarray) -> np.ndarray:
     shape = (batch, heads, slots.shape[1], width)
     result = resized(cache, shape)
     if result is None:
-        result = zeros(shape, cache.dtype, OVER_ALLOCATION)
+        result = finite(shape, cache.dtype, OVER_ALLOCATION)
         for row in range(batch):
             np.take(cache[row], slots[row], axis=1, out=result[row], mode="clip")  # clip mode writes without a buffer
         return result

@@ -15,7 +15,7 @@ from ..encoder_inputs import groups_by_padding
 from ..threads import EncoderLock
 from .binding import OrtState, bind_input, bind_output
 from .graphs import run_bound
-from .memory import HELD, LARGE, giving_back, trim, zeros
+from .memory import HELD, LARGE, finite, giving_back, trim
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Encoder:
         state = OrtState(source_mask=np.array(source_mask, order="C"))
         sizes = dict(zip("BS", source_mask.shape, strict=True))
         for tensor in self.spec.outputs:
-            state[tensor.name] = zeros(tensor.shape(sizes), tensor.dtype)
+            state[tensor.name] = finite(tensor.shape(sizes), tensor.dtype)
         given = {**state, self.spec.inputs[0].name: np.ascontiguousarray(source)}
         parts = self.parts_of(source_mask)
         most = max(len(part.rows) * part.width for part in parts) * self.inner

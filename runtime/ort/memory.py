@@ -3,7 +3,8 @@
 An arena keeps all memory it ever allocated, so one per session would add up their maxima. And `malloc`
 keeps freed blocks of some megabytes, which are too small for the next, longer cache. Both are returned when a batch is
 encoded that is large, or of another number of sources than those before. For other batches it does not pay: the system
-clears new pages one by one when they are first written to, which takes a third of a step that verifies drafts.
+clears new pages one by one when they are first written to, which takes a third of a step that verifies drafts. Pages of
+large arrays (keys, values and caches) are kept for the next batch, unless it has far fewer sources.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LARGE = 1 << 19  # numbers of one tensor inside an encoder: 256 tokens of `base`
 FEWER = 8  # times fewer sources may keep the memory of a batch: as workers get, or a server between two rushes
 OVER_ALLOCATION = 4  # what grows has so many times its first size reserved; unused pages cost nothing
 OWN_PAGES = 1 << 20  # bytes from which on an array has pages of its own
+ROOMY = 4  # times as many bytes as an array needs are not too many for it
 REGISTERING = threading.Lock()  # two threads may open sessions at once
 
 
@@ -63,14 +65,19 @@ class HeldMemory:
 
     def __init__(self) -> None:
         self.sources, self.numbers = 0, 0
+        self.most = 0  # sources of a batch since pages of arrays were returned
 
     def fits(self, sources: int, numbers: int, most: int = LARGE) -> bool:
         """Whether a batch of so many sources, with that many numbers per tensor, can reuse the memory of those before.
 
         If not, the memory held is too little or too much for it, and is returned. That is by the number of sources: how
-        long they are hardly matters, as steps hold more than the encoder. For a batch of more than `most` numbers it is
-        always returned: it needs the memory most, and fresh pages cost it a few percent of its time.
+        long they are hardly matters, as steps hold more than the encoder. For a batch of more than `most` numbers the
+        arena's and `malloc`'s is always returned, as it needs the memory most.
         """
+        if sources < self.most / FEWER:
+            PAGES.give_back()
+            self.most = 0
+        self.most = max(self.most, sources)
         fits = max(numbers, self.numbers) <= most and self.sources / FEWER <= sources <= self.sources
         self.numbers = numbers
         if not fits:
@@ -92,8 +99,62 @@ def giving_back() -> ort.RunOptions:
     return options
 
 
-def zeros(shape: Sequence[int], dtype: Any, over_allocation: int = 1) -> np.ndarray:
-    """As numpy's; the memory of a large one is returned to the system as soon as it is dropped.
+def references(blocks: Sequence[tuple[Any, Any]]) -> list[int]:
+    return [sys.getrefcount(block) for _, block in blocks]
+
+
+UNUSED = references([(None, object())])[0]  # of a block that no array lies in
+
+
+class Pages:
+    """Pages of large arrays, kept for those of the next batches: the system clears new pages one by one.
+
+    A block is free once no array is left that lies in it. It keeps its type: numbers of another one may be none.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[np.dtype, mmap.mmap]] = []
+        self.lock = threading.Lock()
+
+    def take(self, dtype: np.dtype, size: int, reserved: int) -> mmap.mmap:
+        """A free block of `reserved` bytes or some more, or a new one; `size` of them will be used at once."""
+        with self.lock:
+            free = sorted(self.free(dtype), key=len)
+            for block in free:
+                if reserved <= len(block) <= ROOMY * reserved:
+                    return block
+            smaller = [block for block in free if len(block) < reserved]
+            if smaller:  # in its place, so that no more is kept than was needed at a time
+                self.blocks = [(kind, block) for kind, block in self.blocks if block is not smaller[-1]]
+            del free, smaller
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            if size == reserved:  # all pages will be used: cleared together, they take little more than half the time
+                flags |= getattr(mmap, "MAP_POPULATE", 0)
+            made = mmap.mmap(-1, reserved, flags=flags)
+            self.blocks.append((dtype, made))
+            return made
+
+    def free(self, dtype: np.dtype | None = None) -> list[mmap.mmap]:
+        """Blocks that only this list refers to, of a type or of all."""
+        counts = references(self.blocks)
+        return [
+            block
+            for (kind, block), count in zip(self.blocks, counts, strict=True)
+            if count == UNUSED and dtype in (None, kind)
+        ]
+
+    def give_back(self) -> None:
+        """Has the system take all free pages."""
+        with self.lock:
+            free = {id(block) for block in self.free()}
+            self.blocks = [(kind, block) for kind, block in self.blocks if id(block) not in free]
+
+
+PAGES = Pages()
+
+
+def finite(shape: Sequence[int], dtype: Any, over_allocation: int = 1) -> np.ndarray:
+    """An array of finite numbers: zeros, or what an array of an earlier batch held.
 
     `over_allocation` is the factor by which it can grow in place (`resized`). Pages that are never used cost nothing.
     """
@@ -101,11 +162,7 @@ def zeros(shape: Sequence[int], dtype: Any, over_allocation: int = 1) -> np.ndar
     size = math.prod(shape) * dtype.itemsize
     if size < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(shape, dtype)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if over_allocation == 1:  # all pages will be used: cleared together, they take little more than half the time
-        flags |= getattr(mmap, "MAP_POPULATE", 0)
-    pages = mmap.mmap(-1, over_allocation * size, flags=flags)
-    return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(PAGES.take(dtype, size, over_allocation * size), dtype, math.prod(shape)).reshape(shape)
 
 
 def resized(array: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
@@ -128,7 +185,7 @@ def rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     shape = (len(rows), *array.shape[1:])
     kept = resized(array, shape)
     if kept is None and len(rows) > len(array):
-        return np.take(array, rows, axis=0, out=zeros(shape, array.dtype, OVER_ALLOCATION), mode="clip")
+        return np.take(array, rows, axis=0, out=finite(shape, array.dtype, OVER_ALLOCATION), mode="clip")
     if kept is None or 2 * len(rows) < len(array) or not movable(rows, len(array)):
         return array[rows]
     for new, old in enumerate(rows.tolist()):

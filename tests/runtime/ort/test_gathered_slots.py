@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.runtime.ort.binding import OVER_ALLOCATION, gathered_slots
-from seq2engine.runtime.ort.memory import OWN_PAGES, zeros
+from seq2engine.runtime.ort.memory import OWN_PAGES
 
 
 @settings(max_examples=60, deadline=None)
@@ -21,7 +21,7 @@ from seq2engine.runtime.ort.memory import OWN_PAGES, zeros
 def test_every_source_has_its_slots(seed, batch, before, after, large):
     rng = np.random.default_rng(seed)
     width = -(-OWN_PAGES // (4 * batch * before * 2)) if large else 3
-    cache = zeros((batch, 2, before, width), "float32", OVER_ALLOCATION)
+    cache = finite((batch, 2, before, width), "float32", OVER_ALLOCATION)
     cache[...] = rng.integers(0, 1000, (batch, 2, before, 1)) + np.arange(width) % 7
     slots = rng.integers(0, before, (batch, after))
     wanted = np.take_along_axis(cache, slots[:, None, :, None], axis=2)

@@ -14,8 +14,8 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.generate import generate
 from seq2engine.runtime.opening import open_session
-from seq2engine.runtime.ort import encoder
-from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, HeldMemory, resized, rows_of, zeros
+from seq2engine.runtime.ort import encoder, memory
+from seq2engine.runtime.ort.memory import LARGE, OWN_PAGES, HeldMemory, Pages, finite, resized, rows_of
 from seq2engine.runtime.ort.session import OrtSession
 from seq2engine.runtime.parallel import workers_for
 from seq2engine.runtime.search.options import SearchOptions
@@ -176,8 +176,66 @@ def test_sources_of_other_lengths_take_the_memory_of_those_before(bundle, monkey
     assert returned == [True]  # after opening
 
 
-def test_an_array_with_room_grows_where_it_is():
-    array = zeros((2, OWN_PAGES), "float32", over_allocation=3)
+@pytest.fixture
+def pages(monkeypatch):
+    """No pages of earlier batches."""
+    monkeypatch.setattr(memory, "PAGES", Pages())
+    return memory.PAGES
+
+
+def place_of(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_pages_are_those_of_an_array_that_is_gone(pages):
+    first, other = finite((4, OWN_PAGES), "float32"), finite((4, OWN_PAGES), "float32")
+    first[...] = 3
+    place, view = place_of(first), first[1:, 5:]
+    assert place_of(other) != place
+    del first
+    assert place_of(finite((4, OWN_PAGES), "float32")) != place, "a view is left"
+    del view
+    again = finite((2, OWN_PAGES), "float32")
+    assert place_of(again) == place
+    assert again.shape == (2, OWN_PAGES)
+    assert (again == 3).all(), "nothing was cleared"
+    assert np.isfinite(finite((4, OWN_PAGES), "float16")).all(), "pages of another type may hold anything"
+
+
+def test_pages_that_are_too_large_or_too_small_are_not_taken(pages):
+    kept = [place_of(finite((count, OWN_PAGES), "int8")) for count in (8,)]
+    assert place_of(finite((1, OWN_PAGES), "int8")) not in kept, "8 times as many as it needs"
+    assert len(pages.blocks) == 2
+    small = finite((2, OWN_PAGES), "int8")
+    assert place_of(small) not in kept or len(small) == 2
+    del small
+    finite((64, OWN_PAGES), "int8")
+    sizes = sorted(len(block) // OWN_PAGES for _, block in pages.blocks)
+    assert sizes[-1] == 64
+    assert len(sizes) == 2, "in the place of a smaller one"
+
+
+def test_an_array_that_has_grown_keeps_its_pages(pages):
+    array = finite((2, OWN_PAGES), "float32", over_allocation=4)
+    place, array = place_of(array), resized(array, (6, OWN_PAGES))
+    assert place_of(finite((2, OWN_PAGES), "float32", over_allocation=4)) != place
+    del array
+    assert place_of(finite((2, OWN_PAGES), "float32", over_allocation=4)) == place
+
+
+def test_pages_go_back_with_a_batch_of_far_fewer_sources(pages):
+    held, in_use = HeldMemory(), finite((2, OWN_PAGES), "float32")
+    held.fits(32, 10 * LARGE)
+    for sources, kept in ((32, 2), (20, 2), (33, 2), (8, 2), (4, 1), (4, 2), (32, 2), (3, 1)):
+        finite((2, OWN_PAGES), "float32")
+        assert len(pages.blocks) == 2
+        held.fits(sources, 10 * LARGE)
+        assert len(pages.blocks) == kept, sources
+        assert in_use.size
+
+
+def test_an_array_with_room_grows_where_it_is(pages):
+    array = finite((2, OWN_PAGES), "float32", over_allocation=3)
     array[...] = 5
     larger = resized(array, (3, 2, OWN_PAGES))
     assert np.shares_memory(array, larger)
@@ -190,7 +248,7 @@ def test_an_array_with_room_grows_where_it_is():
 @pytest.mark.parametrize("rows", [[0, 1, 3, 5], [1, 2, 3], [5], [3, 1, 0, 2], [0, 0, 1, 2], [0, 5, 2, 4], [4, 0, 5, 2]])
 @pytest.mark.parametrize("size", [4, OWN_PAGES])
 def test_rows_are_those_of_numpy(rows, size):
-    array = zeros((6, size), "int32")
+    array = finite((6, size), "int32")
     array[...] = np.arange(6)[:, None]
     wanted = array[rows]
     kept = rows_of(array, np.array(rows))
@@ -200,8 +258,8 @@ def test_rows_are_those_of_numpy(rows, size):
 
 
 @pytest.mark.parametrize("size", [3, OWN_PAGES])
-def test_zeros_are_as_those_of_numpy(size):
-    array = zeros((2, size), "int64")
+def test_arrays_are_zeros_at_first(pages, size):
+    array = finite((2, size), "int64")
     assert array.shape == (2, size)
     assert array.dtype == np.int64
     assert array.flags.c_contiguous
@@ -210,9 +268,9 @@ def test_zeros_are_as_those_of_numpy(size):
     assert array.sum() == 7
 
 
-def test_a_batch_that_grows_has_room_to_grow_again():
+def test_a_batch_that_grows_has_room_to_grow_again(pages):
     """Its first growth copies it, the next ones leave all rows where they are."""
-    array = zeros((2, OWN_PAGES), "float32")
+    array = finite((2, OWN_PAGES), "float32")
     array[:] = [[1.0], [2.0]]
     grown = rows_of(array, np.array([0, 1, 0]))
     assert not np.shares_memory(grown, array)
