@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seq2engine.runtime.ort.binding import OVER_ALLOCATION, gathered_slots
-from seq2engine.runtime.ort.memory import OWN_PAGES
+from seq2engine.runtime.ort.memory import OWN_PAGES, finite
 
 
 @settings(max_examples=60, deadline=None)
