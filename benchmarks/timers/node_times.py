@@ -3,8 +3,9 @@
     python -m seq2engine.benchmarks.timers.node_times BUNDLE [PRECISION] [BATCHxBEAMxSOURCExOUTPUT]
 
 ONNX Runtime's profiler times every node. Nodes have the names of the modules they come from, so a kind is read from
-the name and the operator. The profiler itself takes time, so a step is timed once more without it, and compared with
-the ceiling of `bench` (ceiling.py), measured in the same process.
+the name and the operator. The profiler itself takes time, so steps are timed once more without it, as decodes run them
+(many in one call, where a session does that), and compared with the ceiling of `bench` (ceiling.py), measured in the
+same process.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from seq2engine.runtime.threads import usable_cores
 from ..cases import Case, cases_from_text, sources_for
 from ..ceiling import ceiling_of, step_work
 from ..real.scripts import exit_code_of
+from ..timed_decode import case_options, fixed_length, timed_decode
 
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "MatMulNBits")
 FUSED = {  # operators of the kernel library
@@ -43,7 +45,7 @@ FUSED = {  # operators of the kernel library
 }
 ROUNDING = ("Abs", "Clip", "DequantizeLinear", "Div", "QuantizeLinear", "ReduceMax", "Reciprocal", "Round")
 PROJECTION = ("output/", "all/", "logits")  # how names of its nodes begin
-STEPS, WARM_UP = 24, 3
+STEPS, DECODES, WARM_UP = 24, 9, 3
 KERNEL = "_kernel_time"  # how the profiler ends the name of a node's time
 
 
@@ -70,7 +72,7 @@ class StepShares:
 
     case: str
     precision: str
-    step_ms: float  # without the profiler
+    step_ms: float  # without the profiler, of whole decodes
     profiled_ms: float  # with it, as the kinds are
     kinds: dict[str, float]
     nodes: dict[str, int]
@@ -103,9 +105,9 @@ class StepShares:
 def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
     """Profiles steps in the middle of a decode, of greedy search without scores or of beam search."""
     model = model_from_bundle(bundle, precision)
-    session = OrtSession(model)
-    with session:
-        alone = median(run_steps(session, case))
+    with OrtSession(model) as session:
+        session.workers = None  # all threads on one step
+        alone = median(decode_steps(session, case))
     with tempfile.TemporaryDirectory() as folder:
         session = OrtSession(model, OrtSettings(profiled=Path(folder) / "nodes"))
         with session:
@@ -129,6 +131,14 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
         1000 * work.bytes / ceiling.read_rate(work.bytes),
         1000 * work.flops / ceiling.flops_per_second,
     )
+
+
+def decode_steps(session: OrtSession, case: Case) -> list[float]:
+    """Seconds of a step in each of some decodes to the full length, the search in Python aside."""
+    options = fixed_length(case_options(session, case, defaults=False))
+    sources = sources_for(case, session.config)
+    splits = [timed_decode(session, sources, options) for _ in range(WARM_UP + DECODES)]
+    return [split["step"] / 1e9 / case.target for split in splits[WARM_UP:]]
 
 
 def run_steps(session: OrtSession, case: Case) -> list[float]:
