@@ -1,8 +1,8 @@
 """Times `generate` itself, to a fixed output length, through a session that measures its calls.
 
     encoder      session.encode
-    step         session.step: the graph, and the copies into and out of its buffers; where one call makes many steps, what
-                 the library does between them as well: ranking, finished beams, compaction
+    step         session.step: the graph, and the copies into and out of its buffers; where one call makes many steps,
+                 what the library does between them as well: ranking, finished beams, compaction
     compaction   session.select of cache slots: living slots move to the front, or to a longer cache
     copies       all other moves of the cache: reserve, rows that leave the batch, rows that are replaced
     search       everything else in `generate`
