@@ -28,7 +28,7 @@ from seq2engine.export.artifact.bundle import Bundle, open_bundle
 from seq2engine.runtime.encoder_inputs import encoder_inputs
 from seq2engine.runtime.ort.graphs import model_from_bundle
 from seq2engine.runtime.ort.session import OrtSession, OrtSettings
-from seq2engine.runtime.session import StepForm
+from seq2engine.runtime.session import Session, StepForm
 from seq2engine.runtime.threads import usable_cores
 
 from ..cases import Case, cases_from_text, sources_for
@@ -133,7 +133,7 @@ def shares_of_step(bundle: Bundle, precision: str, case: Case) -> StepShares:
     )
 
 
-def decode_steps(session: OrtSession, case: Case) -> list[float]:
+def decode_steps(session: Session, case: Case) -> list[float]:
     """Seconds of a step in each of some decodes to the full length, the search in Python aside."""
     options = fixed_length(case_options(session, case, defaults=False))
     sources = sources_for(case, session.config)
