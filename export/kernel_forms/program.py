@@ -8,9 +8,9 @@ ONNX Runtime then runs one node instead of dozens, and threads stay together for
 of the program: their operators, the numbers of what they read and write, and their own attributes. Memory between nodes
 is reused as soon as its last reader is done.
 
-A step has further inputs, a plan of greedy search (search/ahead/greedy_plan.py), by
-which one call runs `steps` steps and feeds each its predecessor's token. With `beam_steps` it runs steps of beam search
-by a plan of its own (beam_plan.py). By default both are 0: one step, as the inputs say.
+A step has further inputs, a plan of greedy search (search/ahead/greedy_plan.py), by which one call runs `steps` steps
+and feeds each its predecessor's token. With `beam_steps` it runs steps of beam search by a plan of its own
+(beam_plan.py). By default both are 0: one step, as the inputs say.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ drafted ones, each at its own position:
 
 Outputs are always the target's own, for the tokens that were really chosen. A wrong draft costs time, and its slots are
 overwritten. Nothing is drafted behind an end token, unless the search has gone on behind one. Steps of several beams or
-several sources are not drafted: they have rows enough to use what they read. The target runs many of them in one call.
+several sources are not drafted: they have rows enough to use what they read, and the target runs many in one call.
 
 The draft is a cheaper precision of the bundle, or the target's own weights in fewer bits (ort_forms/draft_step.py).
 Its output table is narrowed when enough states of drafts are known (ort_forms/narrow_table.py): later drafts, of later

@@ -1,7 +1,7 @@
 """Beam search by a session that runs many steps in one call: what it is given, and what it gives back.
 
-The session ranks, finishes and drops beams as beam.py does (kernels/beams.c). It ends whenever sources should leave the
-batch, and where its cache is full.
+The session ranks, finishes and drops beams as beam.py does (kernels/beams.c), until all sources are done or its cache is
+full.
 
 Shapes: N steps, B sources, K beams, T tokens, V vocab, R rows of bans.
 """
@@ -94,7 +94,7 @@ class BeamsStep(Protocol):
     """Steps of beam search that the session makes itself."""
 
     def run(self, rows: BeamRows) -> BeamsAhead:
-        """Some steps: until a source should leave, or they are enough for one call."""
+        """Some steps: until all sources are done, or they are enough for one call."""
 
     def keep(self, rows: np.ndarray) -> None:
         """As a Step's."""

@@ -123,7 +123,7 @@ class ChoosingStep(Protocol):
     """Steps that choose tokens themselves, by a plan."""
 
     def choose(self, tokens: np.ndarray) -> ChosenTokens:
-        """Some steps, from the tokens just chosen [B,1]: until a source should leave, or they are enough for one
+        """Some steps, from the tokens just chosen [B,1]: until all sources are done, or they are enough for one
         call."""
 
     def keep(self, rows: np.ndarray) -> None:
