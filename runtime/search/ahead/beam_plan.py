@@ -1,7 +1,7 @@
 """Beam search by a session that runs many steps in one call: what it is given, and what it gives back.
 
-The session ranks, finishes and drops beams as beam.py does (kernels/beams.c), until all sources are done or its cache is
-full.
+The session ranks, finishes and drops beams as beam.py does (kernels/beams.c), until all sources are done or its cache
+is full.
 
 Shapes: N steps, B sources, K beams, T tokens, V vocab, R rows of bans.
 """
