@@ -18,6 +18,7 @@ from seq2engine.model.checkpoint import random_model
 from seq2engine.model.presets import PRESETS
 from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.generate import generate
+from seq2engine.runtime.kernels.library import library
 from seq2engine.runtime.opening import open_session
 from seq2engine.runtime.ort import binding, graphs
 from seq2engine.runtime.ort.drafting import FIRST, LONGEST, DraftLength
@@ -100,6 +101,23 @@ def test_several_rows_go_without(sessions, count, beam):
     plain, speculative = sessions["rotary"]
     options, sources = SearchOptions(max_length=12, beam=beam, nbest=beam), sources_of(count)
     assert scored(generate(speculative, sources, options)) == expected_of(plain, sources, options)
+
+
+@pytest.mark.skipif(library() is None, reason="the kernel library is not built here, or needs AVX2")
+@pytest.mark.parametrize(
+    ("count", "beam", "ahead"), [(1, 1, False), (2, 1, True), (1, 3, True), (9, 1, True), (9, 3, True)]
+)
+@pytest.mark.parametrize("scores", [True, False])
+def test_what_is_not_drafted_runs_many_steps_in_a_call(sessions, monkeypatch, count, beam, ahead, scores):
+    plain, speculative = sessions["learned"]
+    calls = []
+    for name in ("choose_alone", "choose_beams"):
+        called = getattr(speculative, name)
+        monkeypatch.setattr(speculative, name, lambda *given, called=called: calls.append(1) or called(*given))
+    options, sources = SearchOptions(max_length=30, beam=beam, scores=scores), sources_of(count)
+    found, expected = (generate(session, sources, options) for session in (speculative, plain))
+    assert [nbest[0].tokens for nbest in found] == [nbest[0].tokens for nbest in expected]
+    assert bool(calls) == ahead
 
 
 @settings(deadline=None, max_examples=25)

@@ -20,7 +20,6 @@ from support.lively_models import CONFIG, LONGEST, VOCAB, lively_bundle, lively_
 from seq2engine.errors import SessionError
 from seq2engine.export.artifact.bundle import Bundle
 from seq2engine.export.to_onnx import onnx_from_model
-from seq2engine.runtime.backends import QUANTISED
 from seq2engine.runtime.encoder_inputs import encoder_inputs
 from seq2engine.runtime.generate import decode, decode_checked, decode_encoded, generate
 from seq2engine.runtime.kernels.library import library
@@ -218,19 +217,6 @@ def test_a_vocabulary_that_is_smaller_than_the_candidates(tmp_path: Any) -> None
             )
             calls = check_same(session, lively_sources(9), options)
             assert bool(calls) == (options.candidates <= 6), options
-
-
-@pytest.mark.parametrize("scores", [True, False])
-def test_speculative_decoding_drafts_for_one_source_and_runs_steps_ahead_for_several(
-    bundle: Bundle, fp32: OrtSession, scores: bool
-) -> None:
-    options = SearchOptions(max_length=LONGEST, scores=scores)
-    with open_session(bundle, precision="fp32", threads=1, draft=QUANTISED) as drafting:
-        for batch in (1, 2, 9):
-            calls = check_same(drafting, lively_sources(batch), options)
-            assert bool(calls) == (batch > 1)
-            found, plain = (generate(session, lively_sources(batch), options) for session in (drafting, fp32))
-            assert [one.tokens for (one,) in found] == [one.tokens for (one,) in plain]
 
 
 # --- caches and batches -----------------------------------------------------------------------------------------------
